@@ -15,11 +15,13 @@ When installed, this program is called `ramstream`. Bad input gives one plain se
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
+from engine.config.export_choice import EXPORT_DTYPES, ExportChoice
 from engine.errors import ConfigError, RamstreamError
 
 DEFAULT_RUNS = "runs"
@@ -32,6 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     # as long when the machine has any other work. torch reads the variable when it is imported. A
     # user's own setting takes precedence.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    _write_any_name()
     arguments = _parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
@@ -48,6 +51,15 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("ramstream: Interrupted; nothing was under way that could be saved.", file=sys.stderr)
         return 130
+
+
+def _write_any_name() -> None:
+    """Makes a terminal that cannot write a character, such as one of a run's name, show its code
+    instead of ending the command.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 # ---------------------------------------------------------------------- commands
@@ -71,7 +83,17 @@ def _app(arguments: argparse.Namespace) -> int:
 def _train(arguments: argparse.Namespace) -> int:
     from engine.cli.train import run_in_terminal
 
-    return run_in_terminal(arguments.preset, arguments.set, arguments.runs_dir, arguments.resume)
+    if arguments.resume is not None and arguments.from_run is not None:
+        raise ConfigError(
+            "--resume, --from", "a run goes on or a new one starts from it; leave one of them out."
+        )
+    return run_in_terminal(
+        arguments.preset,
+        arguments.set,
+        arguments.runs_dir,
+        arguments.resume,
+        arguments.from_run,
+    )
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -105,9 +127,8 @@ def _check(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from engine.checkpoints.export import export_run
 
-    checkpoint = export_run(
-        arguments.runs_dir, arguments.run_id, arguments.folder, arguments.checkpoint
-    )
+    choice = ExportChoice(arguments.checkpoint, arguments.dtype)
+    checkpoint = export_run(arguments.runs_dir, arguments.run_id, arguments.folder, choice)
     for sentence in checkpoint.skipped:
         print(f"Note: {sentence}", file=sys.stderr)
     print(f"Exported the model of step {checkpoint.step} to {arguments.folder}")
@@ -136,7 +157,12 @@ def _bench(arguments: argparse.Namespace) -> int:
         print(f"{what} ...", file=sys.stderr)
 
     trainings = Trainings(arguments.preset, arguments.set, arguments.then)
-    how = Measuring(arguments.seconds, say, compare=not arguments.streamed_only)
+    how = Measuring(
+        arguments.seconds,
+        say,
+        compare=not arguments.streamed_only,
+        evaluation=arguments.evaluation,
+    )
     print(bench(trainings, how, arguments.json))
     return 0
 
@@ -185,6 +211,13 @@ def _train_arguments(commands: _Commands) -> None:
     _set_argument(train)
     _runs_dir_argument(train)
     train.add_argument("--resume", metavar="RUN_ID", help="go on with an earlier run")
+    train.add_argument(
+        "--from",
+        dest="from_run",
+        metavar="RUN_ID",
+        help="a new run that starts from the weights of an earlier one, with its settings or the "
+        "preset's",
+    )
     train.set_defaults(run=_train)
 
 
@@ -223,6 +256,12 @@ def _export_arguments(commands: _Commands) -> None:
     export.add_argument("folder", type=Path)
     export.add_argument(
         "--checkpoint", type=int, metavar="N", help="of step N (the newest by default)"
+    )
+    export.add_argument(
+        "--dtype",
+        choices=EXPORT_DTYPES,
+        default="auto",
+        help="of the weights (the model's own by default; float32 has all of the masters)",
     )
     _runs_dir_argument(export)
     export.set_defaults(run=_export)
@@ -279,6 +318,13 @@ def _bench_arguments(commands: _Commands) -> None:
         action="store_true",
         help="do not train with all states on the device beside it",
     )
+    bench.add_argument(
+        "--evaluation",
+        type=_rows,
+        default=0,
+        metavar="ROWS",
+        help="after each training, also time an evaluation of so many rows, and its kernels alone",
+    )
     bench.add_argument("--json", action="store_true")
     bench.set_defaults(run=_bench)
 
@@ -297,14 +343,18 @@ def _set_argument(command: argparse.ArgumentParser) -> None:
 
 
 def _port(text: str) -> int:
-    """Returns a port number; with 0, the system chooses the port."""
-    try:
-        port = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}") from None
-    if not 0 <= port <= HIGHEST_PORT:
-        raise argparse.ArgumentTypeError(f"there is no port {port}; choose 0 to {HIGHEST_PORT}")
-    return port
+    """Returns a port number. Raises ArgumentTypeError for a text that names no port."""
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= HIGHEST_PORT:
+        raise argparse.ArgumentTypeError(f"there is no port {text}; choose 1 to {HIGHEST_PORT}")
+    return int(text)
+
+
+def _rows(text: str) -> int:
+    """Returns a number of rows, at least 1."""
+    rows = int(text) if text.isdecimal() else 0
+    if rows < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of rows; give 1 or more")
+    return rows
 
 
 def _app_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
+import socket
 import threading
 import time
 import webbrowser
@@ -76,11 +78,13 @@ def serve(
     RAMSTREAM_LOGIN applies. Raises RamstreamError if others can reach the address and no login is
     set, if the address cannot be used, and if the files are not a certificate and its key.
     """
+    family, place = _resolved(address)
     encryption: dict[str, Any] = {} if address.tls is None else tls_options(*address.tls)
     runs = Path(runs_dir).expanduser().resolve()
     policy = GuardPolicy.for_bind(
         address.host, resolve_login(login, address.host, runs / LOGIN_KEY_FILE)
     )
+    _refuse_if_unusable(address, family, place)
     session = Session(runs)
     checker = Checker(session)
     app = build_app(
@@ -125,6 +129,49 @@ def end(session: Session) -> None:
             flush=True,
         )
     session.close()
+
+
+def _resolved(address: Address) -> tuple[int, Any]:
+    """Returns the family and the socket address of an address. Raises RamstreamError for a host
+    that has none.
+    """
+    try:
+        found = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (OSError, UnicodeError):
+        raise RamstreamError(_no_host(address.host)) from None
+    family, _, _, _, place = found[0]
+    return family, place
+
+
+def _refuse_if_unusable(address: Address, family: int, place: Any) -> None:
+    """Raises RamstreamError, which blames the host or the port, if the server could not listen
+    there.
+    """
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # The server sets this as well, so that a port is free as soon as its last server has ended.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(place)
+        except OSError as error:
+            raise RamstreamError(_why_unusable(address, error)) from None
+
+
+def _why_unusable(address: Address, error: OSError) -> str:
+    port = address.port
+    if error.errno == errno.EADDRINUSE:
+        return f"--port {port}: another program uses it already; choose another port."
+    if error.errno == errno.EACCES:
+        return f"--port {port}: this user may not use it; choose one from 1024 on."
+    return _no_host(address.host)
+
+
+def _no_host(host: str) -> str:
+    return (
+        f"--host {host}: this is no address of this machine; leave --host out to listen on "
+        "127.0.0.1."
+    )
 
 
 def _run_until_ctrl_c(server: uvicorn.Server, address: Address) -> None:

@@ -41,15 +41,25 @@ class GpuMemoryError(FitError):
 
     `in_use` says in words how much memory was in use. `account` says how much each item took, and
     how much the plan gives to each buffer. `first` names what to try before changing a setting.
+    `is_least` says that the leanest plan was tried, so no setting of the plan helps.
     """
 
-    def __init__(self, in_use: str = "", account: str = "", first: str = ""):
+    def __init__(
+        self, in_use: str = "", account: str = "", first: str = "", is_least: bool = False
+    ):
         self.in_use = in_use
+        self.account = account
         amount = f" ({in_use})" if in_use else ""
-        super().__init__(
-            f"The GPU ran out of memory{amount}{account}; {first}lower "
-            "train.micro_batch_size or data.max_seq_len, or set engine.save_level to boundary_host."
+        remedy = (
+            "lower train.micro_batch_size or set engine.save_level to boundary_host and resume, or "
+            "train on from its weights with a lower data.max_seq_len."
         )
+        if is_least:
+            remedy = (
+                "no plan takes less, so train on from its weights with a lower data.max_seq_len, "
+                "or resume on a GPU with more memory."
+            )
+        super().__init__(f"The GPU ran out of memory{amount}{account}; {first}{remedy}")
 
 
 class DeviceError(RamstreamError):
@@ -86,7 +96,15 @@ class CacheError(RamstreamError):
 
 
 class NonFiniteError(RamstreamError):
-    """The loss or the gradient norm became NaN or infinite; no update of that step was applied."""
+    """The loss or the gradient norm became NaN or infinite; no update of that step was applied.
+
+    `step` is that step, or None if the loss is that of an evaluation. `what` names the number.
+    """
+
+    def __init__(self, sentence: str, step: int | None = None, what: str = "loss"):
+        self.step = step
+        self.what = what
+        super().__init__(sentence)
 
 
 class RunError(RamstreamError):

@@ -46,6 +46,7 @@ REASONS: dict[str, dict[str, str]] = {
         "whole.get_submodule(owner)._parameters is changed": TORCH_MODULE,
         "whole.get_submodule(owner)._parameters is private": TORCH_MODULE,
     },
+    "engine/checkpoints/pouring.py": {"parameter.data is set": TORCH_MODULE},
     "engine/checkpoints/weights.py": {
         "model.skeleton.model._init_weights is private": TRANSFORMERS,
         "block.__dict__ is changed": TORCH_MODULE,
@@ -53,7 +54,6 @@ REASONS: dict[str, dict[str, str]] = {
         "alone._modules is set": TORCH_MODULE,
         "alone._parameters is set": TORCH_MODULE,
         "child.__dict__ is changed": TORCH_MODULE,
-        "parameter.data is set": TORCH_MODULE,
         "block.__dict__ is private": TORCH_MODULE,
         "alone.__dict__ is private": TORCH_MODULE,
         "child.__dict__ is private": TORCH_MODULE,
@@ -109,7 +109,14 @@ REASONS: dict[str, dict[str, str]] = {
     "engine/model/kept_shapes.py": {
         "_sources() at import": "the engine's code as this process read it"
     },
-    "engine/model/library.py": {"part.dtype is set": TORCH_MODULE},
+    "engine/model/library.py": {
+        "part.dtype is set": TORCH_MODULE,
+        "tensor.data is set": TORCH_MODULE,
+        "module._buffers is private": TORCH_MODULE,
+        "module.__dict__ is changed": TORCH_MODULE,
+        "module.__dict__ is private": TORCH_MODULE,
+        "model._get_dtype_plan is private": TRANSFORMERS,
+    },
     "engine/model/packing_trial.py": {
         "model.get_submodule(owner)._parameters is changed": TORCH_MODULE,
         "model.get_submodule(owner)._parameters is private": TORCH_MODULE,
@@ -125,6 +132,7 @@ REASONS: dict[str, dict[str, str]] = {
         "step.arguments is changed": HANDED_ON,
         "context.state.norms is changed": "the plan gives this element of the tensor to the op",
         "step.saved is changed": HANDED_ON,
+        "step.losses is changed": HANDED_ON,
         "step.logits is changed": HANDED_ON,
     },
     "engine/runtime/boundaries.py": {

@@ -48,6 +48,10 @@ LATE = {
         {"engine.runtime.host_store"},
         "for types alone: the app finds checkpoints without torch",
     ),
+    "engine/cli/check_data.py": (
+        {"engine.model.pretrained_files"},
+        "a check of a model alone is answered without torch",
+    ),
     "engine/model/find_shape.py": (
         {"engine.model.build", "engine.model.measure_shape", "engine.model.pretrained_files"},
         "torch is loaded only for a model that nobody has built here before",
@@ -60,6 +64,7 @@ LATE = {
         {
             "engine.runtime.open_backend",
             "engine.train.explain",
+            "engine.train.failures",
             "engine.train.prepare",
             "engine.train.session",
             "engine.train.trainer",

@@ -25,6 +25,7 @@ PAGES = (
     "CONTRIBUTING.md",
     "docs/architecture.md",
     "docs/capture.md",
+    "docs/changes.md",
     "docs/data.md",
     "docs/families.md",
     "docs/performance.md",

@@ -194,20 +194,36 @@ def test_the_model_of_each_checkpoint_is_exported_to_the_bit(place):
 # ------------------------------------------------------------------ the preset
 
 
+SINCE_THEN = {
+    "train.nonfinite": "stop",
+    "model.start_from": None,
+    "output.export_dtype": "auto",
+}
+"""These settings are newer than the preset. They have the values with which nothing changes."""
+
+
+def as_before(path: Path) -> dict:
+    """The settings in a file, without those that are newer."""
+    found = json.loads(json.dumps(TrainConfig.load(path).to_dict()))
+    for dotted, value in SINCE_THEN.items():
+        section, name = dotted.split(".")
+        assert found[section].pop(name) == value
+    return found
+
+
 def test_the_preset_loads_to_the_same_values():
-    assert (
-        json.loads(json.dumps(TrainConfig.load(BEFORE / "preset.yaml").to_dict()))
-        == EXPECTED["preset"]
-    )
+    assert as_before(BEFORE / "preset.yaml") == EXPECTED["preset"]
 
 
 def test_the_settings_of_the_run_are_those_of_its_preset():
-    run = TrainConfig.load(BEFORE / "runs" / RUN / "config.yaml")
-    assert json.loads(json.dumps(run.to_dict())) == EXPECTED["preset"]
+    assert as_before(BEFORE / "runs" / RUN / "config.yaml") == EXPECTED["preset"]
 
 
 def test_settings_are_saved_byte_for_byte_as_before(tmp_path):
+    """But for the lines of newer settings."""
     TrainConfig.load(BEFORE / "preset.yaml").save(tmp_path / "config.yaml")
-    assert (tmp_path / "config.yaml").read_bytes() == (
-        BEFORE / "runs" / RUN / "config.yaml"
-    ).read_bytes()
+    newer = {f"{name.split('.')[1]}:" for name in SINCE_THEN}
+    lines = (tmp_path / "config.yaml").read_text(encoding="utf-8").splitlines()
+    kept = [line for line in lines if line.split()[0] not in newer]
+    before = (BEFORE / "runs" / RUN / "config.yaml").read_text(encoding="utf-8")
+    assert kept == before.splitlines()

@@ -113,7 +113,7 @@ function followTab() {
     if (!tab || tab === page.tab) return;
     const first = page.tab === null;
     page.tab = tab;
-    if (tab === "train") trainShown();
+    if (tab === "train") trainShown(!first);
     if (!first) writeAddress();
     wake();
 }
@@ -290,6 +290,7 @@ function setActive(active) {
     if (page.active !== undefined && page.active !== active) {
         places.bar?.activeChanged();
         places.hardware?.outdated();
+        places.talk?.activeChanged();
     }
     page.active = active;
 }

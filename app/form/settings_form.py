@@ -47,6 +47,7 @@ LABELS = {
     "name": "Run name",
     "model.source": "Model",
     "model.init": "Weights to start from",
+    "model.start_from": "Train on from a run",
     "model.dtype": "Precision",
     "data.source": "Data set",
     "data.columns.messages": "Column of the turns",
@@ -65,6 +66,7 @@ LABELS = {
     "train.beta1": "AdamW beta 1",
     "train.beta2": "AdamW beta 2",
     "train.max_grad_norm": "Gradient norm to clip to",
+    "train.nonfinite": "A loss that is not finite",
     "engine.gpu_memory_gib": "GPU memory cap (GiB)",
     "output.checkpoint_every": "Checkpoint every (steps)",
     "output.keep_checkpoints": "Checkpoints to keep",
@@ -74,6 +76,7 @@ LABELS = {
     "output.sample_tokens": "Sample tokens",
     "output.timeline_every": "Timeline every (steps)",
     "output.export": "Export when finished",
+    "output.export_dtype": "Precision of the export",
     "output.price_per_kwh": "Price of electricity (a kWh)",
     "output.webhook": "Web address to tell when the run ends",
 }
@@ -84,6 +87,10 @@ CHOICE_LABELS = {
         "random": "random weights (from scratch)",
     },
     "model.dtype": {"bfloat16": "bfloat16, fp32 masters", "float32": "float32"},
+    "output.export_dtype": {
+        "bfloat16": "bfloat16",
+        "float32": "float32, the whole masters",
+    },
     "data.train_on": {"assistant": "the answers only", "all": "every token"},
     "engine.save_level": {
         "boundary_host": "block inputs, in host RAM",
@@ -261,8 +268,10 @@ def read_config(shown: dict[str, Any]) -> TrainConfig:
 
 
 def describe_error(error: ConfigError) -> str:
-    """Returns the error's sentence, with the field named by its label in the form."""
-    problem = str(error).removeprefix(f"{error.field}: ")
+    """Returns the error's sentence, with the field named by its label in the form. A form has no
+    null, which stands for an empty box in a preset.
+    """
+    problem = re.sub(r"\bnull\b", "nothing", str(error).removeprefix(f"{error.field}: "))
     return f"{_labels().get(error.field, error.field)}: {problem}"
 
 

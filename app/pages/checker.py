@@ -16,8 +16,9 @@ from app.pages.verdict import unchecked, verdict_of
 from app.session.session import Session
 from app.view.data_figures import lengths_figure, lengths_words
 from engine.config.settings import TrainConfig
-from engine.errors import ConfigError, RamstreamError
+from engine.errors import ConfigError, DataError, RamstreamError
 from engine.fit.report import FitReport
+from engine.machine.rates import rates_file
 from engine.machine.read_machine import Machine, read_machine
 
 MACHINE_SECONDS = 10
@@ -25,6 +26,10 @@ MACHINE_SECONDS = 10
 PREVIEW_ROWS = 5
 PREVIEW_CHARACTERS = 1200
 """A row of the preview shows at most this many characters."""
+UNKNOWN_COLUMNS = (
+    "A run would refuse the names of these columns: say which one is what, in the preview of the "
+    "data."
+)
 TAKEN_OVER = (
     "source",
     "format",
@@ -62,7 +67,7 @@ class Checker:
     def verdict(self, shown: dict[str, Any]) -> dict[str, Any]:
         """Returns the verdict on component values by dotted name; see `app.pages.verdict`."""
         try:
-            report = self._estimate(read_config(shown), self._machine())
+            report = self._estimate(read_config(shown), self._machine(), _rates_written())
         except ConfigError as error:
             sentence = as_labelled(describe_error(error))
             field = _component_id(error.field)
@@ -75,7 +80,8 @@ class Checker:
         """Returns the first rows with the trained parts marked, and how the data were interpreted.
 
         If the rows cannot be read, `error` says why. In both cases, `given` holds the component
-        values that the preview was made from.
+        values that the preview was made from, and `finding` says whether a run could train on the
+        data: None, or its `text` and whether it `blocks` a start.
         """
         given = {
             name: value
@@ -86,12 +92,23 @@ class Checker:
             config = read_config(shown)
             found = self._preview(config.model.source, config.data)
         except ConfigError as error:
-            return {"error": as_labelled(describe_error(error)), "given": given}
+            return _unread(describe_error(error)) | {"given": given}
+        except DataError as error:
+            return _unread(str(error)) | {"given": given}
         except RamstreamError as error:
-            return {"error": as_labelled(str(error)), "given": given}
-        if "error" in found or (found["mapping"] or {}).get("refused"):
+            # The tokenizer cannot be read, which says nothing about the data.
+            return {"error": as_labelled(str(error)), "finding": None, "given": given}
+        if found["finding"] is not None:
             self._preview.cache_clear()  # the file must be read again once it is corrected
         return found | {"given": given}
+
+    def read_trainable(self, shown: dict[str, Any]) -> TrainConfig:
+        """Returns the config for component values by dotted name. Raises RamstreamError for an
+        invalid value, and for data on this machine that a run would refuse at once.
+        """
+        config = read_config(shown)
+        self._session.engine.check_data(config.data)
+        return config
 
     def _machine(self) -> Machine:
         """Returns this machine as last read, at most `MACHINE_SECONDS` ago."""
@@ -101,7 +118,7 @@ class Checker:
             self._read = (time.monotonic(), machine)
         return machine
 
-    def _estimate_now(self, config: TrainConfig, machine: Machine) -> FitReport:
+    def _estimate_now(self, config: TrainConfig, machine: Machine, _rates: int) -> FitReport:
         return self._session.engine.estimate(config, machine)
 
     def _preview_now(self, model: str, data: Any) -> dict[str, Any]:
@@ -109,15 +126,40 @@ class Checker:
         found = engine.preview(data, engine.load_tokenizer(model), rows=PREVIEW_ROWS)
         mapping = _as_in_form(found.get("mapping"))
         if "error" in found:
-            return {"error": as_labelled(found["error"]), "mapping": mapping}
+            return _unread(found["error"]) | {"mapping": mapping}
         columns = dict(found["columns"])
         return {name: found[name] for name in TAKEN_OVER} | {
             "mapping": mapping,
+            "finding": _finding(found),
             "columns": [[str(name), str(meaning)] for name, meaning in columns.items()],
             "rows": [_shortened(row) for row in found["rows"]],
             "lengths": lengths_figure(found),
             "said": lengths_words(found),
         }
+
+
+def _rates_written() -> int:
+    """Returns when rates of this machine were last stored (ns), or 0. Estimates depend on them."""
+    try:
+        return rates_file().stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _unread(error: str) -> dict[str, Any]:
+    """Returns a preview of rows that cannot be read."""
+    text = as_labelled(error)
+    return {"error": text, "finding": {"text": text, "blocks": True}}
+
+
+def _finding(found: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns what stands against training on the data of an engine's preview, or None."""
+    if (found["mapping"] or {}).get("refused"):
+        return {"text": UNKNOWN_COLUMNS, "blocks": True}
+    if not found["untrainable"]:
+        return None
+    # Rows that were not read may have something to train on.
+    return {"text": as_labelled(found["untrainable"]), "blocks": not found["has_more"]}
 
 
 def _component_id(field: str) -> str | None:

@@ -69,9 +69,12 @@ def _can_show(setting: Setting, value: Any) -> bool:
     return isinstance(value, str)
 
 
-def settings_of_run(runs_dir: Path, run_id: str, changes: dict[str, Any]) -> dict[str, Any]:
+def settings_of_run(
+    runs_dir: Path, run_id: str, changes: dict[str, Any], trains_on: bool = False
+) -> dict[str, Any]:
     """Returns the component values of a run's settings with `changes` (config values by name).
 
+    With `trains_on`, they are those of a new run that starts from this run's newest weights.
     Raises RunError for a run that does not exist or whose settings this version cannot use, and
     ConfigError for a change of an unknown setting or to a value out of range.
     """
@@ -83,4 +86,6 @@ def settings_of_run(runs_dir: Path, run_id: str, changes: dict[str, Any]) -> dic
             f"The settings of run {run_id} cannot be used by this version of Ramstream ({error}); "
             "mend its config.yaml."
         ) from None
+    if trains_on:
+        changes = changes | {"model.start_from": str(folder.path.resolve())}
     return shown_values(config.with_values(changes))

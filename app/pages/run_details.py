@@ -8,6 +8,7 @@ import shlex
 from typing import Any
 
 from app.session.detached import STDERR_FILE, STDOUT_FILE, last_lines
+from engine.checkpoints.checkpoint import folders_by_step
 from engine.errors import RamstreamError
 from engine.runs.about import NAME_LIMIT, NOTE_LIMIT, read_about
 from engine.runs.folder import CONFIG_FILE, RunFolder
@@ -68,6 +69,9 @@ def _commands(folder: RunFolder, state: str) -> list[dict[str, str]]:
     commands = []
     if state not in ("finished", "unreadable"):
         commands.append(("Go on with this run", ["--resume", folder.id, "--runs-dir", runs]))
+    if state != "unreadable" and folders_by_step(folder.checkpoints_path):
+        trained_on = ["--from", folder.id, "--runs-dir", runs]
+        commands.append(("A new run that starts from its weights", trained_on))
     if state != "unreadable":
         commands.append(("A new run with the same settings", [config, "--runs-dir", runs]))
     return [

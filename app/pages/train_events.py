@@ -14,7 +14,7 @@ from typing import Any
 import gradio as gr
 
 from app.form.presets import Preset
-from app.form.settings_form import as_labelled, read_config, shown_values
+from app.form.settings_form import as_labelled, shown_values
 from app.pages.checker import Checker
 from app.pages.panels import TrainPanel
 from app.pages.verdict import REMEDIES_SHOWN
@@ -201,7 +201,7 @@ class TrainEvents:
 
         def start(values: dict[Any, Any]) -> dict[Any, Any]:
             try:
-                run_id = begin(read_config(self._shown_in(values)))
+                run_id = begin(self._checker.read_trainable(self._shown_in(values)))
             except RamstreamError as error:
                 return {self._panel.why_not: {"why_not": as_labelled(str(error))}}
             return {self._bar: {"open": run_id}, self._tabs: gr.Tabs(selected="live")}
@@ -211,7 +211,7 @@ class TrainEvents:
     def enqueue(self, values: dict[Any, Any]) -> dict[Any, Any]:
         queue, queued = self._session.queue, self._panel.queued
         try:
-            place = queue.add(read_config(self._shown_in(values)))
+            place = queue.add(self._checker.read_trainable(self._shown_in(values)))
         except RamstreamError as error:
             return {queued: {"queued": as_labelled(str(error))}}
         then = "it is held until you continue it in Runs" if queue.is_held else "Runs shows it"

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from engine.config.changes import Change
+from engine.config.data_settings import DataConfig
 from engine.config.settings import ModelConfig, TrainConfig
 from engine.data.mapping import preview
+from engine.data.preview import check_first_rows
 from engine.fit.report import estimate
 from engine.talk.conversation import Message, Sampling, Source
 from engine.train.run import resume_run, start_run
@@ -60,6 +62,8 @@ class EngineCalls:
     export_run: Callable[..., Any] = _export_run
     estimate: Callable[..., Any] = estimate
     preview: Callable[..., dict[str, Any]] = preview
+    check_data: Callable[[DataConfig], None] = check_first_rows
+    """It raises DataError if the first rows of data on this machine cannot be read."""
     load_tokenizer: Callable[[str], Any] = _load_tokenizer
     warm_up: Callable[[ModelConfig], None] = _warm_up
     """It imports the modules that the first Start and Talk need and runs a model once, so that

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.session.detached import PROCESS_FILE, DetachedRuns, is_starting
-from engine.checkpoints.checkpoint import folders_by_step
+from app.view.run_row import Weights
+from engine.checkpoints.checkpoint import newest_step
 from engine.runs.folder import RUN_ID, RunFolder
 from engine.runs.listing import RunSummary, list_runs, summarise
 
@@ -31,8 +32,8 @@ class _Listing:
     """The read ended at this monotonic time."""
     runs: list[RunSummary]
     """The newest run comes first."""
-    can_talk: frozenset[str]
-    """These are the ids of the runs whose weights can be talked to."""
+    weights: dict[str, Weights]
+    """These are the weights that each run has, by its id."""
 
     def is_good_at(self, moment: object) -> bool:
         """Returns whether nothing has changed since the read, and the read is recent."""
@@ -75,10 +76,10 @@ class RunList:
         """Returns every run, newest first; the folder is read at most once a second."""
         return self._list().runs
 
-    def runs_to_show(self) -> list[tuple[RunSummary, bool]]:
-        """Returns every run with whether its weights can be talked to."""
+    def runs_to_show(self) -> list[tuple[RunSummary, Weights]]:
+        """Returns every run with the weights that it has."""
         listing = self._list()
-        return [(run, run.id in listing.can_talk) for run in listing.runs]
+        return [(run, listing.weights[run.id]) for run in listing.runs]
 
     def _list(self) -> _Listing:
         with self._reading:
@@ -90,8 +91,8 @@ class RunList:
                 return listing
             found = [self._as_it_is(run) for run in list_runs(self._runs_dir)]
             runs = [run for run in found if run is not None]
-            can_talk = frozenset(run.id for run in runs if self._can_talk(run))
-            self._listing = _Listing(moment, time.monotonic(), runs, can_talk)
+            weights = {run.id: self._weights_of(run) for run in runs}
+            self._listing = _Listing(moment, time.monotonic(), runs, weights)
             return self._listing
 
     def _as_it_is(self, run: RunSummary) -> RunSummary | None:
@@ -108,20 +109,14 @@ class RunList:
         self._detached.settle(folder)
         return summarise(folder)
 
-    def _can_talk(self, run: RunSummary) -> bool:
-        """Returns whether a run has weights to talk to: a checkpoint, an export, or its current
-        weights while it is paused here.
-        """
-        if run.state == "paused" and run.id == self._active_id():
-            return True
+    def _weights_of(self, run: RunSummary) -> Weights:
         folder = RunFolder(Path(run.path))
-        try:
-            has_export = (folder.export_path / "config.json").exists()
-            return has_export or bool(folders_by_step(folder.checkpoints_path))
-        except OSError:
-            # The run was deleted meanwhile, or this process may not read it. The other runs are
-            # still listed.
-            return False
+        saved_step = newest_step(folder.checkpoints_path)
+        is_paused_here = run.state == "paused" and run.id == self._active_id()
+        return Weights(
+            can_talk=is_paused_here or saved_step is not None or _has_export(folder),
+            saved_step=saved_step,
+        )
 
     # ------------------------------------------------------------------ runs of other processes
 
@@ -155,3 +150,12 @@ class RunList:
         except OSError:
             return []
         return [RunFolder(self._runs_dir / name) for name in sorted(names, reverse=True)]
+
+
+def _has_export(folder: RunFolder) -> bool:
+    try:
+        return (folder.export_path / "config.json").exists()
+    except OSError:
+        # The run was deleted meanwhile, or this process may not read it. The other runs are still
+        # listed.
+        return False

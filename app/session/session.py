@@ -20,8 +20,10 @@ from app.session.engine_calls import EngineCalls, Run
 from app.session.jobs import BYTES, Job, Jobs
 from app.session.queue import RunQueue
 from app.session.run_list import RunList
+from app.view.run_row import Weights
 from app.view.run_watch import Watch
 from engine.config.changes import CHANGE, Change
+from engine.config.export_choice import NEWEST, ExportChoice
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
 from engine.paths import named_folder
@@ -123,14 +125,14 @@ class Session:
         run = self._active
         if run is not None:
             return (
-                f"{run.id} is running here, and one run at a time is possible: stop it or let it "
+                f"{run.id} is under way here, and one run at a time is possible: stop it or let it "
                 "finish."
             )
         run_id = self._list.running_elsewhere()
         if run_id is not None:
             return (
-                f"{run_id} is running in a process of its own, and one run at a time is possible: "
-                "stop it or let it finish."
+                f"{run_id} is under way in a process of its own, and one run at a time is "
+                "possible: stop it or let it finish."
             )
         return None
 
@@ -335,8 +337,8 @@ class Session:
         """Returns every run, newest first; the folder is read at most once a second."""
         return self._list.runs()
 
-    def runs_to_show(self) -> list[tuple[RunSummary, bool]]:
-        """Returns every run with whether its weights can be talked to."""
+    def runs_to_show(self) -> list[tuple[RunSummary, Weights]]:
+        """Returns every run with the weights that it has."""
         return self._list.runs_to_show()
 
     def describe(self, run_id: str, name: str, note: str) -> About:
@@ -368,10 +370,9 @@ class Session:
 
     # ------------------------------------------------------------------ long work
 
-    def export(self, run_id: str, folder: str, checkpoint: int | None = None) -> Job:
-        """Starts a job that exports a run's weights as a Hugging Face folder. It exports the newest
-        complete checkpoint, or the one of step `checkpoint`. Raises RunError if no folder is given,
-        and as `Jobs.start` does.
+    def export(self, run_id: str, folder: str, choice: ExportChoice = NEWEST) -> Job:
+        """Starts a job that exports a run's weights as a Hugging Face folder, as `choice` says.
+        Raises RunError if no folder is given, and as `Jobs.start` does.
         """
         open_run(self.runs_dir, run_id)
         if not folder.strip():
@@ -381,7 +382,7 @@ class Session:
         def work(job: Job) -> str:
             job.stage("Opening the run", BYTES)
             found = self.engine.export_run(
-                self.runs_dir, run_id, target, checkpoint=checkpoint, progress=job.progress
+                self.runs_dir, run_id, target, choice=choice, progress=job.progress
             )
             return " ".join(
                 [f"Exported the model of step {found.step:,} to {target}.", *found.skipped]

@@ -1,9 +1,9 @@
 """A `Diagnosis` describes how a run is doing, with advice and a change of its settings where one
-would help. All functions are pure and take a snapshot.
+would help. The diagnosis of this file is that of its speed; `app.view.headline` chooses what is
+shown first. All functions are pure and take a snapshot.
 
 - Before the first step, it says what the run is doing.
-- Memory that keeps growing is reported first, since it ends a run.
-- Otherwise it names the main cause for which compute waits, and a remedy.
+- Then it names the main cause for which compute waits, and a remedy.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.form.settings_form import as_labelled
-from app.view.memory_words import MemoryKind, memory_kinds
 from app.view.step_time import PARTS, recent_shares
-from app.words import in_bytes, in_share
+from app.words import in_share
 from engine.config.limits import LARGEST
 from engine.config.settings import AUTO, TrainConfig
-from engine.runs.snapshot import OVER_STATES, RunSnapshot
+from engine.runs.snapshot import RunSnapshot
 
 COMPUTE_BOUND_SHARE = 0.05
 """No advice is needed if less than this share of the time is spent waiting."""
@@ -48,6 +47,8 @@ class Diagnosis:
     advice: str = ""
     """The advice is another sentence, or empty."""
     offer: Offer | None = None
+    also: tuple[str, ...] = ()
+    """These are further sentences that are true of the run, each a remark of its own."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the diagnosis in the form that pages receive, with settings named by their labels
@@ -61,19 +62,17 @@ class Diagnosis:
             "tone": self.tone,
             "advice": as_labelled(self.advice),
             "offer": offer,
+            "also": [as_labelled(remark) for remark in self.also],
         }
 
 
 def diagnosis(snapshot: RunSnapshot, config: TrainConfig | None = None) -> Diagnosis:
-    """Returns a diagnosis of the latest steps. Without `config` (if the configuration does not
-    load) no change is offered.
+    """Returns a diagnosis of the time of the latest steps. Without `config` (if the configuration
+    does not load) no change is offered.
     """
     shares = recent_shares(snapshot)
     if not shares:
         return _before_the_first_step(snapshot)
-    growing = next((kind for kind in memory_kinds(snapshot) if kind.growth.is_growing), None)
-    if growing is not None:
-        return _growing(snapshot, growing)
     waiting = {name: share for name, share in shares.items() if name != "compute"}
     total = sum(waiting.values())
     if total < COMPUTE_BOUND_SHARE:
@@ -109,32 +108,6 @@ def _compute_bound(total: float, config: TrainConfig | None) -> Diagnosis:
             Offer("engine.save_level: auto", {"engine.save_level": AUTO}),
         )
     return Diagnosis(text, "good")
-
-
-def _growing(snapshot: RunSnapshot, kind: MemoryKind) -> Diagnosis:
-    """Returns how much memory grew and, while the run is active, the step at which it would reach
-    the limit.
-    """
-    name = "Host" if kind.name == "host" else kind.name
-    found = kind.growth
-    text = (
-        f"{name} memory grows all along: {in_bytes(found.grown)} more since step "
-        f"{found.grows_since:,}, {in_bytes(kind.most)} now."
-    )
-    if snapshot.state in OVER_STATES:
-        return Diagnosis(text, "warn", "A resume begins with fresh memory.")
-    if not kind.limit or found.per_step <= 0:
-        return Diagnosis(text, "warn")
-    left = kind.limit - kind.most
-    full = snapshot.step + left / found.per_step
-    if full < snapshot.total_steps:
-        return Diagnosis(
-            text,
-            "warn",
-            f"At this rate it is full at about step {max(snapshot.step, int(full)):,} of "
-            f"{snapshot.total_steps:,}: save now; a stop and a resume begin with fresh memory.",
-        )
-    return Diagnosis(text, "warn", "At this rate it lasts until the run's end.")
 
 
 # ------------------------------------------------------------------ what compute waits for

@@ -70,6 +70,11 @@ def vertical_line(x: float | None, line: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def is_empty(drawn: Figure) -> bool:
+    """Returns whether no trace of a figure has a point."""
+    return not any(len(trace["x"]) for trace in drawn["data"])
+
+
 def say_empty(layout: dict[str, Any], text: str) -> None:
     """Shows a sentence instead of axes that would have no data."""
     for name in layout:

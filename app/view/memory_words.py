@@ -45,6 +45,26 @@ def memory_kinds(snapshot: RunSnapshot) -> list[MemoryKind]:
     return [host, gpu]
 
 
+def full_at(snapshot: RunSnapshot, kind: MemoryKind) -> int | None:
+    """Returns the step at which memory that grows would reach its limit at the present rate, or
+    None if the limit is not known.
+    """
+    if not kind.limit or kind.growth.per_step <= 0:
+        return None
+    left = (kind.limit - kind.most) / kind.growth.per_step
+    return max(snapshot.step, int(snapshot.step + left))
+
+
+def is_in_danger(snapshot: RunSnapshot, kind: MemoryKind) -> bool:
+    """Returns whether memory grows and would be full before the end of an active run, or whether
+    that cannot be said because its limit is not known.
+    """
+    if snapshot.is_over or not kind.growth.is_growing:
+        return False
+    full = full_at(snapshot, kind)
+    return full is None or full < snapshot.total_steps
+
+
 def growth_words(found: MemoryGrowth) -> str:
     """Returns words to follow the peak: that memory grows, or since when it has been steady."""
     if found.is_growing:

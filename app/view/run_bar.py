@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from app.view.diagnosis import diagnosis
-from app.words import STATE_TONES, STATE_WORDS, in_count, in_digits, in_share, in_time
+from app.view.headline import headline
+from app.view.outcome import how_it_can_go_on, how_it_ended
+from app.words import STATE_TONES, STATE_WORDS, in_count, in_share, in_time
 from engine.runs.folder import shown_state
 from engine.runs.snapshot import OVER_STATES, RECENT_STEPS, Job, RunSnapshot
 
@@ -76,11 +77,14 @@ class ShownRun:
     """This command was requested and has not been taken yet."""
     learning_rate: float | None = None
     """This is the peak learning rate in the settings, or None if they cannot be read."""
+    saved_step: int | None = None
+    """The newest checkpoint on the disk is of this step; it is None if there is none."""
 
 
 def run_bar(snapshot: RunSnapshot, run: ShownRun) -> dict[str, Any]:
     """Returns the texts and numbers of the bar, and the possible requests to the run."""
     state = shown_state(snapshot.state, run.is_running)
+    saved_step = run.saved_step
     tone = STATE_TONES[state]
     rates = snapshot.steps.tokens_per_second
     seconds = snapshot.steps.seconds
@@ -99,10 +103,11 @@ def run_bar(snapshot: RunSnapshot, run: ShownRun) -> dict[str, Any]:
         "step": f"{snapshot.step:,} of {snapshot.total_steps:,}" if snapshot.total_steps else "–",
         "left": _time_left(snapshot, state),
         "rate": in_count(recent_median(rates)) if rates else "–",
-        "sentence": PENDING_WORDS[pending] if pending else sentence(snapshot, state),
+        "sentence": PENDING_WORDS[pending] if pending else sentence(snapshot, state, saved_step),
         "actions": [] if pending else list(actions),
         "pending": pending,
         "waits": bool(lacks_space_for),
+        "begins_anew": saved_step is None and state != "paused",
         "stop_saves": lacks_space_for not in ("record", "stop"),
         "settings": {
             "learning_rate": run.learning_rate,
@@ -137,10 +142,15 @@ def _time_left(snapshot: RunSnapshot, state: str) -> str:
 # ------------------------------------------------------------------ the sentence
 
 
-def sentence(snapshot: RunSnapshot, state: str) -> str:
-    """Returns one sentence on how the run is doing, or how it ended."""
+def sentence(snapshot: RunSnapshot, state: str, saved_step: int | None = None) -> str:
+    """Returns one sentence on how the run is doing, or how it ended. `saved_step` is the step of
+    the newest checkpoint on the disk, or None if there is none.
+    """
     if state in OVER_STATES or state == "interrupted":
-        return _how_it_ended(snapshot, state)
+        ended = how_it_ended(snapshot, state)
+        # A recorded reason, which an interrupted run lacks, says by itself what can be done.
+        tells_all = snapshot.reason and state != "interrupted"
+        return ended if tells_all else f"{ended} {how_it_can_go_on(state, saved_step)}".rstrip()
     if snapshot.job is not None:
         return _job_sentence(snapshot.job)
     if state == "paused":
@@ -148,46 +158,8 @@ def sentence(snapshot: RunSnapshot, state: str) -> str:
             return snapshot.reason
         return f"Paused at step {snapshot.step:,}: Resume continues at once."
     if state == "running":
-        return diagnosis(snapshot).text
+        return headline(snapshot, state).text
     return snapshot.reason or PASSING_WORDS[state]
-
-
-def _how_it_ended(snapshot: RunSnapshot, state: str) -> str:
-    at = f"step {snapshot.step:,}"
-    if state == "interrupted":
-        return _how_it_was_interrupted(snapshot, at)
-    if state == "finished":
-        return _how_it_finished(snapshot)
-    words = {
-        "stopped": f"Stopped at {at} and saved: Resume continues there.",
-        "discarded": f"Discarded at {at}.",
-        "failed": "The run failed.",
-    }
-    return snapshot.reason or words[state]
-
-
-def _how_it_was_interrupted(snapshot: RunSnapshot, at: str) -> str:
-    saved = snapshot.checkpoints[-1].step if snapshot.checkpoints else None
-    if saved:
-        then = f"goes on from the checkpoint of step {saved:,}."
-    else:
-        then = "starts anew, as nothing was saved yet."
-    return f"The run was interrupted at {at}, when its program ended; Resume {then}"
-
-
-def _how_it_finished(snapshot: RunSnapshot) -> str:
-    text = f"Finished {snapshot.step:,} steps in {in_time(snapshot.seconds)}"
-    scores = {match.moment: match for match in snapshot.exact_matches if match.total}
-    if "after" in scores:
-        shown = [
-            in_share(scores[moment].correct / scores[moment].total)
-            for moment in ("before", "after")
-            if moment in scores
-        ]
-        return f"{text}; held-out exact match {' → '.join(shown)}."
-    if snapshot.evals.loss:
-        return f"{text}; held-out loss {in_digits(snapshot.evals.loss[-1])}."
-    return f"{text}."
 
 
 def _job_sentence(job: Job) -> str:

@@ -17,7 +17,7 @@ from app.view.machine_figures import (
     step_time_figure,
     throughput_figure,
 )
-from app.view.memory_words import growth_words, memory_kinds
+from app.view.memory_words import growth_words, is_in_danger, memory_kinds
 from app.view.step_time import PARTS, recent_shares
 from app.words import GIB, in_digits, in_share, in_step_time
 from engine.runs.snapshot import RunSnapshot
@@ -59,8 +59,8 @@ def summaries(snapshot: RunSnapshot) -> dict[str, str]:
 
 def alarms(snapshot: RunSnapshot) -> set[str]:
     """Returns the names of the figures that show a problem."""
-    is_growing = any(kind.growth.is_growing for kind in memory_kinds(snapshot))
-    return {"memory"} if is_growing else set()
+    in_danger = any(is_in_danger(snapshot, kind) for kind in memory_kinds(snapshot))
+    return {"memory"} if in_danger else set()
 
 
 def _loss_words(snapshot: RunSnapshot) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from app.view.run_bar import ACTIONS
@@ -10,12 +10,25 @@ from app.words import STATE_TONES, STATE_WORDS, in_digits, in_time
 from engine.runs.listing import RunSummary
 
 
-def run_row(run: RunSummary, can_talk: bool = False) -> dict[str, Any]:
-    """Returns one row; `can_talk` is whether the run has weights to talk to. A run that cannot be
-    shown gets a row that says it is unreadable, so that the other runs are still listed.
+@dataclass(frozen=True)
+class Weights:
+    """`Weights` says which weights of a run there are."""
+
+    can_talk: bool = False
+    """There are weights to talk to: a checkpoint, an export, or those of a paused run."""
+    saved_step: int | None = None
+    """The newest checkpoint on the disk is of this step; it is None if there is none."""
+
+
+NO_WEIGHTS = Weights()
+
+
+def run_row(run: RunSummary, weights: Weights = NO_WEIGHTS) -> dict[str, Any]:
+    """Returns one row. A run that cannot be shown gets a row that says it is unreadable, so that
+    the other runs are still listed.
     """
     try:
-        return _run_row(run, can_talk)
+        return _run_row(run, weights)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         unreadable = replace(
             run,
@@ -26,10 +39,10 @@ def run_row(run: RunSummary, can_talk: bool = False) -> dict[str, Any]:
             seconds=0.0,
             reason=f"What its record says cannot be shown ({type(error).__name__}: {error}).",
         )
-        return _run_row(unreadable, False)
+        return _run_row(unreadable, NO_WEIGHTS)
 
 
-def _run_row(run: RunSummary, can_talk: bool) -> dict[str, Any]:
+def _run_row(run: RunSummary, weights: Weights) -> dict[str, Any]:
     steps = f"{run.step:,} of {run.total_steps:,}" if run.total_steps else f"{run.step:,}"
     return {
         "id": run.id,
@@ -45,12 +58,13 @@ def _run_row(run: RunSummary, can_talk: bool) -> dict[str, Any]:
         "created": run.created,
         "at_work": in_time(run.seconds),
         "reason": run.reason,
-        "actions": _row_actions(run, can_talk),
+        "actions": _row_actions(run, weights),
+        "begins_anew": weights.saved_step is None,
         "export_folder": f"exports/{run.id}",
     }
 
 
-def _row_actions(run: RunSummary, can_talk: bool) -> list[str]:
+def _row_actions(run: RunSummary, weights: Weights) -> list[str]:
     """Returns the actions of a row, in the order of its buttons."""
     asked = ACTIONS.get(run.state, ())
     is_readable = run.state != "unreadable"
@@ -60,10 +74,11 @@ def _row_actions(run: RunSummary, can_talk: bool) -> list[str]:
     offers = [
         ("open", is_readable),
         ("resume", can_resume),
-        ("talk", can_talk and is_readable),
-        ("export", is_readable and run.state != "preparing"),
+        ("talk", weights.can_talk and is_readable),
+        ("export", is_readable and weights.saved_step is not None),
         ("details", True),
         ("draft", is_readable),
+        ("train-on", weights.can_talk and is_readable and can_delete),
         ("compare", is_readable),
         ("delete", can_delete),
     ]

@@ -21,11 +21,13 @@ from typing import Any
 import orjson
 
 from app.view.axes import Axis
-from app.view.diagnosis import diagnosis
+from app.view.drawing import is_empty, say_empty
+from app.view.headline import headline
 from app.view.run_bar import ShownRun, run_bar
 from app.view.run_figures import FIGURES, alarms, summaries
 from app.view.run_words import details, prompt_answers, tiles
 from app.view.timeline_figure import timeline_part
+from engine.checkpoints.checkpoint import newest_step
 from engine.config.settings import TrainConfig
 from engine.errors import RamstreamError
 from engine.runs.about import read_about
@@ -38,6 +40,9 @@ REBUILD_SECONDS = 0.75
 """The parts are rebuilt at most once in this many seconds. Pages wait longer between requests, so
 that each request finds new data, if there is any.
 """
+NO_STEP = "No step was finished."
+NO_SAMPLE = "No step was sampled."
+"""These sentences stand in place of the empty figures of a run that is over."""
 ENDING = ("stop", "discard")
 """These commands end a run."""
 FORGET_AXIS_SECONDS = 30.0
@@ -111,8 +116,9 @@ class Watch:
         config = self._config()
         pending = self._pending(is_running)
         self._head = self._head_of(is_running, pending, config)
-        self._keep_figures()
-        self._keep_timeline()
+        is_over = self.snapshot.is_over or not is_running
+        self._keep_figures(is_over)
+        self._keep_timeline(is_over)
         self._keep_details()
         self._keep_prompts()
         self._read_at = time.monotonic()
@@ -140,48 +146,48 @@ class Watch:
             is_running,
             pending,
             None if config is None else config.train.learning_rate,
+            newest_step(self.folder.checkpoints_path),
         )
+        bar = run_bar(snapshot, run)
         head = {
             "run_id": self.folder.id,
             "seq": snapshot.last_seq,
-            "bar": run_bar(snapshot, run) | {"note": about.note},
+            "bar": bar | {"note": about.note},
             "tiles": tiles(snapshot),
-            "diagnosis": diagnosis(snapshot, config).to_dict(),
+            "diagnosis": headline(snapshot, bar["state"], run.saved_step, config).to_dict(),
         }
         return _serialised(head)[1:-1]
 
-    def _keep_figures(self) -> None:
+    def _keep_figures(self, is_over: bool) -> None:
         snapshot = self.snapshot
         said = summaries(snapshot)
         alarmed = alarms(snapshot)
         curves = (
+            is_over,
             snapshot.sessions,
             snapshot.steps.count,
             snapshot.memory.count,
             snapshot.evals.count,
         )
         # A map of all units is larger than a curve, and changes only at sampled steps.
-        norms = (snapshot.sessions, snapshot.norms.count)
+        norms = (is_over, snapshot.sessions, snapshot.norms.count)
         for axis in self._axes_in_use():
             for name in FIGURES:
                 words = {
                     "said": said.get(name, ""),
                     "tone": "warn" if name in alarmed else "",
                 }
-                build = functools.partial(_figure, name, snapshot, axis, words)
+                build = functools.partial(_figure, name, snapshot, axis, _Told(words, is_over))
                 self._keep(name, axis, norms if name == "norms" else curves, build)
 
-    def _keep_timeline(self) -> None:
+    def _keep_timeline(self, is_over: bool) -> None:
         snapshot = self.snapshot
         step = snapshot.timeline.step if snapshot.timeline is not None else None
         self._keep(
             "timeline",
             None,
-            (snapshot.sessions, step, bool(snapshot.simulated)),
-            lambda: {
-                **timeline_part(snapshot.timeline, snapshot.simulated),
-                "steps": snapshot.timeline_steps,
-            },
+            (is_over, snapshot.sessions, step, bool(snapshot.simulated)),
+            lambda: _timeline(snapshot, is_over),
         )
 
     def _keep_details(self) -> None:
@@ -266,9 +272,28 @@ class _Part:
     body: bytes
 
 
-def _figure(name: str, snapshot: RunSnapshot, axis: Axis, words: dict[str, str]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """`_Told` is what a figure's caption says."""
+
+    words: dict[str, str]
+    is_over: bool
+    """No further step will appear in the figure."""
+
+
+def _figure(name: str, snapshot: RunSnapshot, axis: Axis, told: _Told) -> dict[str, Any]:
     """Returns a figure with its description."""
-    return FIGURES[name](snapshot, axis) | words
+    drawn = FIGURES[name](snapshot, axis)
+    if told.is_over and is_empty(drawn) and not drawn.get("is_absent"):
+        say_empty(drawn["layout"], NO_SAMPLE if name == "norms" else NO_STEP)
+    return drawn | told.words
+
+
+def _timeline(snapshot: RunSnapshot, is_over: bool) -> dict[str, Any]:
+    part = timeline_part(snapshot.timeline, snapshot.simulated)
+    if is_over and snapshot.timeline is None:
+        say_empty(part["layout"], NO_SAMPLE)
+    return part | {"steps": snapshot.timeline_steps}
 
 
 def _serialised(value: Any) -> bytes:

@@ -1,8 +1,9 @@
 """One route fills the Train form with the settings of a run.
 
-POST /api/runs/RUN/draft {changes}
-    The form gets this run's settings with `changes`, which are config values by dotted name.
-    No run is started. The next page that is opened shows the form.
+POST /api/runs/RUN/draft {changes, trains_on}
+    The form gets this run's settings with `changes`, which are config values by dotted name. With
+    `trains_on`, which may be left out, a new run starts from this run's newest weights. No run is
+    started. The next page that is opened shows the form.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from app.web.requests import answering_errors, json_body, object_of
 def draft_routes(session: Session, checker: Checker) -> list[Route]:
     """Returns the route that makes the settings of a run the draft that `checker` keeps."""
 
-    def fill(run_id: str, changes: dict[str, Any]) -> None:
-        checker.draft.remember(None, settings_of_run(session.runs_dir, run_id, changes))
+    def fill(run_id: str, changes: dict[str, Any], trains_on: bool) -> None:
+        shown = settings_of_run(session.runs_dir, run_id, changes, trains_on)
+        checker.draft.remember(None, shown)
 
     async def draft(request: Request) -> Response:
-        changes = object_of(await json_body(request), "changes")
-        await asyncio.to_thread(fill, request.path_params["run_id"], changes)
+        body = await json_body(request)
+        changes = object_of(body, "changes")
+        trains_on = body.get("trains_on") is True
+        await asyncio.to_thread(fill, request.path_params["run_id"], changes, trains_on)
         return JSONResponse({})
 
     return [Route("/api/runs/{run_id}/draft", answering_errors(draft), methods=["POST"])]

@@ -16,8 +16,8 @@ POST /api/runs/RUN/change {values}
     Sets a new learning rate or number of steps.
 POST /api/runs/RUN/delete {}
     Deletes the run's folder.
-POST /api/runs/RUN/export {folder}
-    Starts the job that exports the model.
+POST /api/runs/RUN/export {folder, dtype?}
+    Starts the job that exports the model, in the dtype auto (the model's own), bfloat16 or float32.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from app.view.run_row import run_row
 from app.web.queue_routes import queue_rows
 from app.web.requests import answering_errors, count_of, json_body, text_of
 from engine.config.changes import Change
+from engine.config.export_choice import ExportChoice
 from engine.runs.folder import open_run
 
 
@@ -94,7 +95,7 @@ class _RunAnswers:
         return JSONResponse({"runs": await asyncio.to_thread(self._rows), "queue": queue})
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [run_row(run, can_talk) for run, can_talk in self._session.runs_to_show()]
+        return [run_row(run, weights) for run, weights in self._session.runs_to_show()]
 
     async def details(self, request: Request) -> Response:
         folder = open_run(self._session.runs_dir, _run_id(request))
@@ -125,7 +126,8 @@ class _RunAnswers:
 
     async def export(self, request: Request) -> Response:
         body = await json_body(request)
-        job = self._session.export(_run_id(request), text_of(body, "folder"))
+        choice = ExportChoice(dtype=text_of(body, "dtype") if "dtype" in body else "auto")
+        job = self._session.export(_run_id(request), text_of(body, "folder"), choice)
         return JSONResponse(job.to_dict())
 
 

@@ -70,7 +70,8 @@ def streamed_as_text(streamed: dict[str, Any]) -> str:
         f"Streamed: {s['parameters'] / 1e9:,.3f} billion parameters, {s['tokens_per_step']:,} "
         f"tokens a step, mean of {s['steps']} steps"
     )
-    return _table(title, [*_speed_rows(s), *_wait_rows(s), _plan_row(s), *_memory_rows(s)])
+    rows = [*_speed_rows(s), *_wait_rows(s), _plan_row(s), *_memory_rows(s)]
+    return _table(title, [*rows, *_evaluation_rows(s["evaluation"])])
 
 
 def _speed_rows(s: dict[str, Any]) -> list[Row]:
@@ -147,6 +148,31 @@ def _memory_rows(s: dict[str, Any]) -> list[Row]:
         )
     )
     return rows
+
+
+def _evaluation_rows(e: dict[str, Any] | None) -> list[Row]:
+    if e is None:
+        return []
+    return [
+        (
+            "evaluation",
+            f"{_seconds(e['seconds'])} for {e['rows']} rows in {e['micro_batches']} micro-batches",
+        ),
+        (
+            "its kernels alone",
+            f"{_seconds(e['floor_seconds'])}, so it takes {e['of_floor']:,.3f} times its floor",
+        ),
+        (
+            "fetches",
+            f"{e['fetches']}, {e['fetches'] / e['units']:,.2f} for each of {e['units']} units",
+        ),
+        (
+            "one micro-batch at a time",
+            f"{_seconds(e['apart_seconds'])} and {e['apart_fetches']} fetches, "
+            f"{1 / e['of_apart']:,.1f} times as long",
+        ),
+        ("memory of the host after it", f"{e['host_rss_bytes'] / GIB:,.2f} GiB"),
+    ]
 
 
 def _resident(resident: dict[str, Any]) -> str:

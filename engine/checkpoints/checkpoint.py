@@ -341,6 +341,16 @@ def folders_by_step(root: Path) -> dict[int, Path]:
     return found
 
 
+def newest_step(root: Path) -> int | None:
+    """Returns the step of the newest checkpoint folder in `root`, or None if there is none or the
+    folder cannot be read.
+    """
+    try:
+        return max(folders_by_step(root), default=None)
+    except OSError:
+        return None
+
+
 def _plane_bytes(layout: UnitLayout, dtype: str) -> dict[str, int]:
     """Returns the bytes of each plane that a checkpoint holds, in file order."""
     return {plane: size for plane, size in layout.plane_bytes(dtype).items() if plane != "grad"}
@@ -348,10 +358,11 @@ def _plane_bytes(layout: UnitLayout, dtype: str) -> dict[str, int]:
 
 def description(layout: UnitLayout) -> dict[str, Any]:
     """Describes a layout. Two layouts with the same description have interchangeable planes."""
-    parameters = [
-        {**asdict(spec), "offset": offset}
-        for spec, offset in zip(layout.parameters, layout.offsets)
-    ]
+    parameters = []
+    for spec, offset in zip(layout.parameters, layout.offsets):
+        fields = asdict(spec)
+        del fields["exact"]  # the planes are the same, whatever the device computes with
+        parameters.append({**fields, "offset": offset})
     return {
         "unit": layout.unit,
         "numel": layout.numel,

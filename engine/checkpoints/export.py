@@ -8,6 +8,7 @@ import contextlib
 import copy
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from safetensors import SafetensorError
 from torch import nn
 
 from engine.checkpoints.checkpoint import CheckpointInfo
+from engine.checkpoints.export_parts import parts_of, save_in_parts
 from engine.checkpoints.open_for_sampling import open_checkpoint
+from engine.config.export_choice import NEWEST, ExportChoice, written_dtype
 from engine.errors import RunError
 from engine.files import disk_free
 from engine.model.library import empty_model, no_progress_bars, told_progress, transformers
@@ -40,28 +43,33 @@ class TrainedModel:
     tokenizer: Any
     source: str
     """The generation settings of this source are copied."""
+    dtype: str = "auto"
+    """The weights are written in this dtype; `auto` means the model's own."""
+
+    @property
+    def written_dtype(self) -> str:
+        return written_dtype(self.dtype, self.model.dtype)
 
 
 def export_run(
     runs_dir: str | os.PathLike[str],
     run_id: str,
     folder: str | os.PathLike[str],
-    checkpoint: int | None = None,
+    choice: ExportChoice = NEWEST,
     progress: Progress = untold,
 ) -> CheckpointInfo:
     """Writes the model from a run's checkpoint to `folder`, and returns which checkpoint was used.
 
-    The checkpoint is that of step `checkpoint`, or by default the newest one that verifies. The
-    folder must be empty or missing. An exception from `progress` cancels the export, and no files
-    are left.
+    `choice` names the checkpoint and the dtype. The folder must be empty or missing. An exception
+    from `progress` cancels the export, and no files are left.
     """
     target = Path(folder).expanduser().resolve()
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise RunError(f"{target} is not an empty folder; name a new one for the export.")
     reading = saying(progress, "Reading the checkpoint")
-    with open_checkpoint(runs_dir, run_id, checkpoint, reading) as opened:
+    with open_checkpoint(runs_dir, run_id, choice.checkpoint, reading) as opened:
         source = opened.config.model.source
-        trained = TrainedModel(opened.model, opened.store, opened.tokenizer, source)
+        trained = TrainedModel(opened.model, opened.store, opened.tokenizer, source, choice.dtype)
         write_model(trained, target, progress)
         return opened.checkpoint
 
@@ -70,20 +78,22 @@ def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold
     """Writes a model into a temporary folder next to `folder`, renames it into place and returns
     the bytes written.
 
-    Weights are views of the planes, without a second copy. In bfloat16 the fp32 masters are rounded
-    to the bf16 values that the model computed with. `progress` is called before each weight file.
+    In the model's own dtype, weights are views of the planes, without a second copy: the values
+    that the model computed with. In another dtype they are copied from the masters, a few units at
+    a time: to float32 without any rounding, and from float32 to bfloat16 by torch, which rounds
+    ties to even. `progress` is called before each weight file or after each part.
     An exception from it cancels the export, and no files are left. Raises RunError when the disk
     has too little space or cannot be written to.
     """
     folder = Path(folder).expanduser().absolute()
-    itemsize = TORCH_DTYPES[trained.model.dtype].itemsize
-    needed = trained.model.parameter_count * itemsize
+    needed = trained.model.parameter_count * TORCH_DTYPES[trained.written_dtype].itemsize
+    needed += 2 * sum(layout.exact_numel for layout in trained.model.layouts)
     if disk_free(folder) < needed:
         raise RunError(
             f"The export needs {needed:,} bytes at {folder} and {disk_free(folder):,} are free; "
             "free some disk space or choose another folder."
         )
-    whole = _whole_model(trained)
+    whole = _empty_copy(trained)
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     made = [parent for parent in folder.parents if not parent.exists()]
@@ -93,8 +103,8 @@ def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold
 
     try:
         written(0.0)
-        with no_progress_bars(), told_progress(written):
-            whole.save_pretrained(partial, max_shard_size=FILE_SIZE)
+        with no_progress_bars():
+            _save(trained, whole, partial, written)
         trained.tokenizer.save_pretrained(partial)
         written(1.0)
         if folder.is_dir():  # an empty folder, or an earlier export of the run
@@ -116,19 +126,14 @@ def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def _whole_model(trained: TrainedModel) -> Any:
-    """Returns a transformers model whose parameters are views of the weight planes."""
+def _empty_copy(trained: TrainedModel) -> Any:
+    """Returns a transformers model on the meta device, in the dtype of the export, with the buffers
+    and generation settings of the trained model.
+    """
     model = trained.model
     config = copy.deepcopy(model.config)
     config.use_cache = True
-    whole: Any = empty_model(config, TORCH_DTYPES[model.dtype])
-    for unit in model.units:
-        for spec in unit.layout.parameters:
-            owner, _, attribute = spec.full_name.rpartition(".")
-            whole.get_submodule(owner)._parameters[attribute] = nn.Parameter(
-                trained.store.view(unit.name, spec.name), requires_grad=False
-            )
-    whole.tie_weights()
+    whole: Any = empty_model(config, TORCH_DTYPES[trained.written_dtype])
     own = dict(model.skeleton.model.named_buffers())
     for name, buffer in whole.named_buffers():
         if name in own:
@@ -138,3 +143,24 @@ def _whole_model(trained: TrainedModel) -> Any:
         settings = transformers().GenerationConfig.from_model_config(config)
     whole.generation_config = settings
     return whole
+
+
+def _save(
+    trained: TrainedModel, whole: Any, folder: Path, written: Callable[[float], None]
+) -> None:
+    """Writes the weights and the configuration into `folder`."""
+    model, store = trained.model, trained.store
+    if trained.written_dtype != model.dtype:
+        save_in_parts(whole, parts_of(model, store, whole), folder, FILE_SIZE, written)
+        return
+    for unit in model.units:
+        for spec in unit.layout.parameters:
+            owner, _, attribute = spec.full_name.rpartition(".")
+            # The few weights that stay in fp32 are copied.
+            values = store.master if spec.exact else store.view
+            whole.get_submodule(owner)._parameters[attribute] = nn.Parameter(
+                values(unit.name, spec.name), requires_grad=False
+            )
+    whole.tie_weights()
+    with told_progress(written):
+        whole.save_pretrained(folder, max_shard_size=FILE_SIZE)

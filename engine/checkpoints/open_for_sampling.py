@@ -71,7 +71,7 @@ class OpenedModel:
         Its blocks stay on the device if they fit into half of the device's free memory.
         """
         blocks = self.model.blocks
-        weights = sum(unit.layout.plane_bytes(self.model.dtype)["weight_high"] for unit in blocks)
+        weights = sum(unit.layout.slot_bytes(self.model.dtype) for unit in blocks)
         free = self.backend.memory()["free"]
         fits = self.backend.device.type == "cpu" or weights < free / 2
         resident = len(blocks) if fits else 0

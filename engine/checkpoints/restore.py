@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from engine.checkpoints.checkpoint import (
     FORMAT,
@@ -102,6 +102,11 @@ def load_newest_checkpoint(
         return _info(path, manifest, skipped)
     _refuse_if_any(root, skipped)
     return None
+
+
+def checkpoint_dtype(path: str | os.PathLike[str]) -> Literal["bfloat16", "float32"]:
+    """Returns the data type of a checkpoint's planes. Raises CheckpointError if it is damaged."""
+    return "float32" if _verified_manifest(Path(path))["dtype"] == "float32" else "bfloat16"
 
 
 def load_checkpoint(

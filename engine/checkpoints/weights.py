@@ -6,67 +6,86 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from engine.checkpoints.pouring import Pouring
 from engine.errors import ModelError, first_line
 from engine.model.hub_cache import cached_weights
 from engine.model.library import errors_only, no_progress_bars, told_progress, transformers
-from engine.model.units import TORCH_DTYPES, StreamedModel, Unit
+from engine.model.stored_dtype import reading_dtype
+from engine.model.units import StreamedModel, Unit
 from engine.paths import resolve_source
 from engine.progress import Progress, untold
 from engine.runtime.host_store import HostStore
+
+
+def reading_bytes(model: StreamedModel, source: str) -> int:
+    """Returns the bytes that reading the checkpoint `source` takes at most, beside the planes."""
+    path = resolve_source(source) or cached_weights(source)
+    return model.parameter_count * reading_dtype(path).itemsize
 
 
 def load_pretrained(
     model: StreamedModel, source: str, store: HostStore, progress: Progress = untold
 ) -> None:
     """Copies a Hugging Face checkpoint (safetensors; local folder or hub id) into the weight
-    planes, unit by unit. Files that `engine.model.hub.fetch` has downloaded are read from the hub's
-    cache, without a network request.
+    planes, tensor by tensor. Files that `engine.model.hub.fetch` has downloaded are read from the
+    hub's cache, without a network request.
 
-    Host memory holds the weight planes and one copy of the weights in the model's dtype, which
-    shrinks as units are copied. Moments and gradients are allocated later. `progress` counts each
-    byte twice, once when it is read and once when it is copied. An exception from `progress` ends
-    the loading. Raises ModelError when weights are missing or have another shape.
+    Weights in fp32 and fp16 fill both planes of the masters, so that no bit of them is lost. Beside
+    the planes, host memory holds what was read ahead: at most the whole checkpoint, in bf16 if all
+    of it is stored so and else in fp32. Moments and gradients are allocated later, and take more.
+    `progress` counts the bytes of what is read. An exception from `progress` ends the loading.
+    Raises ModelError when weights are missing or have another shape.
     """
-    itemsize = TORCH_DTYPES[model.dtype].itemsize
-    size = model.parameter_count * itemsize
-    loaded = _read_pretrained(model, source, size, progress)
-    parameters = dict(loaded.named_parameters())
-    done = size
-    for unit in model.units:
-        for spec in unit.layout.parameters:
-            parameter = parameters.pop(spec.full_name)
-            store.write(unit.name, spec.name, parameter)
-            done += spec.numel * itemsize
-            parameter.data = parameter.data.new_empty(0)  # frees its memory
-        progress(done, 2 * size)
-    own = dict(model.skeleton.model.named_buffers())
-    for name, buffer in loaded.named_buffers():
-        if name in own and own[name].shape == buffer.shape:
-            own[name].copy_(buffer)
-
-
-def _read_pretrained(model: StreamedModel, source: str, size: int, progress: Progress) -> Any:
-    """Reads a Hugging Face checkpoint of `size` bytes into a transformers model."""
     path = resolve_source(source) or cached_weights(source)
+    dtype = reading_dtype(path)
+    size = model.parameter_count * dtype.itemsize
+    pouring = Pouring(model, store)
+    with pouring.while_reading():
+        loaded = _read_pretrained(
+            model, source, _Reading(str(path or source), dtype, size, progress)
+        )
+    pouring.pour_rest(loaded)
+    progress(size, size)
+    found = dict(loaded.named_buffers())
+    for name, buffer in model.persistent_buffers().items():
+        if name in found and found[name].shape == buffer.shape:
+            buffer.copy_(found[name])
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A checkpoint is read in this way."""
+
+    path: str
+    """The library is given this folder or hub id."""
+    dtype: torch.dtype
+    size: int
+    """The weights have this many bytes in that dtype."""
+    progress: Progress
+
+
+def _read_pretrained(model: StreamedModel, source: str, reading: _Reading) -> Any:
+    """Reads a Hugging Face checkpoint into a transformers model."""
     refusal: list[Exception] = []
 
-    def reading(share: float) -> None:
+    def told(share: float) -> None:
         try:
-            progress(round(share * size), 2 * size)
+            reading.progress(round(share * reading.size), reading.size)
         except Exception as error:
             refusal.append(error)
             raise
 
     try:
-        with no_progress_bars(), errors_only(), told_progress(reading):
+        with no_progress_bars(), errors_only(), told_progress(told):
             loaded, info = transformers().AutoModelForCausalLM.from_pretrained(
-                str(path or source),
-                dtype=TORCH_DTYPES[model.dtype],
+                reading.path,
+                dtype=reading.dtype,
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,

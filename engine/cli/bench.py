@@ -30,6 +30,7 @@ from engine.bench.steps import (
     random_rows,
     run_steps,
 )
+from engine.bench.time_evaluation import time_evaluation
 from engine.config.settings import TrainConfig
 from engine.data.rows import micro_batch_bounds
 from engine.errors import ConfigError, FitError
@@ -114,12 +115,14 @@ class Measuring:
     """Each training runs for `seconds`, of which the first half is the warm-up.
 
     `say` is called with a text for each measurement that begins. With `compare`, the model is also
-    trained with all states on the device.
+    trained with all states on the device. With `evaluation`, an evaluation of that many rows is
+    timed after each training.
     """
 
     seconds: float
     say: Callable[[str], None]
     compare: bool = True
+    evaluation: int = 0
 
 
 @dataclass(frozen=True)
@@ -246,10 +249,27 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
         )
         run = run_steps(bench.planes, batches, settings)
         rss = sample_host_memory()[0]
+        evaluated = _evaluated(config, bench, chosen)
     finally:
         if limit is not None:
             backend.limit_memory(backend.memory()["total"])
-    return _as_figures(config, bench, chosen, run, rss), chosen
+    return _as_figures(config, bench, chosen, run, rss) | {"evaluation": evaluated}, chosen
+
+
+def _evaluated(config: TrainConfig, bench: _Bench, chosen: Chosen) -> dict[str, Any] | None:
+    """Returns the figures of an evaluation with the buffers of the training, if it is asked for."""
+    rows, size = bench.how.evaluation, chosen.micro_batch_size
+    if not rows:
+        return None
+    bench.how.say(f"Evaluating {rows} rows, in micro-batches of {size}")
+    sizes = [min(size, rows - start) for start in range(0, rows, size)]
+    batches = random_rows(sizes, config.data.max_seq_len, bench.shape.vocab_size)
+    figures = time_evaluation(bench.planes, batches, chosen)
+    return asdict(figures) | {
+        "of_floor": figures.of_floor,
+        "of_apart": figures.seconds / figures.apart_seconds,
+        "host_rss_bytes": sample_host_memory()[0],
+    }
 
 
 def _as_figures(

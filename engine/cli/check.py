@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from engine.cli.check_data import checked_data
 from engine.config.settings import TrainConfig
-from engine.data.sources import refuse_missing_file
 from engine.fit.memory_items import PartName
 from engine.fit.model_table import (
     HERE,
@@ -102,10 +102,8 @@ def check(
     config = job.config()
     if job.preset is None and job.model is None:
         return what_it_trains(config, chosen, as_json), 0
-    if job.preset is not None:
-        for part, _ in config.data.parts():
-            refuse_missing_file(part.only_source)
-    return run_check(config, chosen, as_json)
+    data = "" if job.preset is None else checked_data(config)
+    return run_check(config, chosen, as_json, data)
 
 
 def check_table(job: CheckedJob, runs_dir: str | Path, names: Sequence[str], form: str) -> str:
@@ -160,14 +158,20 @@ def what_it_trains(config: TrainConfig, machine: Machine, as_json: bool) -> str:
     return "\n".join([*lines, *_notes(machine)])
 
 
-def run_check(config: TrainConfig, machine: Machine, as_json: bool) -> tuple[str, int]:
-    """Returns the report as text or JSON, and the exit code: 1 when the job does not fit."""
+def run_check(
+    config: TrainConfig, machine: Machine, as_json: bool, data: str = ""
+) -> tuple[str, int]:
+    """Returns the report as text or JSON, and the exit code: 1 when the job does not fit. `data` is
+    a sentence on the data, or empty.
+    """
     shape = shape_from_source(config.model)
     report = estimate(config, machine, shape)
     if as_json:
-        text = json.dumps(report.to_dict() | {"machine": machine.to_dict()}, indent=2)
+        text = json.dumps(report.to_dict() | {"machine": machine.to_dict(), "data": data}, indent=2)
     else:
-        text = "\n".join([report_as_text(report, machine), *_offers(config, shape, report)])
+        about_data = ["", data] if data else []
+        offers = _offers(config, shape, report)
+        text = "\n".join([report_as_text(report, machine), *about_data, *offers])
     return text, 1 if report.verdict == Verdict.DOES_NOT_FIT else 0
 
 

@@ -21,7 +21,8 @@ from tqdm import tqdm
 
 from engine.cli.check import kernels_in_words
 from engine.config.settings import TrainConfig
-from engine.errors import ConfigError, DataError, FitError, ModelError, RunError
+from engine.data.sources import refuse_missing_file
+from engine.errors import ConfigError, DataError, DeviceError, FitError, ModelError, RunError
 from engine.fit.predicted import QUANTITIES
 from engine.runs.events import (
     CheckpointWritten,
@@ -41,6 +42,7 @@ from engine.runs.events import (
     StepFinished,
 )
 from engine.runs.field_types import Comparison
+from engine.runs.folder import open_run
 from engine.runs.following import EVENTS_FILE, last_of_kind
 from engine.runs.listing import RunSummary, list_runs
 from engine.train.run import Run, resume_run, start_run
@@ -53,25 +55,43 @@ BAD_INPUT = {error.__name__ for error in (ConfigError, DataError, ModelError, Fi
 
 
 def run_in_terminal(
-    preset: Path | None, overrides: list[str], runs_dir: Path, resume: str | None
+    preset: Path | None,
+    overrides: list[str],
+    runs_dir: Path,
+    resume: str | None = None,
+    start_from: str | None = None,
 ) -> int:
     """Trains `preset`, or resumes the run `resume`; returns the exit code.
+
+    A new run may start from the weights of the run `start_from`, whose settings it takes if there
+    is no preset.
 
     The code is 0 if the run finished or was stopped, 2 if the model, data or settings cannot be
     used, and 1 if the run failed for another reason. The first Ctrl-C (or SIGTERM, or a closed
     terminal) stops and saves the run; the second ends the process at once. Raises ConfigError for
-    bad input.
+    bad input, and DataError for a data file that does not exist.
     """
     if resume is not None:
-        if preset is not None or overrides:
+        if preset is not None:
             raise ConfigError(
-                "--resume", "a resumed run keeps its own settings; leave the preset and --set out."
+                "--resume",
+                "a resumed run keeps its own settings; leave the preset out, and change single "
+                "settings with --set.",
             )
-        run = resume_run(runs_dir, resume)
+        run = resume_run(runs_dir, resume, overrides)
+    elif start_from is not None:
+        run = start_run(trained_on(runs_dir, start_from, preset, overrides), runs_dir)
     elif preset is None:
-        raise ConfigError("train", "no preset is given; name a YAML preset or use --resume RUN_ID.")
+        raise ConfigError(
+            "train",
+            "no preset is given; name a YAML preset, or use --resume RUN_ID or --from RUN_ID.",
+        )
     else:
-        run = start_run(TrainConfig.load(preset, overrides), runs_dir)
+        config = TrainConfig.load(preset, overrides)
+        for part, _ in config.data.parts():
+            # A run would find this too, but only after torch and transformers are imported.
+            refuse_missing_file(part.only_source)
+        run = start_run(config, runs_dir)
     screen = _Screen(run)
     run.recorder.subscribe(screen.show)
     numbers = [signal.SIGINT, signal.SIGTERM]
@@ -87,12 +107,40 @@ def run_in_terminal(
         screen.close()
     if ended.state == "failed":
         _say(f"ramstream: {ended.reason}", sys.stderr)
+        if ended.error_type == DeviceError.__name__:
+            _end_without_device()
         return 2 if ended.error_type in BAD_INPUT else 1
     _say(ended.reason)
     if ended.state == "stopped":
         folder = "" if runs_dir == Path("runs") else f" --runs-dir {runs_dir}"
         _say(f"Resume it with: python launch.py train --resume {run.id}{folder}")
     return 0
+
+
+def _end_without_device() -> None:
+    """Ends the process with exit code 1 if it has used CUDA.
+
+    CUDA objects of a lost device abort the process when they are freed at its end, with a trace
+    that hides the sentence before it. Everything that lasts is on the disk by now.
+    """
+    # A run that never reached its device may not have imported torch.
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        os._exit(1)
+
+
+def trained_on(
+    runs_dir: Path, run_id: str, preset: Path | None, overrides: list[str]
+) -> TrainConfig:
+    """Returns the settings of a new run that starts from the newest weights of run `run_id`.
+
+    They are those of `preset`, or else of that run. Raises RunError if there is no such run, and
+    ConfigError for bad input.
+    """
+    folder = open_run(runs_dir, run_id)
+    config = folder.config if preset is None else TrainConfig.load(preset)
+    values = {"model.start_from": str(folder.path.resolve())}
+    return config.with_values(values).with_overrides(overrides)
 
 
 def _say(text: str, file: TextIO | None = None) -> None:

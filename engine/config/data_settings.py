@@ -101,7 +101,9 @@ class DataConfig:
     """A row has at most this many tokens; longer examples are cut and counted."""
 
     packing: bool = True
-    """Several examples go into one row, and attention stays inside each example."""
+    """Several examples go into one row, and attention stays inside each example. Without it, a
+    shuffled epoch puts rows of similar length into one step, so that little is padded.
+    """
 
     train_on: Literal["assistant", "all"] = "assistant"
     """Only these tokens carry loss: those of the answers, or all."""

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 import yaml
 
 from engine.config.data_settings import DataConfig
+from engine.config.export_choice import ExportDtype
 from engine.config.limits import LARGEST, at_least, at_most, between, web_address
 from engine.config.tree import assign, build, override, read_yaml
 from engine.errors import ConfigError
@@ -39,6 +40,12 @@ class ModelConfig:
 
     init: Literal["pretrained", "random"] = "pretrained"
     """`pretrained` loads the weights; `random` initialises them from the model's own configuration.
+    """
+
+    start_from: str | None = None
+    """The run trains on from the weights of an earlier run: this is the run's folder, of which the
+    newest checkpoint counts, or the folder of one checkpoint. Steps, moments and the order of rows
+    begin anew. null takes the weights that `init` names.
     """
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -102,6 +109,12 @@ class OptimConfig:
 
     max_grad_norm: float | None = 1.0
     """The global gradient norm is clipped to this; null never clips."""
+
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """A step whose loss or gradient norm is not a finite number changes no weight. `stop` then
+    saves the step before it and ends the run; `skip` passes the step without an update and goes on,
+    at most 5 times in a row and 100 times in a run. Its rows are recorded.
+    """
 
     seed: int = 42
     """The data order, dropout and the random initialisation depend on this seed."""
@@ -247,10 +260,17 @@ class OutputConfig:
     """Each of these answers has at most this many tokens."""
 
     timeline_every: int = 10
-    """A timeline of all units is recorded after every so many steps (at most 500 are kept)."""
+    """A timeline of all units is recorded after every so many steps (at most 500 are kept,
+    fewer for models of very many blocks; the log says when there are no more).
+    """
 
     export: bool = True
     """The run writes a Hugging Face folder when it ends."""
+
+    export_dtype: ExportDtype = "auto"
+    """The folder has its weights in this dtype. `auto` means the dtype of the model. `float32`
+    writes the fp32 masters, which lose nothing and take twice the space of bfloat16.
+    """
 
     price_per_kwh: float | None = None
     """A kilowatt hour has this price, in any currency: the fit report estimates what the run's

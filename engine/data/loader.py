@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ from engine.data.token_cache import Side, StoredTokens, remove_old
 from engine.data.tokenise import EVAL_SEED, Execution, stored_tokens
 from engine.progress import Progress
 
+BY_LENGTH = " by length"
+"""A fingerprint ends with this if the rows are grouped by length."""
 _PIECES_A_REPORT = 64
 _DEFAULT_EXECUTION = Execution()
 
@@ -59,11 +61,22 @@ class PreparedData:
     eval: RowSet
     fingerprint: str
     """This digest covers every token, training mark and row. A resumed run compares it to check
-    that its data is still the same.
+    that its data is still the same, in the same order.
     """
     highest_id: int
     """This is the highest token id in the sources."""
     _prompts: Callable[[int], list[Prompt]] = field(repr=False)
+
+    def grouped_by_length(self, batch_size: int) -> PreparedData:
+        """Returns the same data, with rows of similar length in each step of `batch_size` rows. Its
+        fingerprint says so, because the order of the rows is part of what a resume must find again.
+        """
+        return replace(
+            self,
+            train=self.train.grouped_by_length(batch_size),
+            eval=self.eval.grouped_by_length(batch_size),
+            fingerprint=self.fingerprint + BY_LENGTH,
+        )
 
     def eval_prompts(self, n: int) -> list[Prompt]:
         """Returns the first `n` held-out questions, or all if there are fewer. Plain text has no

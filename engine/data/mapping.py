@@ -123,11 +123,12 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
     opened: list[Opened] = []
     looked_at: list[tuple[str, dict[str, Any]]] = []
     try:
-        for part, source, read in read_parts(config, rows):
-            first = [row for _, row, _ in read[:ROWS_TO_DETECT]]
-            mapping = columns_to_choose(part, first)
-            looked_at.append((source.name, mapping))
-            opened.append(Opened(source, _mapped(part, source, first, mapping), read))
+        for part in read_parts(config, rows):
+            first = [row for _, row, _ in part.rows[:ROWS_TO_DETECT]]
+            mapping = columns_to_choose(part.config, first)
+            looked_at.append((part.source.name, mapping))
+            columns = _mapped(part.config, part.source, first, mapping)
+            opened.append(Opened(part.source, columns, part.rows, part.has_more))
         shown = shown_rows(config, tokenizer, rows, opened)
         return shown | {"mapping": _to_choose(config, looked_at)}
     except DataError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,8 @@ class Opened:
     source: Source
     columns: ColumnMap
     first_rows: list[Numbered]
+    has_more: bool
+    """Rows may follow that were not read."""
 
 
 @dataclass
@@ -42,10 +45,13 @@ class _Measured:
     trained_tokens: int = 0
     cut: int = 0
     skipped: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Skipped rows were skipped for these reasons."""
 
     def add(self, found: Kept | Skipped) -> None:
         if isinstance(found, Skipped):
             self.skipped += 1
+            self.reasons[found.reason] += 1
             return
         self.cut += found.cut
         for document in found.documents:
@@ -69,6 +75,8 @@ def shown_rows(
       is `{edges, counts}` of these lengths.
     - `packed_rows` is the number of rows that the measured documents fill when packed (None without
       packing), and `percent_filled` is the share of their positions that are tokens.
+    - `untrainable` is a sentence if none of these rows has a token to train on, or an empty text;
+      `has_more` is whether rows may follow that were not read.
     - `warnings` is a list of sentences.
     """
     encoder = Encoder(tokenizer, config.train_on, config.max_seq_len)
@@ -90,8 +98,23 @@ def shown_rows(
         "rows_cut": measured.cut,
         "rows_skipped": measured.skipped,
         **_figures(measured, config),
+        "untrainable": _untrainable(measured),
+        "has_more": any(part.has_more for part in opened),
         "warnings": _warnings(config, encoder),
     }
+
+
+def _untrainable(measured: _Measured) -> str:
+    """Returns a sentence if no row has a token to train on, or an empty text."""
+    if measured.trained_tokens:
+        return ""
+    which = "The row that was read has no token to train on"
+    if measured.skipped != 1:
+        which = f"None of the {measured.skipped:,} rows that were read has a token to train on"
+    if not measured.reasons:
+        return f"{which}."
+    reason, _ = measured.reasons.most_common(1)[0]
+    return f"{which}, mostly because {reason}; change the data, data.format or data.train_on."
 
 
 def _shown_row(where: str, found: Kept | Skipped, tokenizer: Any) -> dict[str, Any]:
@@ -171,9 +194,18 @@ def _packed(lengths: list[int], config: DataConfig) -> tuple[int, float]:
     return rows, round(100 * float(kept.sum()) / (rows * config.max_seq_len), 1)
 
 
-def read_parts(
-    config: DataConfig, rows: int
-) -> Iterator[tuple[DataConfig, Source, list[Numbered]]]:
+@dataclass(frozen=True)
+class Read:
+    """A `Read` is a source, opened with its own settings, and its first rows."""
+
+    config: DataConfig
+    source: Source
+    rows: list[Numbered]
+    has_more: bool
+    """Rows may follow that were not read."""
+
+
+def read_parts(config: DataConfig, rows: int) -> Iterator[Read]:
     """Opens each source with its own settings, and yields it with the rows that a preview of `rows`
     rows needs. Raises DataError for a source without rows.
     """
@@ -182,7 +214,7 @@ def read_parts(
     count = max(rows, ROWS_TO_DETECT, rows_of_each)
     for part, _ in parts:
         source, first_rows = _first(part, count)
-        yield part, source, first_rows
+        yield Read(part, source, first_rows, len(first_rows) >= count)
 
 
 def check_first_rows(config: DataConfig) -> None:

@@ -13,16 +13,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
+from engine.data.length_groups import grouped_by_length, mean_padded_length, padded_length
 from engine.data.mapped import Visited, drop_pages, pieces
 from engine.data.packing import Rows
 
 IGNORED = -100
 """A position without loss has this label."""
+_STEPS_MEASURED = 64
+"""The mean length of padded rows is that of this many steps."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +87,21 @@ class Order:
     """Each epoch visits the rows in a new random order if this is true, and in the order of the
     data otherwise.
     """
+    batch_size: int | None = None
+    """If given, steps have this many rows, and rows of similar length share a step."""
 
-    def of_epoch(self, epoch: int, rows: int) -> np.ndarray:
-        """Returns the row numbers, from 0 to `rows` - 1, in the order of `epoch` (from 0),
-        int64[rows].
+    def of_epoch(self, epoch: int, lengths: np.ndarray) -> np.ndarray:
+        """Returns the row numbers, from 0 on, in the order of `epoch` (from 0), int64[rows]. Row i
+        has `lengths[i]` tokens.
         """
+        rows = len(lengths)
         if not self.shuffle:
             return np.arange(rows)
-        return np.random.default_rng((epoch, self.seed)).permutation(rows)
+        draw = np.random.default_rng((epoch, self.seed))
+        order = draw.permutation(rows)
+        if self.batch_size is None:
+            return order
+        return grouped_by_length(order, lengths, epoch * rows, self.batch_size, draw)
 
 
 class RowSet:
@@ -155,8 +165,31 @@ class RowSet:
         only on the seed and the epoch.
         """
         if self._last_epoch is None or self._last_epoch[0] != epoch:
-            self._last_epoch = (epoch, self._order.of_epoch(epoch, len(self)))
+            self._last_epoch = (epoch, self._order.of_epoch(epoch, self.row_lengths))
         return self._last_epoch[1]
+
+    def grouped_by_length(self, batch_size: int) -> RowSet:
+        """Returns the same rows, of which those of similar length share a step of `batch_size` or
+        a micro-batch of an evaluation. Where the order is that of the data, steps keep it.
+        """
+        documents = DocumentTokens(self.ids, self.trained, self.starts)
+        order = replace(self._order, batch_size=batch_size)
+        return RowSet(documents, self.rows, self.pad_id, order)
+
+    def order_of_evaluation(self) -> np.ndarray:
+        """Returns all row numbers in the order in which an evaluation takes them, int64[rows]."""
+        if self._order.batch_size is None:
+            return np.arange(len(self))
+        return np.argsort(-self.row_lengths, kind="stable")
+
+    def mean_padded_length(self, batch_size: int, micro_batch_size: int, pad_up_to: int) -> float:
+        """Returns the mean length to which the first steps pad their rows."""
+        steps = min(_STEPS_MEASURED, len(self) // batch_size)
+        if not steps:
+            return float(self.longest)
+        lengths = self.row_lengths[self.order(0)[: steps * batch_size]].reshape(steps, batch_size)
+        bounds = micro_batch_bounds(batch_size, micro_batch_size)
+        return mean_padded_length(lengths, bounds, pad_up_to)
 
     def steps_of(self, epochs: float, batch_size: int) -> int:
         """Returns the number of steps in `epochs` passes over the rows, rounded up: the last step
@@ -180,19 +213,14 @@ class RowSets:
     held_out: RowSet
 
 
-ROW_MULTIPLE = 128
-"""Rows for compiled kernels are padded to a multiple of this many tokens. A kernel is compiled for
-one length, so fewer lengths mean fewer kernels.
-"""
-
-
-def padded_length(length: int, at_most: int) -> int:
-    """Returns the padded length of a row of `length` tokens for compiled kernels: `length` rounded
-    up to a multiple of `ROW_MULTIPLE`, but at most `at_most`. No row is longer than `at_most`,
-    unless that is 0, which means no padding.
-    """
-    multiples = -(-length // ROW_MULTIPLE)
-    return max(length, min(multiples * ROW_MULTIPLE, at_most))
+def rows_of_step(rows: RowSet, batch_size: int, step: int) -> list[int]:
+    """Returns the numbers of the rows that step `step` (from 1) reads, in the order of the data."""
+    first = (step - 1) * batch_size
+    chosen = []
+    for place in range(first, first + batch_size):
+        epoch, within = divmod(place, len(rows))
+        chosen.append(int(rows.order(epoch)[within]))
+    return chosen
 
 
 def batches(
@@ -204,11 +232,7 @@ def batches(
     step, rows are sorted by length, which saves padding. `pad_up_to` is for compiled kernels: it is
     the maximum length of a padded row in tokens (`padded_length`).
     """
-    first = (step - 1) * batch_size
-    chosen = []
-    for place in range(first, first + batch_size):
-        epoch, within = divmod(place, len(rows))
-        chosen.append(int(rows.order(epoch)[within]))
+    chosen = rows_of_step(rows, batch_size, step)
     if micro_batch_size < batch_size:
         chosen.sort(key=rows.row_length, reverse=True)
     bounds = micro_batch_bounds(batch_size, micro_batch_size)
@@ -226,11 +250,13 @@ def micro_batch_bounds(batch_size: int, micro_batch_size: int) -> list[tuple[int
     return list(itertools.pairwise(starts))
 
 
-def one_pass(rows: RowSet, micro_batch_size: int) -> Iterator[MicroBatch]:
-    """Yields every row once, in order, for evaluation. The last micro-batch may be smaller."""
+def one_pass(rows: RowSet, micro_batch_size: int, pad_up_to: int = 0) -> Iterator[MicroBatch]:
+    """Yields every row once, for evaluation, in `RowSet.order_of_evaluation`. The last micro-batch
+    may be smaller. `pad_up_to` is that of `batches`.
+    """
+    order = rows.order_of_evaluation().tolist()
     for start in range(0, len(rows), micro_batch_size):
-        stop = min(start + micro_batch_size, len(rows))
-        yield micro_batch(rows, list(range(start, stop)))
+        yield micro_batch(rows, order[start : start + micro_batch_size], pad_up_to)
 
 
 def micro_batch(rows: RowSet, chosen: list[int], pad_up_to: int = 0) -> MicroBatch:

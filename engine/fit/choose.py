@@ -90,6 +90,12 @@ class Chosen:
             "device_homes": list(self.choices.device_homes),
         }
 
+    def pad_up_to(self, max_seq_len: int) -> int:
+        """Returns the length that rows may be padded to, since a block is compiled for few lengths;
+        0 where it is not compiled.
+        """
+        return max_seq_len if self.choices.compiled else 0
+
     @property
     def gpu_bytes(self) -> int:
         return sum(item.bytes for item in self.gpu_items)

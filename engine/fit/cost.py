@@ -96,6 +96,11 @@ class _OpSeconds:
         self._rates = rates
         self._item = shape.item_bytes
         self._numel = {unit.name: unit.numel for unit in shape.units}
+        low = PLANE_ITEM_BYTES[shape.dtype].get("weight_low", 0)
+        self._weight_bytes = {
+            unit.name: unit.numel * self._item + unit.exact_numel * low for unit in shape.units
+        }
+        """A prefetch copies these bytes: weight_high, and weight_low of what stays in fp32."""
         self._cost = Cost(shape, rates, micro_batch, plan.compiled)
         self._adamw = host_rate(rates, bool(plan.device_homes))
         self._summary = next((op.index for op in plan.ops if isinstance(op, Summary)), 0)
@@ -141,7 +146,9 @@ class _OpSeconds:
         rates, hidden_bytes = self._rates, self._cost.hidden_bytes
         match op:
             case Prefetch() | FetchGrad():
-                return self._numel[op.unit] * self._item / rates.h2d
+                gradient = self._numel[op.unit] * self._item
+                is_weights = isinstance(op, Prefetch)
+                return (self._weight_bytes[op.unit] if is_weights else gradient) / rates.h2d
             case Offload():
                 return self._numel[op.unit] * self._item / rates.d2h
             case StoreBoundary():

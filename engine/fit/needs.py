@@ -7,11 +7,12 @@ allocates, to the byte.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from engine.config.export_choice import written_dtype
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
 from engine.fit.choose import Chosen, choose, least_choices
@@ -50,6 +51,10 @@ loaded.
 """
 RECORD_BYTES = 16 * MIB
 """Events, timelines, manifests and tokenizer files of a run take this much."""
+_READ_ITEM_BYTES = 4
+"""While weights are read, those that were read ahead of their planes take at most this many bytes
+each: they are in fp32, unless the whole checkpoint is in bf16.
+"""
 
 PLANE_NOTES = {
     "weight_high": "weights as the device sees them",
@@ -97,6 +102,10 @@ class SessionFacts:
     """
     steps: int | None = None
     """The whole run has this many steps; None where the data are not known."""
+    typical_length: Callable[[Chosen], int] | None = None
+    """It returns the length of the rows of a typical step, padding included. Where it is None, all
+    rows are taken to be full.
+    """
 
 
 NOTHING_MORE = SessionFacts()
@@ -192,7 +201,7 @@ class Needs:
 
     @cached_property
     def step_seconds(self) -> float | None:
-        """Returns the seconds of a step of full rows, as the plan's simulation predicts them; None
+        """Returns the seconds of a typical step, as the plan's simulation predicts them; None
         without rates.
         """
         if self.device == "cpu" and not self.machine.here:
@@ -203,8 +212,14 @@ class Needs:
         if rates is None:
             return None
         varlen = shape.varlen(data.packing, self.device)
-        micro_batch = MicroBatch(self.chosen.micro_batch_size, row_length, varlen)
+        micro_batch = MicroBatch(self.chosen.micro_batch_size, self.step_length, varlen)
         return predicted_seconds(shape, self.chosen.choices, rates, micro_batch, self.device)
+
+    @property
+    def step_length(self) -> int:
+        """Returns the length of the rows of a typical step, padding included."""
+        typical = self._facts.typical_length
+        return self.config.data.max_seq_len if typical is None else typical(self.chosen)
 
     def _host(self) -> tuple[Item, ...]:
         """Returns the items of RAM, first those that every run needs and last those that choices
@@ -252,9 +267,9 @@ class Needs:
         """Returns the memory that reading weights takes beyond that of training."""
         shape, planes = self.shape, self.shape.plane_bytes()
         weights = sum(size for plane, size in planes.items() if plane in WEIGHT_PLANES)
-        loading = weights + shape.parameter_count * shape.item_bytes
+        loading = weights + shape.parameter_count * _READ_ITEM_BYTES
         running = sum(planes.values()) + self.chosen.host_boundary_bytes
-        note = f"weight planes and one copy of the weights: {in_gib(loading)}"
+        note = f"weight planes, and at most one copy of the weights in fp32: {in_gib(loading)}"
         if loading <= running:
             note += ", less than training takes"
         return Item(MemoryItem.LOADING_PEAK, max(0, loading - running), note)
@@ -269,13 +284,9 @@ class Needs:
             )
         ]
         if self.config.output.export:
-            items.append(
-                Item(
-                    MemoryItem.EXPORT,
-                    self.shape.export_bytes,
-                    f"a Hugging Face folder in {self.shape.dtype}",
-                )
-            )
+            dtype = written_dtype(self.config.output.export_dtype, self.shape.dtype)
+            size = self.shape.export_bytes(dtype)
+            items.append(Item(MemoryItem.EXPORT, size, f"a Hugging Face folder in {dtype}"))
         return (
             *items,
             Item(MemoryItem.RECORD, RECORD_BYTES, "events, timelines and tokenizer files"),

@@ -127,7 +127,7 @@ def _time(needs: Needs, steps: int | None, measured: bool) -> dict[str, Any]:
     draws its board power and the host `HOST_WATTS` throughout the run. Unknown values are None.
     """
     config, seconds = needs.config, needs.step_seconds
-    tokens = config.train.batch_size * config.data.max_seq_len
+    tokens = config.train.batch_size * needs.step_length
     known = known_machine(needs.machine) if needs.device == "cuda" else None
     watts = known.power_watts + HOST_WATTS if known is not None else None
     run = seconds * steps if seconds and steps else None

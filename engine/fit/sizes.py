@@ -4,12 +4,13 @@ arithmetic, no torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add
 
 from engine.fit.job import Job
 from engine.fit.memory_items import Item, MemoryItem
-from engine.model.layout import PLANE_ITEM_BYTES, Activations
+from engine.model.layout import EXACT_ITEM_BYTES, PLANE_ITEM_BYTES, Activations
 from engine.model.shape import ModelShape, UnitShape
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import GradientSum
@@ -88,19 +89,22 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
     largest = max(unit.numel for unit in blocks)
     outer = (shape.embed.numel, shape.head.numel)
     slots = min(choices.slots, len(streamed))
-    streamed_slot = max((unit.numel for unit in streamed), default=0)
+    streamed_slot = _slot_bytes(streamed, item)
     sums, sums_note = _gradient_sums(shape, choices, largest)
     rings = 2 * choices.boundary_rings if choices.host_boundaries else 0
     return (
         Item(
             MemoryItem.BLOCK_SLOTS,
-            slots * streamed_slot * item,
+            slots * streamed_slot,
             f"{slots} for the blocks that are streamed",
         ),
-        Item(MemoryItem.OUTER_SLOTS, sum(outer) * item),
+        Item(
+            MemoryItem.OUTER_SLOTS,
+            _slot_bytes([shape.embed], item) + _slot_bytes([shape.head], item),
+        ),
         Item(
             MemoryItem.RESIDENT_BLOCKS,
-            sum(unit.numel for unit in resident) * item,
+            sum(_slot_bytes([unit], item) for unit in resident),
             f"the last {len(resident)} blocks",
         ),
         Item(MemoryItem.GRADIENT_SUMS, 4 * (sums + len(shape.units) + 3), f"fp32: {sums_note}"),
@@ -121,6 +125,15 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
             f"{rings} buffers for boundaries on the host",
         ),
     )
+
+
+def _slot_bytes(units: Sequence[UnitShape], item: int) -> int:
+    """Returns the bytes of a slot that can hold each of `units`, of `item` bytes an element. The
+    weights that stay in fp32 are kept beside the others.
+    """
+    numel = max((unit.numel for unit in units), default=0)
+    exact = max((unit.exact_numel for unit in units), default=0)
+    return numel * item + exact * EXACT_ITEM_BYTES
 
 
 def _gradient_sums(shape: ModelShape, choices: PlanChoices, largest: int) -> tuple[int, str]:

@@ -57,10 +57,9 @@ class Trial:
     of each kind to find this out. Raises ModelError for a model that cannot be streamed.
     """
 
-    def __init__(self, module: nn.Module, blocks: list[Unit], dtype: torch.dtype):
+    def __init__(self, module: nn.Module, blocks: list[Unit]):
         self._family = type(module).__name__
         self._blocks = blocks
-        self._dtype = dtype
         self._extras: dict[int, tuple | None] = {}
         self._handed_on: list[torch.Tensor] = []
         self.untrained: dict[int, set[str]] = {}
@@ -121,13 +120,13 @@ class Trial:
         template: Any = unit.block
         block = copy.deepcopy(template)
         block.__dict__.pop("forward", None)  # drops the recorder
-        item = np.uint16 if self._dtype.itemsize == 2 else np.float32
         for name, parameter in list(block.named_parameters()):
             owner, _, attribute = name.rpartition(".")
             # NumPy allocates zeros with calloc: pages that are only read are never backed by
             # memory. Expanding a single zero would take no memory either, but grouped matmuls
             # refuse stride-0 weights.
-            zeros = torch.from_numpy(np.zeros(parameter.shape, item)).view(self._dtype)
+            item = np.uint16 if parameter.dtype.itemsize == 2 else np.float32
+            zeros = torch.from_numpy(np.zeros(parameter.shape, item)).view(parameter.dtype)
             block.get_submodule(owner)._parameters[attribute] = nn.Parameter(zeros)
         return block
 

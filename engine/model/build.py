@@ -25,6 +25,11 @@ from engine.model.skeleton import Skeleton, parameters_reached
 from engine.model.units import TORCH_DTYPES, StreamedModel, Unit
 from engine.plan.buffers import EMBED, HEAD
 
+_FAILS_IN_BF16 = ("xlstm",)
+"""The code of these families raises an error in bf16, in plain transformers too, for rows that are
+longer than those of the trial.
+"""
+
 
 def build_model(config: Any, model: ModelConfig) -> StreamedModel:
     """Builds the skeleton on the meta device and splits it into units.
@@ -34,6 +39,11 @@ def build_model(config: Any, model: ModelConfig) -> StreamedModel:
     for a model that cannot be streamed.
     """
     refuse_family(config)
+    if config.model_type in _FAILS_IN_BF16 and model.dtype == "bfloat16":
+        raise ModelError(
+            f"{config.model_type} cannot be computed in bfloat16, because its code in transformers "
+            "multiplies bfloat16 by float32; set model.dtype to float32."
+        )
     try:
         return _build(config, model)
     except RamstreamError:
@@ -99,9 +109,9 @@ def _build(config: Any, model: ModelConfig) -> StreamedModel:
     module.eval()
     layers = find_layers(module, config)
     _refuse_bidirectional(module, layers)
-    names = _Names(module)
+    names = _Names(module, TORCH_DTYPES[model.dtype])
     blocks = _block_units(module, layers, names)
-    probed = _probe(module, Skeleton(module, layers), blocks, names, TORCH_DTYPES[model.dtype])
+    probed = _probe(module, Skeleton(module, layers), blocks, names)
     units = [probed.embed, *blocks, probed.head]
     return StreamedModel(
         config=config,
@@ -160,9 +170,13 @@ def find_layers(module: nn.Module, config: Any) -> nn.ModuleList:
 
 
 class _Names:
-    """The names of a module's parameters, and which of the parameters AdamW decays."""
+    """The names of a module's parameters, and which of the parameters AdamW decays.
 
-    def __init__(self, module: nn.Module):
+    The model computes in `dtype`.
+    """
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype):
+        self._dtype = dtype
         self.of: dict[int, list[str]] = {}
         """All names of each parameter, by the parameter's id, the owning name first."""
         for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -177,7 +191,10 @@ class _Names:
         """Returns the specification of a parameter, of any shape, with the name `name` in its
         unit.
         """
-        return ParameterSpec(name, full_name, tuple(parameter.shape), full_name in self._decayed)
+        # `empty_model` gives fp32 to the parameters that transformers keeps in it.
+        exact = parameter.dtype == torch.float32 and self._dtype != torch.float32
+        decays = full_name in self._decayed
+        return ParameterSpec(name, full_name, tuple(parameter.shape), decays, exact)
 
 
 # ---------------------------------------------------------------------- blocks
@@ -290,7 +307,6 @@ def _probe(
     skeleton: Skeleton,
     blocks: list[Unit],
     names: _Names,
-    dtype: torch.dtype,
 ) -> _Probed:
     """Runs the capture pass, one block of each kind and the tail on two tokens, with weights that
     occupy no memory.
@@ -298,9 +314,9 @@ def _probe(
     Finds which parameters the embed unit and the head unit own, and what each block returns.
     Refuses block arguments that carry gradients or state from one block to another.
     """
-    outer = _bind_hollow(module, blocks, names, dtype)
+    outer = _bind_hollow(module, blocks, names)
     with torch.enable_grad(), HollowProducts():
-        trial = Trial(module, blocks, dtype)
+        trial = Trial(module, blocks)
         entering = _first_hidden(module, skeleton, trial)
         embed_ids = parameters_reached(entering)
         hidden = torch.zeros(2, entering.shape[-1], dtype=entering.dtype, requires_grad=True)
@@ -325,9 +341,7 @@ def _probe(
     )
 
 
-def _bind_hollow(
-    module: nn.Module, blocks: list[Unit], names: _Names, dtype: torch.dtype
-) -> _Outer:
+def _bind_hollow(module: nn.Module, blocks: list[Unit], names: _Names) -> _Outer:
     """Binds every parameter outside the blocks to a zero expanded to the parameter's shape."""
     in_blocks = {spec.full_name for unit in blocks for spec in unit.layout.parameters}
     modules = dict(module.named_modules())
@@ -341,7 +355,7 @@ def _bind_hollow(
                 f"{type(module).__name__} keeps {group[0]} from being trained, which is not "
                 "streamed; choose another model."
             )
-        hollow = nn.Parameter(torch.zeros((), dtype=dtype).expand(meta.shape))
+        hollow = nn.Parameter(torch.zeros((), dtype=meta.dtype).expand(meta.shape))
         outer.add(group, hollow, modules)
     return outer
 

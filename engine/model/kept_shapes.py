@@ -21,7 +21,7 @@ from typing import Any
 
 from engine.files import write_whole
 from engine.model.shape import ModelShape
-from engine.model.shape_rows import ACTIVATION_FIELDS, pack, unpack
+from engine.model.shape_rows import ACTIVATION_FIELDS, EXACT, pack, unpack
 from engine.paths import cache_folder
 from engine.plan import buffers
 
@@ -232,6 +232,8 @@ def _is_kind(kind: Any, dtype: str) -> bool:
     if not isinstance(kind, dict):
         return False
     if not all(_is_count(kind.get(name)) for name in ("numel", "parameters", "widest")):
+        return False
+    if not _is_count(kind.get(EXACT, 0)):
         return False
     if dtype not in kind:  # a unit without activations
         return True

@@ -17,6 +17,7 @@ The host store allocates exactly the bytes computed here, and the fit report lis
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -34,7 +35,12 @@ PLANE_ITEM_BYTES = {
 }
 """An element takes this many bytes in each plane. In `bfloat16`, weight_high (what the GPU sees)
 and weight_low together are the fp32 master; in `float32`, weight_high is the fp32 weight itself.
-DMA transfers only weight_high and grad.
+DMA transfers only weight_high and grad, and in units with parameters that stay in fp32 also
+weight_low.
+"""
+EXACT_ITEM_BYTES = 6
+"""A parameter that stays in fp32 takes this many bytes of a slot, in addition to those of its
+weight_high: 4 for its value, and 2 into which its weight_low is copied.
 """
 PLANES = frozenset().union(*PLANE_ITEM_BYTES.values())
 WEIGHT_PLANES = ("weight_high", "weight_low")
@@ -62,10 +68,29 @@ class ParameterSpec:
     shape: tuple[int, ...]
     decay: bool
     """It is true when AdamW's weight decay applies, which is not so for norms and biases."""
+    exact: bool = False
+    """It is true when the device computes with the fp32 master and not with its rounding to bf16,
+    because transformers keeps the parameter in fp32 in a bf16 model.
+    """
 
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class ExactPart:
+    """An `ExactPart` is one parameter of a unit, or a part of one, that stays in fp32."""
+
+    start: int
+    """It begins at this element of the unit's planes."""
+    stop: int
+    place: int
+    """It begins at this element of the slot's fp32 weights."""
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
 
 
 @dataclass(frozen=True)
@@ -90,6 +115,36 @@ class UnitLayout:
         """The unit has this many parameters, alignment excluded."""
         return sum(spec.numel for spec in self.parameters)
 
+    @functools.cached_property
+    def exact_parts(self) -> tuple[ExactPart, ...]:
+        """Returns where the parameters that stay in fp32 are, in the order of the layout."""
+        parts: list[ExactPart] = []
+        place = 0
+        for spec, offset in zip(self.parameters, self.offsets):
+            if spec.exact:
+                parts.append(ExactPart(offset, offset + spec.numel, place))
+                place += _aligned(spec.numel)
+        return tuple(parts)
+
+    @property
+    def exact_numel(self) -> int:
+        """The fp32 weights of the unit take this many elements of a slot, alignment included."""
+        return sum(_aligned(part.numel) for part in self.exact_parts)
+
+    def exact_within(self, start: int, stop: int) -> list[ExactPart]:
+        """Returns the parts of `exact_parts` between two elements of a plane."""
+        found: list[ExactPart] = []
+        for part in self.exact_parts:
+            first, last = max(start, part.start), min(stop, part.stop)
+            if first < last:
+                found.append(ExactPart(first, last, part.place + first - part.start))
+        return found
+
+    def slot_bytes(self, dtype: str) -> int:
+        """Returns the bytes of a slot that holds this unit alone."""
+        high = self.numel * PLANE_ITEM_BYTES[dtype]["weight_high"]
+        return high + self.exact_numel * EXACT_ITEM_BYTES
+
     def plane_bytes(self, dtype: str) -> dict[str, int]:
         """Returns the bytes of each plane by its name."""
         return {plane: self.numel * item for plane, item in PLANE_ITEM_BYTES[dtype].items()}
@@ -97,6 +152,11 @@ class UnitLayout:
     def host_bytes(self, dtype: str) -> int:
         """Returns the bytes of all planes together."""
         return sum(self.plane_bytes(dtype).values())
+
+
+def _aligned(numel: int) -> int:
+    """Returns the elements that a parameter of `numel` elements takes, alignment included."""
+    return (numel + ALIGN_ELEMENTS - 1) // ALIGN_ELEMENTS * ALIGN_ELEMENTS
 
 
 def lay_out(unit: str, parameters: list[ParameterSpec]) -> UnitLayout:
@@ -109,8 +169,7 @@ def lay_out(unit: str, parameters: list[ParameterSpec]) -> UnitLayout:
     decay_numel = 0
     for spec in ordered:
         offsets.append(position)
-        blocks = (spec.numel + ALIGN_ELEMENTS - 1) // ALIGN_ELEMENTS  # rounded up
-        position += blocks * ALIGN_ELEMENTS
+        position += _aligned(spec.numel)
         if spec.decay:
             decay_numel = position
     return UnitLayout(unit, tuple(ordered), tuple(offsets), position, decay_numel)

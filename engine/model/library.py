@@ -53,6 +53,7 @@ def _imported() -> ModuleType:
     module = importlib.import_module("transformers")
     for name in _NAMES:
         getattr(module, name)
+    importlib.import_module("transformers.core_model_loading")
     importlib.import_module("transformers.trainer_pt_utils")
     importlib.import_module("transformers.models.auto.modeling_auto")
     # We report an unreachable hub in one sentence, so the library's warning for every attempt is
@@ -79,7 +80,7 @@ def hub_is_cut_off() -> bool:
 
 def empty_model(config: Any, dtype: torch.dtype, attention: str | None = None) -> nn.Module:
     """Returns `AutoModelForCausalLM.from_config(config, dtype=dtype)` with its parameters on the
-    meta device and real buffers.
+    meta device and real buffers. What `from_pretrained` keeps in fp32 is in fp32.
 
     The dtype is set in `config`, and so is the attention implementation if one is given. Raises
     ValueError for an implementation that the family does not have.
@@ -88,15 +89,42 @@ def empty_model(config: Any, dtype: torch.dtype, attention: str | None = None) -
 
     chosen = {} if attention is None else {"attn_implementation": attention}
     with _BUILDING, init_empty_weights(include_buffers=False), _DefaultDtype(dtype):
-        # The library would set torch's default dtype to the dtype that it receives.
-        model = transformers().AutoModelForCausalLM.from_config(
-            config, dtype=torch.get_default_dtype(), **chosen
-        )
+        # The library would set torch's default dtype to a dtype that it receives.
+        model = transformers().AutoModelForCausalLM.from_config(config, dtype=None, **chosen)
     model.tie_weights()
     for part in (config, *(getattr(config, name) for name in config.sub_configs)):
         if part is not None:
             part.dtype = dtype
+    _compute_buffers(model)
+    _keep_in_fp32(model, dtype)
     return model
+
+
+def _compute_buffers(model: Any) -> None:
+    """Computes the buffers anew in float32, and rounds them to their dtypes. So does
+    `from_pretrained`, which computes them once the weights are read.
+    """
+    for module in model.modules():
+        if module._buffers:
+            module.__dict__.pop("_is_hf_initialized", None)
+    model.initialize_weights()
+
+
+def _keep_in_fp32(model: Any, dtype: torch.dtype) -> None:
+    """Makes those parameters and persistent buffers fp32 that `from_pretrained` would read in fp32
+    for a model in `dtype`.
+
+    In bf16 these are the ones whose names match `_keep_in_fp32_modules_strict`. The names in
+    `_keep_in_fp32_modules` count for fp16 alone, which we do not compute in. Parameters that the
+    family's own code makes in fp32 are so already.
+    """
+    kept = list(model._get_dtype_plan(dtype))
+    if not kept:
+        return
+    pattern, *_ = transformers().core_model_loading.build_glob_alternation(kept)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if pattern.search(name):
+            tensor.data = tensor.data.float()
 
 
 @contextmanager
@@ -157,7 +185,14 @@ def _told(items: Collection[Any], report: Callable[[float], None]) -> Iterator[A
 class _DefaultDtype(TorchFunctionMode):
     """While it is active, tensors that are made without an explicit dtype get this one.
 
-    It has the effect of `torch.set_default_dtype`, but in one thread only.
+    It has the effect of `torch.set_default_dtype`, but in one thread only:
+
+    - Functions that make tensors get the dtype.
+    - Whole numbers that become fractions, as in ``0.5 ** torch.arange(4)``, become fractions of
+      this dtype.
+    - `torch.get_default_dtype` cannot be changed for one thread, so it still says float32. But a
+      tensor in float32 is here only cast to float32 where that function was asked, since the cast
+      does nothing otherwise. So it is cast to this dtype.
     """
 
     _ALWAYS_DEFAULT: ClassVar = {
@@ -171,8 +206,16 @@ class _DefaultDtype(TorchFunctionMode):
         torch.logspace,
     }
     """These functions make tensors of the default dtype."""
-    _DEFAULT_FOR_FLOATS: ClassVar = {torch.full, torch.tensor, torch.scalar_tensor, torch.arange}
+    _DEFAULT_FOR_FLOATS: ClassVar = {
+        torch.full,
+        torch.tensor,
+        torch.scalar_tensor,
+        torch.arange,
+        torch.normal,
+    }
     """These functions do so if they are given Python floats."""
+    _EXPLICIT: ClassVar = {torch.Tensor.float, torch.Tensor.to, torch.Tensor.type}
+    """These functions make tensors of the dtype that they are asked for."""
 
     def __init__(self, dtype: torch.dtype):
         super().__init__()
@@ -186,9 +229,27 @@ class _DefaultDtype(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in self._ALWAYS_DEFAULT:
             return func(*args, **kwargs | {"dtype": self._dtype})
+        if func is torch.Tensor.to and args[1:] == (torch.float32,) and not kwargs:
+            wanted = self._dtype if args[0].dtype == torch.float32 else torch.float32
+            return func(args[0], wanted)
         made = func(*args, **kwargs)
+        if self._became_fractions(func, made, args, kwargs):
+            return made.to(self._dtype)
         if func in self._DEFAULT_FOR_FLOATS and made.is_floating_point():
             # A tensor or an array passed as an argument keeps its own dtype.
             has_own_dtype = any(hasattr(argument, "dtype") for argument in args)
             return made if has_own_dtype else made.to(self._dtype)
         return made
+
+    def _became_fractions(
+        self, func: Any, made: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """Tells whether a function of tensors of whole numbers alone made fp32 without being asked
+        for it.
+        """
+        if not isinstance(made, torch.Tensor) or made.dtype != torch.float32:
+            return False
+        given = [*args, *kwargs.values()]
+        tensors = [value for value in given if isinstance(value, torch.Tensor)]
+        asked = func in self._EXPLICIT or any(isinstance(value, torch.dtype) for value in given)
+        return bool(tensors) and not asked and not any(each.is_floating_point() for each in tensors)

@@ -71,7 +71,9 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
 
 def _outer(layout: UnitLayout) -> UnitShape:
     """Returns the shape of the embed unit or of the head unit."""
-    return UnitShape(layout.unit, layout.numel, layout.parameter_count)
+    return UnitShape(
+        layout.unit, layout.numel, layout.parameter_count, exact_numel=layout.exact_numel
+    )
 
 
 def _block(layout: UnitLayout, experts: tuple[int, int], counted: Counted) -> UnitShape:
@@ -84,6 +86,7 @@ def _block(layout: UnitLayout, experts: tuple[int, int], counted: Counted) -> Un
         activations=counted.plain,
         masked_activations=counted.masked,
         compiled_activations=counted.compiled,
+        exact_numel=layout.exact_numel,
     )
 
 

@@ -35,6 +35,8 @@ class UnitShape:
     """Autograd keeps these for a compiled block without a mask. They are smaller, because cheap
     operations are recomputed.
     """
+    exact_numel: int = 0
+    """In a bf16 model, this many elements stay in fp32 on the device, alignment included."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +122,13 @@ class ModelShape:
         """A checkpoint has planes of this many bytes: all planes except the gradients."""
         return sum(size for plane, size in self.plane_bytes().items() if plane != "grad")
 
-    @property
-    def export_bytes(self) -> int:
-        """An exported folder has this many bytes of weights, in the model's dtype."""
-        return self.parameter_count * self.item_bytes
+    def export_bytes(self, dtype: str) -> int:
+        """Returns the bytes of weights in an exported folder whose weights are in `dtype`. Weights
+        that stay in fp32 take the rest of their four bytes.
+        """
+        item = PLANE_ITEM_BYTES[dtype]["weight_high"]
+        exact = sum(unit.exact_numel for unit in self.units) if dtype == "bfloat16" else 0
+        return self.parameter_count * item + exact * (4 - item)
 
     def in_dtype(self, dtype: str) -> ModelShape:
         """Returns the shape of the same model in another dtype. Its planes are exact; its
@@ -131,7 +136,11 @@ class ModelShape:
         """
         item = PLANE_ITEM_BYTES[dtype]["weight_high"]
         logits = (self.logit_bytes - FP32_LOGIT_BYTES) // self.item_bytes
-        return replace(self, dtype=dtype, logit_bytes=FP32_LOGIT_BYTES + logits * item)
+        units = self.units
+        if dtype == "float32":  # there all weights are in fp32
+            units = tuple(replace(unit, exact_numel=0) for unit in units)
+        logit_bytes = FP32_LOGIT_BYTES + logits * item
+        return replace(self, dtype=dtype, logit_bytes=logit_bytes, units=units)
 
     def varlen(self, packed: bool, device: str) -> bool:
         """Returns whether attention uses the GPU's variable-length kernel, document by document."""

@@ -31,6 +31,8 @@ MODEL_FIELDS = (
 """These fields of ModelShape are the same in every dtype. Units are stored by kind."""
 
 ACTIVATION_FIELDS = ("activations", "masked_activations", "compiled_activations")
+EXACT = "exact"
+"""A unit with parameters that stay in fp32 in a bf16 model has their number under this key."""
 
 
 def pack(shapes: Mapping[str, ModelShape]) -> dict[str, Any]:
@@ -93,6 +95,8 @@ def _kind(unit: UnitShape, dtype: str) -> dict[str, Any]:
     }
     if any(numbers):
         kind[dtype] = numbers
+    if unit.exact_numel:
+        kind[EXACT] = unit.exact_numel
     return kind
 
 
@@ -108,4 +112,12 @@ def _unit(name: str, kind: Mapping[str, Any], dtype: str) -> UnitShape:
         field_name: Activations(per_token, per_pair)
         for field_name, (per_token, per_pair) in zip(ACTIVATION_FIELDS, pairs)
     }
-    return UnitShape(name, kind["numel"], kind["parameters"], kind["widest"], **activations)
+    exact_numel = kind.get(EXACT, 0) if dtype == "bfloat16" else 0
+    return UnitShape(
+        name,
+        kind["numel"],
+        kind["parameters"],
+        kind["widest"],
+        exact_numel=exact_numel,
+        **activations,
+    )

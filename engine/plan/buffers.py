@@ -31,7 +31,9 @@ class BufferKind(Word):
 
     # On the host.
     WEIGHTS = "weights"
-    """It is the `weight_high` plane of a unit, or a piece of that plane."""
+    """It is the `weight_high` plane of a unit, or a piece of that plane, with the `weight_low` of
+    the weights that stay in fp32.
+    """
     STATES = "optimizer states"
     """It covers all planes of the unit except `weight_high` and the gradient, or a piece of them.
     """

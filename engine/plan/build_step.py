@@ -58,15 +58,25 @@ def build_step_plan(
     )
 
 
-def build_forward_plan(blocks: list[str], tied: bool, choices: PlanChoices) -> StepPlan:
+def build_forward_plan(
+    blocks: list[str], tied: bool, choices: PlanChoices, held: bool = False
+) -> StepPlan:
     """Returns the plan of a pass without gradients, for evaluation and sampling. The pass ends with
     its `loss` ops.
 
-    Of the choices, only the micro-batches, the slots, the prefetch depth and the resident blocks
-    should differ from their defaults.
+    Of the choices, only the micro-batches, the rounds, the slots, the prefetch depth, the resident
+    blocks and the compiled kernels should differ from their defaults. The rounds need not divide
+    the micro-batches. held: an earlier pass on the same weights has left every unit with a slot of
+    its own in that slot, so these units are not fetched again.
     """
-    writer = StepWriter(blocks, tied, choices, PlaneSizes({}), StepEnd.LOSS)
-    return StepPlan(ops=with_waits(writer.write()), slots=writer.buffers.slot_units())
+    end = StepEnd.LOSS_AGAIN if held else StepEnd.LOSS
+    writer = StepWriter(blocks, tied, choices, PlaneSizes({}), end)
+    return StepPlan(
+        ops=with_waits(writer.write()),
+        slots=writer.buffers.slot_units(),
+        compiled=choices.compiled,
+        held=writer.held,
+    )
 
 
 def _refuse_contradictions(blocks: list[str], choices: PlanChoices) -> None:

@@ -380,6 +380,10 @@ class StepPlan:
     weights when a step ends. Their weights are fetched before the first step and after every drain;
     from then on they are updated in the slot.
     """
+    held: tuple[tuple[str, Buffer], ...] = ()
+    """These units, with their slots, are there when a pass without gradients begins, because an
+    earlier pass on the same weights has left them.
+    """
     update_buffers: tuple[Buffer, ...] = ()
     spare_buffers: tuple[Buffer, ...] = ()
     """These update buffers use memory of activations, from `lend` to the next step's `reclaim`."""

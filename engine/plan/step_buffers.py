@@ -47,6 +47,11 @@ class StepBuffers:
         lasting = [*self._resident, *self._streamed[: self._choices.slots]]
         return {block: self.slots[block] for block in lasting}
 
+    def own_slots(self) -> tuple[tuple[str, Buffer], ...]:
+        """Returns the units that share their slot with no other, each with its slot."""
+        units = self.slot_units().items()
+        return tuple((names[0], slot) for slot, names in units if len(names) == 1)
+
     def slot_units(self) -> dict[Buffer, tuple[str, ...]]:
         """Returns every slot with the units that it must be able to hold."""
         units: dict[Buffer, tuple[str, ...]] = {slot_of(EMBED): (EMBED,), slot_of(HEAD): (HEAD,)}

@@ -25,12 +25,11 @@ def to_text(plan: StepPlan) -> str:
     """Returns the plan as text: one line for each property, an empty line, and one line for each
     op.
     """
-    placed = "; ".join(f"{unit} in {slot}" for unit, slot in plan.placed)
     facts = [
         f"kept units: {', '.join(sorted(plan.kept_units))}",
         f"compiled: {'yes' if plan.compiled else 'no'}",
         f"homes on the device: {', '.join(plan.device_homes)}",
-        f"placed: {placed}",
+        f"placed: {_places_text(plan.placed)}",
         f"slots: {_units_text(plan.slots)}",
         f"sums: {_units_text(plan.grads)}",
         f"stagings: {_units_text(plan.stagings)}",
@@ -40,6 +39,8 @@ def to_text(plan: StepPlan) -> str:
         f"elements of a piece: {plan.piece_numel}",
         f"arena: {', '.join(plan.arena)}",
     ]
+    if plan.held:  # only some passes without gradients have such units
+        facts.append(f"held: {_places_text(plan.held)}")
     lines = [fact.rstrip() for fact in facts] + ["", *map(_op_text, plan.ops)]
     return "\n".join(lines) + "\n"
 
@@ -60,7 +61,6 @@ def _read_plan(text: str) -> StepPlan:
     head, _, ops = text.partition("\n\n")
     lines = [line.partition(":") for line in head.splitlines()]
     facts = {label: value.strip() for label, _, value in lines}
-    placed_parts = [each.partition(" in ") for each in _words(facts["placed"], "; ")]
     return StepPlan(
         ops=tuple(map(_read_op, ops.splitlines())),
         slots=_read_units(facts["slots"]),
@@ -70,12 +70,22 @@ def _read_plan(text: str) -> StepPlan:
         kept_units=frozenset(_words(facts["kept units"])),
         compiled=facts["compiled"] == "yes",
         device_homes=_words(facts["homes on the device"]),
-        placed=tuple((unit, read_buffer(slot)) for unit, _, slot in placed_parts),
+        placed=_read_places(facts["placed"]),
         update_buffers=_read_buffers(facts["update buffers"]),
         spare_buffers=_read_buffers(facts["spare buffers"]),
         piece_numel=int(facts["elements of a piece"]),
         arena=_words(facts["arena"]),
+        held=_read_places(facts.get("held", "")),
     )
+
+
+def _places_text(places: Sequence[tuple[str, Buffer]]) -> str:
+    return "; ".join(f"{unit} in {slot}" for unit, slot in places)
+
+
+def _read_places(text: str) -> tuple[tuple[str, Buffer], ...]:
+    parts = [each.partition(" in ") for each in _words(text, "; ")]
+    return tuple((unit, read_buffer(slot)) for unit, _, slot in parts)
 
 
 def _words(text: str, between: str = ", ") -> tuple[str, ...]:

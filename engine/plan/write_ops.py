@@ -46,6 +46,8 @@ class StepEnd(Enum):
 
     LOSS = "loss"
     """The pass has no gradients."""
+    LOSS_AGAIN = "loss again"
+    """The pass has no gradients either, and an earlier one has left weights in their slots."""
     SUMMARY = "summary"
     """The step is a dry run: no op writes weights or moments."""
     UPDATES = "updates"
@@ -95,7 +97,7 @@ class StepWriter:
         self._tied = tied
         self._choices = choices
         self._end = end
-        self._training = end is not StepEnd.LOSS
+        self._training = end in (StepEnd.SUMMARY, StepEnd.UPDATES)
         self._above = dict(zip(blocks, [*blocks[1:], HEAD]))
         self._below = dict(zip(blocks[1:], blocks))
         self._drafts: list[Draft] = []
@@ -103,8 +105,12 @@ class StepWriter:
         self.device = DeviceUpdates(
             blocks, self.buffers.lasting_slots(), choices, sizes, self._drafts
         )
+        self.held = self.buffers.own_slots() if end is StepEnd.LOSS_AGAIN else ()
+        """These units, with their slots, are there when the step begins."""
         there = {
-            slot: unit for unit, slot in self.device.placed_units() if unit in self.buffers.slots
+            slot: unit
+            for unit, slot in (*self.device.placed_units(), *self.held)
+            if unit in self.buffers.slots
         }
         self._uses = assign_slots(blocks, self.buffers.slots, there, choices.rounds, self._training)
         self._current = 0
@@ -129,16 +135,15 @@ class StepWriter:
         return self._drafts
 
     def _rounds(self) -> Iterator[_Round]:
-        rounds = self._choices.rounds
-        size = self._choices.micro_batches // rounds
+        rounds, count = self._choices.rounds, self._choices.micro_batches
         for number in range(rounds):
-            micro_batches = range(number * size, (number + 1) * size)
+            micro_batches = range(number * count // rounds, (number + 1) * count // rounds)
             yield _Round(number, micro_batches, is_last=number == rounds - 1)
 
     def _forward_pass(self, round_: _Round) -> None:
         """Writes embed and every block of a round."""
         first_round = round_.number == 0
-        if first_round and self.device.placed(EMBED) is None:
+        if first_round and not self._is_there(EMBED):
             self._prefetch(EMBED, slot_of(EMBED))
         self._fetch_ahead()
         for micro_batch in round_.micro_batches:
@@ -146,7 +151,7 @@ class StepWriter:
         for block in self._blocks:
             self._fetch_ahead()
             is_last_block = block == self._blocks[-1]
-            if first_round and is_last_block and self.device.placed(HEAD) is None:
+            if first_round and is_last_block and not self._is_there(HEAD):
                 # The head's weights are not prefetched earlier: the head's update comes last, and a
                 # prefetch that waits for it would delay all later copies on the lane.
                 self._prefetch(HEAD, slot_of(HEAD))
@@ -156,6 +161,10 @@ class StepWriter:
                 self._forward(block, micro_batch, round_)
             self._current += 1
         self._fetch_ahead()
+
+    def _is_there(self, unit: str) -> bool:
+        """Tells whether the slot of the embed or the head unit holds it when the step begins."""
+        return bool(self.held) or self.device.placed(unit) is not None
 
     def _backward_pass(self, round_: _Round) -> None:
         """Writes the backward of every block and of embed, and sends the gradients of all units."""

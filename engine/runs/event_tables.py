@@ -201,9 +201,10 @@ class MemoryTable(EventTable[MemorySampled]):
 
 @dataclass
 class EvalTable(EventTable[EvalFinished]):
-    """An `EvalTable` holds the losses of `EvalFinished`."""
+    """An `EvalTable` holds the losses of `EvalFinished`, and the numbers of their tokens."""
 
     loss: array[float] = field(default_factory=_floats)
+    loss_tokens: array[int] = field(default_factory=_integers)
 
 
 @dataclass

@@ -13,11 +13,12 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, ValidationError, convert, field
 
+from engine.runs.event_base import Event
+from engine.runs.fault_events import PlannedAnew, StepSkipped
 from engine.runs.field_types import (
     LARGEST,
     LARGEST_WHOLE,
@@ -30,33 +31,6 @@ from engine.runs.field_types import (
 )
 
 # ---------------------------------------------------------------------- the events
-
-
-def _kind_of(class_name: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", class_name).lower()
-
-
-class Event(Struct, frozen=True, gc=False, tag=_kind_of, tag_field="kind"):
-    """An `Event` records something that happened in a run; it is the base class of all kinds of
-    events.
-
-    `kind` is the class name in snake case. `gc=False` excludes events from Python's garbage
-    collector, which would otherwise traverse the hundreds of thousands of events of a long record
-    again and again. This is safe because an event holds JSON values, which form no reference
-    cycles.
-    """
-
-    kind: ClassVar[str] = "event"
-
-    def __init_subclass__(cls) -> None:
-        cls.kind = _kind_of(cls.__name__)
-
-    def fields(self) -> dict[str, Any]:
-        """Returns the field values by the names that they have in the record."""
-        return {
-            recorded: getattr(self, name)
-            for name, recorded in zip(self.__struct_fields__, self.__struct_encode_fields__)
-        }
 
 
 RunState = Literal[
@@ -363,6 +337,8 @@ EVENT_TYPES: dict[str, type[Event]] = {
         ExportWritten,
         ControlReceived,
         SettingsChanged,
+        StepSkipped,
+        PlannedAnew,
         LogLine,
         RunEnded,
     )

@@ -240,8 +240,10 @@ def lasting_config(config: TrainConfig) -> TrainConfig:
 
     The run can then be executed from any working directory.
     """
+    start = config.model.start_from
     return config.with_values(
         {
+            "model.start_from": None if start is None else lasting_source(start),
             "model.source": lasting_source(config.model.source),
             "data.source": lasting_sources(config.data.source),
         }

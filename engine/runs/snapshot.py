@@ -62,6 +62,7 @@ from engine.runs.events import (
     StepTimeline,
     UnitNorms,
 )
+from engine.runs.fault_events import StepSkipped
 from engine.runs.step_order import StepOrder
 
 OVER_STATES = ("finished", "stopped", "failed", "discarded")
@@ -75,7 +76,7 @@ PROMPT_ANSWERS = 200
 RECENT_STEPS = 20
 """The remaining time is estimated from this many of the latest steps."""
 
-E = TypeVar("E", ExactMatchMeasured, PromptsAnswered, CheckpointWritten, ExportWritten)
+E = TypeVar("E", ExactMatchMeasured, PromptsAnswered, CheckpointWritten, ExportWritten, StepSkipped)
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,7 @@ class RunSnapshot:
     requests_taken: int = 0
     """The run has taken up this many requests from people."""
     changes: list[SettingsChanged] = field(default_factory=list)
+    skipped: list[StepSkipped] = field(default_factory=list)
 
     # ------------------------------------------------------------------ values that follow
 
@@ -185,9 +187,10 @@ class RunSnapshot:
 
     @property
     def step(self) -> int:
-        """Returns how many steps have been applied."""
-        resumed, steps = self.resumed_step or 0, self.steps.step
-        return max(resumed, steps[-1]) if steps else resumed
+        """Returns how many steps are over, applied or skipped."""
+        skipped = self.skipped[-1].step if self.skipped else 0
+        applied = self.steps.step[-1] if self.steps.step else 0
+        return max(self.resumed_step or 0, applied, skipped)
 
     @property
     def loss(self) -> float | None:
@@ -268,6 +271,7 @@ class RunSnapshot:
         self.prompt_answers = _up_to(step, self.prompt_answers)
         self.checkpoints = _up_to(step, self.checkpoints)
         self.exports = _up_to(step, self.exports)
+        self.skipped = _up_to(step, self.skipped)
         del self.timeline_steps[bisect.bisect_right(self.timeline_steps, step) :]
         if self.timeline is not None and self.timeline.step > step:
             self.timeline = None
@@ -368,6 +372,10 @@ class RunSnapshot:
         self.total_steps = event.total_steps or self.total_steps
         self.changes.append(event)
 
+    def _step_skipped(self, _: float, event: StepSkipped) -> None:
+        self.order.takes(event.step, self.lines)
+        self.skipped.append(event)
+
     def _log_line(self, time: float, event: LogLine) -> None:
         self.log.append(LogEntry(time, event.level, event.text))
 
@@ -425,6 +433,7 @@ _FOLDS: dict[type[Event], Callable[[RunSnapshot, float, Any], None]] = {
     ExportWritten: RunSnapshot._export_written,
     ControlReceived: RunSnapshot._control_received,
     SettingsChanged: RunSnapshot._settings_changed,
+    StepSkipped: RunSnapshot._step_skipped,
     LogLine: RunSnapshot._log_line,
     LineDamaged: RunSnapshot._line_damaged,
     RunEnded: RunSnapshot._run_ended,

@@ -58,13 +58,18 @@ class Backend(Protocol):
     def host_buffer(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Returns a small zeroed host tensor [numel] that COMPUTE may copy to without stalling."""
 
-    def register(self, pointer: int, nbytes: int) -> None:
-        """Makes host memory known to the device's DMA engines. Raises FitError where the system
-        refuses.
+    def register(self, pointer: int, nbytes: int) -> bool:
+        """Makes host memory known to the device's DMA engines. Returns False where the system
+        refuses: copies then pass through a buffer of the driver, which is slower.
         """
 
     def unregister(self, pointer: int) -> None:
         """Takes back the registration of the host memory at `pointer`."""
+
+    def unregistered_rate(self) -> float:
+        """Returns how many bytes a second pass between the device and host memory that is not
+        registered. It is measured in some hundredths of a second. On the CPU it is 0.
+        """
 
     def limit_memory(self, nbytes: int) -> None:
         """Refuses device allocations beyond `nbytes` from now on."""

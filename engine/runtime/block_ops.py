@@ -3,7 +3,8 @@ Each kind of op does one thing.
 
 Copies between host and device (lanes H2D and D2H):
 
-- `prefetch` copies the plane weight_high of a unit to its slot.
+- `prefetch` copies the plane weight_high of a unit to its slot, and completes the weights that
+  stay in fp32 (`engine.runtime.device_state`).
 - `store_boundary` and `fetch_boundary` copy a block's input to the host and back.
 - `offload` copies a rounded gradient from its staging buffer to the plane grad. Where the sum over
   rounds is kept on the host, `fetch_grad` copies the gradient back.
@@ -116,7 +117,11 @@ def _prefetch(context: OpContext, op: Prefetch, _step: StepUnderWay) -> None:
     # `data` has its own version counter, so autograd does not notice this write. Kept blocks have
     # saved views of this slot. By their backward, the slot holds the same weights again, which the
     # contents in the plan prove.
-    context.state.slots[op.slot].data[: plane.numel()].copy_(plane, non_blocking=True)
+    slot = context.state.slots[op.slot].data[: plane.numel()]
+    slot.copy_(plane, non_blocking=True)
+    for part in context.units[op.unit].layout.exact_parts:
+        low = context.store.tensor(op.unit, "weight_low")
+        context.state.exact[op.slot].fetch(part, slot, low)
 
 
 def _store_boundary(context: OpContext, op: StoreBoundary, step: StepUnderWay) -> None:
@@ -184,16 +189,47 @@ def _device_update(context: OpContext, op: DeviceUpdate, step: StepUnderWay) -> 
     update(planes, grad, factors, decayed, context.plan.compiled)
     if op.slot is not None:
         # The write goes through `data`, as in a prefetch.
-        context.state.slots[op.slot].data[start:stop].copy_(planes["weight_high"])
+        high = planes["weight_high"]
+        context.state.slots[op.slot].data[start:stop].copy_(high)
+        for part in context.units[op.unit].layout.exact_within(start, stop):
+            inside = slice(part.start - start, part.stop - start)
+            context.state.exact[op.slot].join(part, high[inside], planes["weight_low"][inside])
 
 
-def _offload_weights(context: OpContext, op: OffloadWeights, _step: StepUnderWay) -> None:
+def _offload_weights(context: OpContext, op: OffloadWeights, step: StepUnderWay) -> None:
+    """Sends what a prefetch of the unit reads: weight_high, and weight_low of the weights that stay
+    in fp32.
+    """
+    context.store.held.begin(step.inputs.number)
     _copy_states(context, op, ["weight_high"], to_device=False)
+    for part in context.units[op.unit].layout.exact_within(*op.piece):
+        _send_range(context, op, "weight_low", (part.start, part.stop))
 
 
-def _offload_states(context: OpContext, op: OffloadStates, _step: StepUnderWay) -> None:
-    names = [plane for plane in context.store.planes if plane not in ("weight_high", "grad")]
-    _copy_states(context, op, names, to_device=False)
+def _offload_states(context: OpContext, op: OffloadStates, step: StepUnderWay) -> None:
+    context.store.held.begin(step.inputs.number)
+    sent = context.units[op.unit].layout.exact_within(*op.piece)
+    if not sent:
+        names = [plane for plane in context.store.planes if plane not in ("weight_high", "grad")]
+        _copy_states(context, op, names, to_device=False)
+        return
+    # What was sent with the weights is not written again, since a prefetch may be reading it.
+    bounds = [op.piece[0]]
+    for part in sent:
+        bounds += [part.start, part.stop]
+    bounds.append(op.piece[1])
+    for between in zip(bounds[::2], bounds[1::2]):
+        _send_range(context, op, "weight_low", between)
+    _copy_states(context, op, ["exp_avg", "exp_avg_sq"], to_device=False)
+
+
+def _send_range(context: OpContext, op: OfPiece, name: str, between: tuple[int, int]) -> None:
+    """Copies a plane between two elements from the op's update buffer to the host."""
+    start, stop = between
+    begin = op.piece[0]
+    on_device = context.state.states[op.buffer][name][start - begin : stop - begin]
+    on_host = context.store.tensor(op.unit, name)[start:stop]
+    context.backend.copy_in_parts(on_host, on_device)
 
 
 def _copy_states(context: OpContext, op: OfPiece, names: Sequence[str], to_device: bool) -> None:
@@ -224,8 +260,11 @@ def _clip(context: OpContext, _op: Clip, step: StepUnderWay) -> None:
         if not math.isfinite(value):
             raise NonFiniteError(
                 f"The {what} of step {step.inputs.number} is not a finite number, so the run "
-                "stopped before applying that step; look at the data, or start a new run with "
-                "a lower train.learning_rate."
+                "stopped before applying that step; look at the data, or resume with "
+                "train.nonfinite at skip to pass these rows, or start a new run with a lower "
+                "train.learning_rate.",
+                step.inputs.number,
+                what,
             )
     most = step.inputs.max_grad_norm
     # As torch's clip_grad_norm_ computes it.
@@ -238,7 +277,9 @@ def _update(context: OpContext, op: Update, step: StepUnderWay) -> None:
     adamw, result = context.adamw, step.result
     assert adamw is not None  # an engine without an optimizer has no plan with updates
     assert result is not None  # every update waits for `clip`
-    adamw.update(op.unit, step.inputs.number, step.inputs.learning_rate, result.clip_factor)
+    held, number = context.store.held, step.inputs.number
+    held.begin(number)
+    adamw.update(op.unit, held.update_number(number), step.inputs.learning_rate, result.clip_factor)
 
 
 WORK: dict[OpKind, Work] = {

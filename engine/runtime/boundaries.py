@@ -4,13 +4,13 @@ This file allocates that memory.
 
 from __future__ import annotations
 
-import mmap
 import weakref
 
 import torch
 
 from engine.plan.ops import StepPlan, StoreBoundary
 from engine.runtime.backend import Backend
+from engine.runtime.host_store import map_memory
 
 
 class HostBoundaries:
@@ -23,18 +23,21 @@ class HostBoundaries:
         self.nbytes = len(keys) * numel * dtype.itemsize
         self.tensors: dict[tuple[str, int], torch.Tensor] = {}
         """Each tensor has the shape [numel]; its key is (unit, micro-batch)."""
-        self._unregister = None
+        self.is_refused = False
+        """The system refused to register the memory, so its copies are slower."""
+        self._unregister: weakref.finalize | None = None
         if not keys:
             return
-        memory = torch.frombuffer(mmap.mmap(-1, self.nbytes), dtype=dtype)
+        memory = torch.frombuffer(map_memory(self.nbytes), dtype=dtype)
         memory.zero_()
-        backend.register(memory.data_ptr(), self.nbytes)
+        self.is_refused = not backend.register(memory.data_ptr(), self.nbytes)
         # A finalizer also covers an engine whose construction fails later for lack of device
         # memory. Without it these addresses would still count as registered when the system reuses
         # them, and the new memory there could not be registered.
-        self._unregister = weakref.finalize(self, backend.unregister, memory.data_ptr())
-        # At the end of the process the driver releases everything itself.
-        self._unregister.atexit = False
+        if not self.is_refused:
+            self._unregister = weakref.finalize(self, backend.unregister, memory.data_ptr())
+            # At the end of the process the driver releases everything itself.
+            self._unregister.atexit = False
         for position, key in enumerate(keys):
             start = position * numel
             self.tensors[key] = memory[start : start + numel]

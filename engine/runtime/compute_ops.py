@@ -111,10 +111,10 @@ def _run(
     unit = context.units[op.unit]
     arguments = step.arguments[op.micro_batch][context.block_positions[op.unit]]
     block: Callable[..., Any] = context.state.template(op.slot, unit)
-    # The shapes of sampling change with every token, so compiling would cost more time than it
-    # saves.
     if context.plan.compiled and step.inputs.training:
         block = context.state.compiled[op.slot, unit.kind]
+    elif context.plan.compiled:
+        block = context.state.compiled_alone(op.slot, unit)
     return arguments.call(block, hidden)
 
 
@@ -212,10 +212,37 @@ def loss(context: OpContext, op: Loss, step: StepUnderWay) -> None:
     """Computes the loss and, in training, its gradients; for sampling, the logits alone."""
     if step.inputs.logits_at is not None:
         _logits(context, op, step, step.inputs.logits_at[op.micro_batch])
-        return
+    elif step.inputs.training:
+        _loss_with_gradients(context, op, step)
+    else:
+        _loss_alone(context, op, step)
+
+
+def _loss_alone(context: OpContext, op: Loss, step: StepUnderWay) -> None:
+    """Computes the loss of a micro-batch of a pass without gradients."""
+    hidden = step.hidden.pop(op.micro_batch)
+    del step.arguments[op.micro_batch]  # the next group of micro-batches needs the memory
+    step.losses[op.micro_batch], _ = chunked_loss(
+        context.model.skeleton, hidden, _targets(op, step), _chunks(context)
+    )
+
+
+def _targets(op: Loss, step: StepUnderWay) -> LossTargets:
+    batch = step.inputs.batches[op.micro_batch]
+    return LossTargets(batch.loss_index, batch.labels, step.inputs.loss_scale)
+
+
+def _chunks(context: OpContext) -> LossChunks:
+    return LossChunks(context.loss_chunk, context.plan.compiled)
+
+
+def _loss_with_gradients(context: OpContext, op: Loss, step: StepUnderWay) -> None:
+    """Adds the loss of a micro-batch to that of the step, and the gradients of the tail to their
+    sums.
+    """
     outer = context.state.outer_parameters
     owners = [HEAD, EMBED] if context.model.tied else [HEAD]
-    if op.first:
+    if op.first and step.inputs.training:  # a pass without gradients may have no sums
         for owner in owners:
             _sum_of(context, owner, op, HEAD).zero_()
     if op.micro_batch == 0:
@@ -232,27 +259,23 @@ def loss(context: OpContext, op: Loss, step: StepUnderWay) -> None:
             )
             start = stop
 
-    tail = None
-    if step.inputs.training:
-        tail = TailGradients([p for owner in owners for p in outer[owner]], accumulate)
-    batch = step.inputs.batches[op.micro_batch]
+    tail = TailGradients([p for owner in owners for p in outer[owner]], accumulate)
     total, gradient = chunked_loss(
         context.model.skeleton,
         step.hidden[op.micro_batch],
-        LossTargets(batch.loss_index, batch.labels, step.inputs.loss_scale),
-        LossChunks(context.loss_chunk, context.plan.compiled),
+        _targets(op, step),
+        _chunks(context),
         tail,
     )
+    assert gradient is not None  # with `tail`, there always is one
     context.state.norms[-1] += total
-    if gradient is None:
-        del step.hidden[op.micro_batch]
-    else:
-        step.hidden[op.micro_batch] = gradient
+    step.hidden[op.micro_batch] = gradient
 
 
 def _logits(context: OpContext, op: Loss, step: StepUnderWay, at: torch.Tensor) -> None:
     """Computes the logits at the flat positions `at`, int64 [n]."""
     hidden = step.hidden.pop(op.micro_batch)
+    del step.arguments[op.micro_batch]
     states = hidden.reshape(-1, hidden.shape[-1]).index_select(0, at)
     with torch.no_grad():
         step.logits[op.micro_batch] = context.model.skeleton.logits(states).float()

@@ -70,11 +70,16 @@ class CpuBackend:
         """Returns a zeroed tensor [numel]."""
         return torch.zeros(numel, dtype=dtype)
 
-    def register(self, pointer: int, nbytes: int) -> None:
+    def register(self, pointer: int, nbytes: int) -> bool:  # noqa: ARG002  as on a GPU
         """Does nothing: the CPU needs no registration."""
+        return True
 
     def unregister(self, pointer: int) -> None:
         """Does nothing: the CPU needs no registration."""
+
+    def unregistered_rate(self) -> float:
+        """Returns 0: nothing passes between two kinds of memory."""
+        return 0.0
 
     def limit_memory(self, nbytes: int) -> None:
         """Does nothing: the host's own limits apply."""

@@ -44,13 +44,15 @@ from typing import cast
 import numpy as np
 import torch
 
-from engine.errors import FitError, GpuMemoryError, RamstreamError
+from engine.errors import GpuMemoryError, RamstreamError
 from engine.plan.ops import UPDATE_LANES, Lane
 from engine.runtime.backend import Ticket
 from engine.words import GIB
 
 SWITCH_SECONDS = 0.0005
 """A thread that waits for the interpreter's lock requests it after this many seconds."""
+_RATE_BYTES = 64 << 20
+"""The rate of unregistered memory is measured with a copy of this many bytes each way."""
 PART_BYTES = 128 << 20
 """A copy in parts moves this many bytes at a time, which takes about two milliseconds."""
 
@@ -354,15 +356,23 @@ class CudaBackend:
         """Returns a zeroed pinned tensor [numel]."""
         return torch.zeros(numel, dtype=dtype, pin_memory=True)
 
-    def register(self, pointer: int, nbytes: int) -> None:
-        code = int(torch.cuda.cudart().cudaHostRegister(pointer, nbytes, 0))
-        if code != 0:
-            self._clear_error()
-            raise FitError(
-                f"{nbytes} bytes of host memory could not be registered for transfers (CUDA error "
-                f"{code}); free host memory, raise the locked-memory limit (ulimit -l), or choose "
-                "a smaller model."
-            )
+    def register(self, pointer: int, nbytes: int) -> bool:
+        # WSL2 and containers refuse it beyond a limit. A copy with other memory is as correct: the
+        # call returns only once the driver has taken the source, or has written the target.
+        if int(torch.cuda.cudart().cudaHostRegister(pointer, nbytes, 0)) == 0:
+            return True
+        self._clear_error()
+        return False
+
+    def unregistered_rate(self) -> float:
+        host = torch.zeros(_RATE_BYTES, dtype=torch.uint8)
+        device = torch.zeros(_RATE_BYTES, dtype=torch.uint8, device=self.device)
+        torch.cuda.synchronize(self.device)
+        began = time.perf_counter()
+        device.copy_(host)
+        host.copy_(device)
+        torch.cuda.synchronize(self.device)
+        return 2 * _RATE_BYTES / (time.perf_counter() - began)
 
     def unregister(self, pointer: int) -> None:
         torch.cuda.cudart().cudaHostUnregister(pointer)
@@ -382,7 +392,10 @@ class CudaBackend:
     def free_memory(self) -> int:
         memory = self.memory()
         unused = memory["reserved"] - memory["allocated"]
-        return unused + max(0, min(memory["free"], self._limit - memory["reserved"]))
+        # The program around the engine may have lowered the limit, too.
+        share = torch.cuda.get_per_process_memory_fraction(self.device)
+        limit = min(self._limit, round(share * memory["total"]))
+        return max(0, unused + min(memory["free"], limit - memory["reserved"]))
 
     def seed(self, value: int) -> None:
         torch.default_generator.manual_seed(value)

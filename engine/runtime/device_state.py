@@ -11,12 +11,44 @@ import copy
 import torch
 from torch import nn
 
-from engine.model.layout import PLANE_ITEM_BYTES
+from engine.model.layout import PLANE_ITEM_BYTES, ExactPart
 from engine.model.units import TORCH_DTYPES, StreamedModel, Unit
 from engine.plan.assign_slots import slot_of
 from engine.plan.buffers import EMBED, HEAD, Buffer, BufferKind
 from engine.plan.ops import StepPlan
 from engine.runtime.compiled import CompiledBlock
+
+
+class ExactWeights:
+    """Beside a slot, an `ExactWeights` holds the weights that a bf16 model computes with in fp32,
+    such as the router of some mixtures of experts.
+
+    The host has every weight as two planes, whatever the device computes with. The slot receives
+    weight_high of all weights; weight_low follows for these few, and both are joined here.
+    """
+
+    def __init__(self, numel: int, device: torch.device):
+        self.values = torch.zeros(numel, dtype=torch.float32, device=device)
+        """The weights are float32 [numel]; the parameters of templates are views of them."""
+        self.low = torch.zeros(numel, dtype=torch.int16, device=device)
+        """The values of weight_low are copied into this int16 [numel]."""
+
+    def fetch(self, part: ExactPart, high: torch.Tensor, low: torch.Tensor) -> None:
+        """Takes the weights of `part` from `high`, a whole plane on the device, and `low`, a whole
+        plane on the host, both [numel of the unit]. It does not wait for the copy.
+        """
+        here = self.low[part.place : part.place + part.numel]
+        here.copy_(low[part.start : part.stop], non_blocking=True)
+        self.join(part, high[part.start : part.stop], here)
+
+    def join(self, part: ExactPart, high: torch.Tensor, low: torch.Tensor) -> None:
+        """Sets the weights of `part` from the bf16 `high` and the int16 `low`, both [numel of the
+        part] on the device.
+        """
+        # `data` has its own version counter, so autograd does not notice this write, as in a
+        # prefetch. The sum is made in place, so that no memory is allocated beside the slots.
+        bits = self.values.data[part.place : part.place + part.numel].view(torch.int32)
+        bits.copy_(high.view(torch.int16)).bitwise_left_shift_(16).add_(low)
 
 
 class DeviceState:
@@ -39,6 +71,12 @@ class DeviceState:
         """Each slot is a flat tensor [numel of its largest unit] that holds the weights of a
         unit.
         """
+        self.exact: dict[Buffer, ExactWeights] = {}
+        """The weights that stay in fp32, for each slot whose units have any."""
+        for slot, names in plan.slots.items():
+            numel = max(self._units[each].layout.exact_numel for each in names)
+            if numel:
+                self.exact[slot] = ExactWeights(numel, device)
         self._spare = plan.spare_buffers
         self._piece_numel = plan.piece_numel
         self._shared = set(plan.arena)
@@ -70,6 +108,7 @@ class DeviceState:
         self._parameters: dict[tuple[Buffer, int], list[nn.Parameter]] = {}
         self.compiled: dict[tuple[Buffer, int], CompiledBlock] = {}
         """Where the plan says so, it holds the compiled templates by (slot, kind of block)."""
+        self._compiled_alone: dict[tuple[Buffer, int], CompiledBlock] = {}
         self._place_skeleton()
         for slot, units in plan.slots.items():
             for name in units:
@@ -192,10 +231,16 @@ class DeviceState:
     def _views(self, slot: Buffer, unit: Unit) -> list[nn.Parameter]:
         """Returns the unit's parameters as views of a slot, in layout order."""
         weights = self.slots[slot]
-        return [
-            nn.Parameter(weights[offset : offset + spec.numel].view(spec.shape))
-            for spec, offset in zip(unit.layout.parameters, unit.layout.offsets)
-        ]
+        exact = iter(unit.layout.exact_parts)
+        views: list[nn.Parameter] = []
+        for spec, offset in zip(unit.layout.parameters, unit.layout.offsets):
+            if spec.exact:
+                place = next(exact).place
+                flat = self.exact[slot].values[place : place + spec.numel]
+            else:
+                flat = weights[offset : offset + spec.numel]
+            views.append(nn.Parameter(flat.view(spec.shape)))
+        return views
 
     def _make_template(self, slot: Buffer, unit: Unit) -> None:
         """Makes a copy of a block whose parameters are views of a slot."""
@@ -229,6 +274,15 @@ class DeviceState:
             template.get_submodule(name).layer_idx = index  # type: ignore[assignment]
         return template
 
+    def compiled_alone(self, slot: Buffer, unit: Unit) -> CompiledBlock:
+        """Returns the compiled template for passes without gradients. Should compiling it fail,
+        training goes on with its own kernels.
+        """
+        key = (slot, unit.kind)
+        if key not in self._compiled_alone:
+            self._compiled_alone[key] = CompiledBlock(self._templates[key])
+        return self._compiled_alone[key]
+
     def parameters(self, slot: Buffer, unit: Unit) -> list[nn.Parameter]:
         """Returns the parameters of the unit's template over `slot`, in layout order."""
         return self._parameters[slot, unit.kind]
@@ -243,6 +297,16 @@ class DeviceState:
             template.train(training)
         self.model.skeleton.model.train(training)
 
+    def close(self) -> None:
+        """Frees the slots of the model outside the blocks, which no longer refers to them."""
+        for name, parameters in self.outer_parameters.items():
+            unit = self._units[name]
+            for spec, parameter in zip(unit.layout.parameters, parameters):
+                empty = nn.Parameter(torch.empty_like(parameter, device="meta"))
+                for module, attribute in unit.bindings[spec.name]:
+                    if module._parameters[attribute] is parameter:  # a later engine may have bound
+                        module._parameters[attribute] = empty
+
     # ------------------------------------------------------------------ figures
 
     @property
@@ -250,15 +314,18 @@ class DeviceState:
         """The pair gives the seconds spent on compiling blocks so far, and the reasons for which
         some blocks run uncompiled.
         """
-        seconds = sum(block.seconds for block in self.compiled.values())
-        problems = [block.problem for block in self.compiled.values() if block.problem]
+        blocks = [*self.compiled.values(), *self._compiled_alone.values()]
+        seconds = sum(block.seconds for block in blocks)
+        problems = [block.problem for block in blocks if block.problem]
         return seconds, list(dict.fromkeys(problems))
 
     def fixed_bytes(self) -> int:
         """Returns the bytes of all buffers that the plan keeps on the device."""
         own = [grad for buffer, grad in self.grads.items() if buffer.unit not in self._shared]
+        exact = [part for each in self.exact.values() for part in (each.values, each.low)]
         tensors = [
             *self.slots.values(),
+            *exact,
             *own,
             self._arena,
             *self.stagings.values(),

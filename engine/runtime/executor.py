@@ -29,7 +29,7 @@ class Executor:
     def run(
         self,
         step: StepUnderWay,
-        on_applied: Callable[[StepUnderWay, list[Span]], None] | None = None,
+        on_applied: Callable[[StepUnderWay, Callable[[], list[Span]]], None] | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
         """Submits every op of `step`.
@@ -54,7 +54,7 @@ class Executor:
             tickets.append(self.backend.submit(op.lane, waits, self.ops.work(op, step)))
         self._previous = tickets
         if on_applied is not None:
-            self.backend.finish_step(lambda: on_applied(step, self._spans(tickets)))
+            self.backend.finish_step(lambda: on_applied(step, lambda: self._spans(tickets)))
 
     def _fill_placed(self, step: StepUnderWay) -> None:
         """Fetches the weights that a step expects in a slot because the step before updates them

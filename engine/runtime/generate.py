@@ -27,11 +27,9 @@ import torch
 
 from engine.errors import CacheError
 from engine.model.pretrained_files import load_generation_config
+from engine.runtime.forward_passes import PASS_TOKENS
 from engine.runtime.kv_cache import CacheCost, try_cache
 from engine.runtime.streaming_engine import StreamingEngine
-
-_TOKENS_AT_ONCE = 16384
-"""A pass takes this many tokens at most, unless a single row has more."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,13 @@ class Sampler:
         """
         answers = _Answers([list(prompt) for prompt in prompts], limits, on_token)
         chooser = _Chooser(drawing, len(prompts))
-        going = [row for row in range(len(prompts)) if answers.goes_on(row)]
+        with self.engine.on_same_weights():
+            self._answer(answers, limits, chooser)
+        return answers.new
+
+    def _answer(self, answers: _Answers, limits: AnswerLimits, chooser: _Chooser) -> None:
+        """Continues all rows of `answers` up to their limits."""
+        going = [row for row in range(len(answers.rows)) if answers.goes_on(row)]
         cost = self.cache_cost if going else None
         if cost is not None:
             spread = limits.max_new_tokens // 2
@@ -176,14 +180,9 @@ class Sampler:
             for wave in waves:
                 going += _with_cache(self.engine, wave, spread, answers, chooser)
         while going:
-            still: list[int] = []
-            for group in _pass_groups(going, answers.rows):
-                logits = self.engine.last_logits([answers.rows[row] for row in group])
-                for row, token in zip(group, chooser.choose(group, logits)):
-                    if answers.take(row, token):
-                        still.append(row)
-            going = still
-        return answers.new
+            logits = self.engine.last_logits([answers.rows[row] for row in going])
+            tokens = chooser.choose(going, logits)
+            going = [row for row, token in zip(going, tokens) if answers.take(row, token)]
 
     def stream(
         self, prompt: Sequence[int], limits: AnswerLimits, drawing: Drawing = GREEDY
@@ -191,7 +190,13 @@ class Sampler:
         """Yields the answer that `generate` gives to one prompt, a token at a time. Other callers
         may use the engine between two tokens. Closing the iterator frees the cache.
         """
-        row = list(prompt)
+        with self.engine.on_same_weights():
+            yield from self._stream(list(prompt), limits, drawing)
+
+    def _stream(
+        self, row: list[int], limits: AnswerLimits, drawing: Drawing
+    ) -> Generator[int, None, None]:
+        """Yields the answer to the prompt `row`, and appends it to `row`."""
         most = limits.longest(len(row))
         generator = torch.Generator().manual_seed(drawing.seed)
         cost = self.cache_cost if len(row) < most else None
@@ -235,7 +240,7 @@ def _waves(
         nbytes = cost.of(answers.longest(row) + spread)
         if nbytes > free:
             too_long.append(row)
-        elif waves and tokens + length <= _TOKENS_AT_ONCE and held + nbytes <= free:
+        elif waves and tokens + length <= PASS_TOKENS and held + nbytes <= free:
             waves[-1].append(row)
             tokens += length
             held += nbytes
@@ -314,22 +319,6 @@ def _next_tokens(group: _Group, stop: int, answers: _Answers) -> np.ndarray:
         # A row that has ended has no next token. It repeats its last one, for the shape.
         rows.append(tokens[group.fed : stop] or tokens[-1:])
     return np.array(rows)
-
-
-# ---------------------------------------------------------------- without
-
-
-def _pass_groups(going: list[int], rows: list[list[int]]) -> list[list[int]]:
-    """Returns groups of rows of similar length. The tokens of a group, padding included, stay
-    within a fixed number.
-    """
-    groups: list[list[int]] = []
-    for row in sorted(going, key=lambda row: len(rows[row])):
-        if groups and (len(groups[-1]) + 1) * len(rows[row]) <= _TOKENS_AT_ONCE:
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-    return groups
 
 
 # ---------------------------------------------------------------- tokens

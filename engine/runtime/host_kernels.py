@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -245,21 +245,20 @@ def _update_nothing(planes: Planes) -> None:
 # because the compiler cannot rule out a negative start.
 
 
+# They take chunks in a loop of their own and not from a generator: numba 0.68 never releases the
+# arrays that a generator was given. Each update then left its counter in memory, and such small
+# rests, scattered between the tensors of a step, kept the C library from using the freed memory
+# around them again.
+
+
 @_inner
-def _ranges(
-    counter: np.ndarray, chunk: int, decayed: int, numel: int
-) -> Iterator[tuple[int, int, bool]]:
-    """Yields the start, the stop and whether weight decay applies, for chunks that no other thread
-    has taken. A chunk is cut at the end of the decayed elements.
+def _taken(counter: np.ndarray, chunk: int, decayed: int, numel: int) -> tuple[int, int, int]:
+    """Returns a chunk that no other thread has taken, as its start, the end of its decayed elements
+    and its stop. The start is at least `numel` when no chunk is left.
     """
-    while True:
-        start = _take(counter) * chunk
-        if start >= numel:
-            return
-        stop = min(start + chunk, numel)
-        middle = min(max(start, decayed), stop)
-        yield start, middle, True
-        yield middle, stop, False
+    start = _take(counter) * chunk
+    stop = min(start + chunk, numel)
+    return start, min(max(start, decayed), stop), stop
 
 
 @_inner
@@ -273,9 +272,11 @@ def _adamw_split(
 ) -> None:
     grad, high, low, exp_avg, exp_avg_sq = planes
     undecayed = _without_decay(scalars)
-    for a, b, decays in _ranges(counter, chunk, decayed, grad.size):
-        piece = (grad[a:b], high[a:b], low[a:b], exp_avg[a:b], exp_avg_sq[a:b])
-        _update_split(piece, scalars if decays else undecayed)
+    a, b, c = _taken(counter, chunk, decayed, grad.size)
+    while a < grad.size:
+        _update_split((grad[a:b], high[a:b], low[a:b], exp_avg[a:b], exp_avg_sq[a:b]), scalars)
+        _update_split((grad[b:c], high[b:c], low[b:c], exp_avg[b:c], exp_avg_sq[b:c]), undecayed)
+        a, b, c = _taken(counter, chunk, decayed, grad.size)
 
 
 def _adamw_float(
@@ -283,15 +284,19 @@ def _adamw_float(
 ) -> None:
     grad, weight, exp_avg, exp_avg_sq = planes
     undecayed = _without_decay(scalars)
-    for a, b, decays in _ranges(counter, chunk, decayed, grad.size):
-        piece = (grad[a:b], weight[a:b], exp_avg[a:b], exp_avg_sq[a:b])
-        _update_float(piece, scalars if decays else undecayed)
+    a, b, c = _taken(counter, chunk, decayed, grad.size)
+    while a < grad.size:
+        _update_float((grad[a:b], weight[a:b], exp_avg[a:b], exp_avg_sq[a:b]), scalars)
+        _update_float((grad[b:c], weight[b:c], exp_avg[b:c], exp_avg_sq[b:c]), undecayed)
+        a, b, c = _taken(counter, chunk, decayed, grad.size)
 
 
 def _touch(counter: np.ndarray, chunk: int, planes: Planes) -> None:
     grad, high, low, exp_avg, exp_avg_sq = planes
-    for a, b, _ in _ranges(counter, chunk, 0, grad.size):
+    a, _, b = _taken(counter, chunk, 0, grad.size)
+    while a < grad.size:
         _update_nothing((grad[a:b], high[a:b], low[a:b], exp_avg[a:b], exp_avg_sq[a:b]))
+        a, _, b = _taken(counter, chunk, 0, grad.size)
 
 
 _SIGNATURES: dict[str, tuple[Callable, Any]] = {

@@ -42,12 +42,15 @@ from engine.errors import FitError, ModelError
 from engine.machine.cgroups import sample_host_memory
 from engine.model.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES, ParameterSpec, UnitLayout
 from engine.progress import Progress, untold
+from engine.runtime.held_step import HeldStep
 from engine.runtime.host_kernels import kernel
 from engine.runtime.host_threads import Workers, ranges
 from engine.words import GIB
 
 DMA_PLANES = ("weight_high", "grad")
-"""The device reads or writes these planes by DMA; only they are registered."""
+"""The device reads or writes these planes by DMA; only they are registered, and weight_low of units
+with weights that stay in fp32.
+"""
 
 _TOUCH_BYTES = 64 << 20
 _PIECE = 4 << 20  # elements that are converted at once
@@ -60,21 +63,36 @@ _Key = tuple[str, str]
 """A key is the unit and the name of a plane."""
 
 
+def map_memory(size: int) -> mmap.mmap:
+    """Maps `size` bytes of private memory, in huge pages, that a forked process does not get: the
+    device reads and writes these pages, so they must never be copied. Raises OSError or
+    OverflowError where the system refuses.
+    """
+    region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for advice in (mmap.MADV_DONTFORK, mmap.MADV_HUGEPAGE):
+        # Where the kernel lacks one of these features, training is slower or a fork takes more
+        # memory, but results do not change.
+        with contextlib.suppress(OSError):
+            region.madvise(advice)
+    return region
+
+
 class HostStore:
     """A `HostStore` owns flat planes by unit: ``weight_high``, ``weight_low`` (`bfloat16` only),
     ``exp_avg``, ``exp_avg_sq`` and ``grad``.
 
     `register(address, bytes)` and `unregister(address)` register memory with the device for DMA,
-    and undo that; they are None without a device. Nothing is allocated until `allocate_weights` and
-    `allocate_states`. Memory is zeroed at first, and forked children do not inherit it. This many
-    `threads` touch and convert memory (by default all cores but two).
+    and undo that; they are None without a device. `register` returns False where that is refused.
+    Nothing is allocated until `allocate_weights` and `allocate_states`. Memory is zeroed at first,
+    and forked children do not inherit it. This many `threads` touch and convert memory (by default
+    all cores but two).
     """
 
     def __init__(
         self,
         layouts: Sequence[UnitLayout],
         dtype: Literal["bfloat16", "float32"],
-        register: Callable[[int, int], None] | None = None,
+        register: Callable[[int, int], bool] | None = None,
         unregister: Callable[[int], None] | None = None,
         threads: int | None = None,
     ):
@@ -91,6 +109,9 @@ class HostStore:
         self._arrays: dict[_Key, np.ndarray] = {}
         self._tensors: dict[_Key, torch.Tensor] = {}
         self._registered: dict[int, int] = {}
+        self._refused_bytes = 0
+        self.held = HeldStep()
+        """It says which optimizer step's state the planes hold."""
         if unregister is not None:
             # This covers a store that is never closed. Otherwise its addresses would still count as
             # registered when the system reuses them, and the new memory there could not be
@@ -128,6 +149,11 @@ class HostStore:
     def pinned_bytes(self) -> int:
         """The planes that are registered for DMA have this many bytes."""
         return sum(self._registered.values())
+
+    @property
+    def refused_bytes(self) -> int:
+        """The system refused to register planes of this many bytes; their copies are slower."""
+        return self._refused_bytes
 
     def register_states(self, units: Iterable[str]) -> None:
         """Makes all planes of `units`, whose optimizer runs on the device, known to the device for
@@ -250,7 +276,7 @@ class HostStore:
             for key, size in wanted.items():
                 array = self._arrays[key]
                 self._touch(array, what, total)
-                if key[1] in DMA_PLANES and size:
+                if self._is_for_dma(*key) and size:
                     self._register_array(array)
                 done += size
                 progress(done, total)
@@ -258,20 +284,20 @@ class HostStore:
             self._release([key for key in wanted if key in self._arrays])
             raise
 
+    def _is_for_dma(self, unit: str, plane: str) -> bool:
+        """Tells whether the device reads or writes this plane of the unit in every plan."""
+        has_low = plane == "weight_low" and self.layouts[unit].exact_numel > 0
+        return plane in DMA_PLANES or has_low
+
     def _map(self, key: _Key, size: int, what: str, total: int) -> None:
         """Maps memory for one plane. Raises FitError where the system refuses."""
         kind = self._numpy_type(key[1])
         array = np.empty(0, kind)
         if size:
             try:
-                region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                region = map_memory(size)
             except (OSError, OverflowError):
                 raise _refused(what, total) from None
-            for advice in (mmap.MADV_DONTFORK, mmap.MADV_HUGEPAGE):
-                # Where the kernel lacks one of these features, training is slower or a fork takes
-                # more memory, but results do not change.
-                with contextlib.suppress(OSError):
-                    region.madvise(advice)
             self._maps[key] = region
             array = np.frombuffer(region, kind)
         tensor = torch.from_numpy(array)
@@ -297,9 +323,12 @@ class HostStore:
         self._workers.run(touch_range, ranges(0, array.nbytes, _TOUCH_BYTES))
 
     def _register_array(self, array: np.ndarray) -> None:
-        if self._register is not None:
-            self._register(array.ctypes.data, array.nbytes)
+        if self._register is None:
+            return
+        if self._register(array.ctypes.data, array.nbytes):
             self._registered[array.ctypes.data] = array.nbytes
+        else:
+            self._refused_bytes += array.nbytes
 
     def _release(self, keys: list[_Key]) -> None:
         for key in keys:

@@ -142,15 +142,23 @@ def chunked_loss(
 def _loss_alone(
     skeleton: Skeleton, selected: torch.Tensor, targets: LossTargets, chunks: LossChunks
 ) -> torch.Tensor:
-    """Returns the scaled loss (scalar) of the positions `selected` [n, width], without gradients
-    and uncompiled.
+    """Returns the scaled loss (scalar) of the positions `selected` [n, width], without
+    gradients.
     """
-    size = max(1, chunks.size // UNCOMPILED) if chunks.compiled else chunks.size
+    size, labels = chunks.size, targets.labels
+    loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = cross_entropy
+    if chunks.compiled:
+        compiled_loss = compiled_function(_cross_entropy_alone)
+        if compiled_loss.problem:
+            size = max(1, size // UNCOMPILED)
+        else:
+            loss_of = compiled_loss
+            selected, labels = _filled_up(selected, labels, size)
     total = torch.zeros((), dtype=torch.float32, device=selected.device)
     with torch.no_grad():
         for start in range(0, len(targets.index), size):
             logits = skeleton.logits(selected[start : start + size])
-            total += cross_entropy(logits, targets.labels[start : start + size])
+            total += loss_of(logits, labels[start : start + size])
     return total * targets.scale
 
 
@@ -171,3 +179,12 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     any dtype; the labels are int64 [n].
     """
     return torch_cross_entropy(logits.float(), labels, reduction="sum")
+
+
+def _cross_entropy_alone(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Returns the same as `cross_entropy` for logits [n, vocabulary] and labels [n].
+
+    It is another function so that it is compiled apart: should that fail, training goes on with its
+    own kernels.
+    """
+    return cross_entropy(logits, labels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 import torch
@@ -18,7 +19,9 @@ def give_memory_back() -> None:
     """
     gc.collect()
     if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+        # A lost device raises its error again, and has no memory to give back.
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.empty_cache()
 
 
 def open_backend(device: str) -> Backend:

@@ -86,6 +86,10 @@ class StepUnderWay:
     """The tensors that a block keeps for its backward, by (unit, micro-batch), are its input and
     output if it keeps its activations, and otherwise its input alone.
     """
+    losses: dict[int, torch.Tensor] = field(default_factory=dict)
+    """In a pass without gradients, each micro-batch has its loss here, a float32 scalar on the
+    device.
+    """
     logits: dict[int, torch.Tensor] = field(default_factory=dict)
     """Each micro-batch has its logits [n, vocabulary] here if `logits_at` requests them."""
     failure: str | None = None

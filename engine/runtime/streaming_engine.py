@@ -11,12 +11,14 @@ How it works:
   (`engine.runtime.executor`), which submits every op to the backend. The call returns before the
   updates are applied, so updates run while the next step's forward is computed.
 - A loss or norm that is not finite raises an error before any update of its step begins.
-- Passes without gradients (evaluation, logits) have a plan for each number of micro-batches. They
-  use the same buffers, so every step must be applied before they begin.
+- Passes without gradients (evaluation, logits) have plans of their own
+  (`engine.runtime.forward_passes`). They use the same buffers, so every step must be applied before
+  they begin.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +39,13 @@ from engine.runtime.block_ops import BlockOps
 from engine.runtime.boundaries import HostBoundaries
 from engine.runtime.device_state import DeviceState
 from engine.runtime.executor import Executor
+from engine.runtime.forward_passes import (
+    ForwardPasses,
+    forward_choices,
+    pass_groups,
+    summed,
+    sweeps,
+)
 from engine.runtime.host_adamw import HostAdamW
 from engine.runtime.host_store import HostStore
 from engine.runtime.op_context import EngineParts
@@ -67,6 +76,7 @@ class AppliedStep:
     grad_norm: float
     learning_rate: float
     spans: list[Span]
+    """The list is empty if the device was lost meanwhile, with its clock."""
     unit_norms: list[float]
     """The gradient norm of each unit, in the order of the model's units, is given here."""
 
@@ -91,7 +101,12 @@ class StreamingEngine:
         self._seed = settings.seed
         self._adamw = adamw
         self._blocks = [unit.name for unit in model.blocks]
-        self.plan = self._step_plan() if adamw is not None else self._forward_plan(1)
+        if adamw is not None:
+            self.plan = self._step_plan()
+        else:
+            # It has the slots of every pass without gradients; the passes have plans of their own.
+            choices = forward_choices(settings.choices)
+            self.plan = build_forward_plan(self._blocks, model.tied, choices)
         validate(self.plan)
         boundary_numel = settings.tokens * model.config.get_text_config().hidden_size
         self._boundaries = HostBoundaries(
@@ -111,7 +126,8 @@ class StreamingEngine:
             loss_chunk=settings.loss_chunk,
             host_boundaries=self._boundaries.tensors,
         )
-        self._executors: dict[int, Executor] = {}
+        boundary_bytes = boundary_numel * TORCH_DTYPES[model.dtype].itemsize
+        self._passes = ForwardPasses(self._parts, self.choices, boundary_bytes)
         self._train = self._executor(self.plan)
 
     def _step_plan(self, updates: bool = True) -> StepPlan:
@@ -120,15 +136,6 @@ class StreamingEngine:
             sum(PLANE_ITEM_BYTES[self.model.dtype].values()),
         )
         return build_step_plan(self._blocks, self.model.tied, self.choices, sizes, updates)
-
-    def _forward_plan(self, micro_batches: int) -> StepPlan:
-        choices = PlanChoices(
-            micro_batches=micro_batches,
-            slots=self.choices.slots,
-            prefetch_depth=self.choices.prefetch_depth,
-            resident_blocks=self.choices.resident_blocks,
-        )
-        return build_forward_plan(self._blocks, self.model.tied, choices)
 
     def _executor(self, plan: StepPlan) -> Executor:
         return Executor(plan, BlockOps(self._parts, plan), self.backend)
@@ -156,35 +163,39 @@ class StreamingEngine:
         `drain`. Nothing of that step is applied.
         """
         step = self._training_step(number, batches, learning_rate)
-        finish = None
-        if on_applied is not None:
+        held = self._parts.store.held
 
-            def finish(done: StepUnderWay, spans: list[Span]) -> None:
-                result = done.result
-                assert result is not None  # the step's last op comes after `clip`
-                on_applied(
-                    AppliedStep(
-                        number,
-                        result.loss,
-                        result.grad_norm,
-                        learning_rate,
-                        spans,
-                        result.unit_norms,
-                    )
+        def finish(done: StepUnderWay, spans: Callable[[], list[Span]]) -> None:
+            held.complete(number)
+            if on_applied is None:
+                return
+            result = done.result
+            assert result is not None  # the step's last op comes after `clip`
+            on_applied(
+                AppliedStep(
+                    number,
+                    result.loss,
+                    result.grad_norm,
+                    learning_rate,
+                    _readable(spans),
+                    result.unit_norms,
                 )
+            )
 
         self._train.run(step, finish, check)
 
     def _training_step(
         self, number: int, batches: Sequence, learning_rate: float = 0.0
     ) -> StepUnderWay:
+        self._passes.forget()
         self.state.set_training(True)
         loss_tokens = sum(int(batch.loss_tokens) for batch in batches)
         on_device = self._upload(batches)
         scalars = None
         if self.plan.device_homes and number:
             assert self._adamw is not None  # only a training plan updates units on the device
-            scalars = self.backend.upload(self._adamw.scalars(number, learning_rate))
+            update = self._parts.store.held.update_number(number)
+            scalars = self.backend.upload(self._adamw.scalars(update, learning_rate))
         return StepUnderWay(
             StepInputs(
                 number=number,
@@ -257,30 +268,48 @@ class StreamingEngine:
 
     # ------------------------------------------------------------------ without gradients
 
-    def evaluate(self, batches: Iterable) -> float:
+    def evaluate(self, batches: Iterable, check: Callable[[], None] | None = None) -> float:
         """Returns the mean cross-entropy over the tokens of `batches` that contribute to the loss.
-        Dropout is off. Every submitted step must have been applied.
+
+        Dropout is off. The loss of each micro-batch is a float32 sum, and these are added in double
+        precision, in order. `check` is called often and may raise to end the evaluation. Every
+        submitted step must have been applied.
         """
         total, count = 0.0, 0
-        for batch in batches:
-            inputs = StepInputs(
-                number=0, batches=self._upload([batch]), loss_scale=1.0, training=False
-            )
-            self._run_forward(StepUnderWay(inputs))
-            total += float(self.state.norms[-1])
-            count += int(batch.loss_tokens)
+        with self.on_same_weights():
+            for sweep in sweeps(batches):
+                inputs = StepInputs(
+                    number=0, batches=self._upload(sweep), loss_scale=1.0, training=False
+                )
+                step = StepUnderWay(inputs)
+                self._passes.run(step, check)
+                total = summed(total, [step.losses[place] for place in range(len(sweep))])
+                count += sum(int(batch.loss_tokens) for batch in sweep)
         return total / max(1, count)
+
+    def on_same_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a scope in which no weights change, except by training steps. Passes without
+        gradients fetch units that have their own slot once in it.
+        """
+        return self._passes.on_same_weights()
 
     def last_logits(self, rows: Sequence[Sequence[int]], pad_token: int = 0) -> torch.Tensor:
         """Returns logits [rows, vocabulary] in float32, on the host, after the last token of each
-        row. Rows are padded on the right, which causal attention never reads.
+        row. Rows of similar length share a micro-batch. They are padded on the right, which causal
+        attention never reads.
         """
-        longest = max(len(row) for row in rows)
-        ids = np.full((len(rows), longest), pad_token, dtype=np.int64)
-        for place, row in enumerate(rows):
-            ids[place, : len(row)] = row
-        last = [place * longest + len(row) - 1 for place, row in enumerate(rows)]
-        return self._logits([ids], [np.array(last, dtype=np.int64)])
+        groups = pass_groups(rows)
+        padded, last = [], []
+        for group in groups:
+            longest = len(rows[group[-1]])
+            ids = np.full((len(group), longest), pad_token, dtype=np.int64)
+            for place, row in enumerate(group):
+                ids[place, : len(rows[row])] = rows[row]
+            padded.append(ids)
+            ends = [place * longest + len(rows[row]) - 1 for place, row in enumerate(group)]
+            last.append(np.array(ends, dtype=np.int64))
+        order = [row for group in groups for row in group]
+        return self._logits(padded, last)[torch.from_numpy(np.argsort(order))]
 
     def cached_logits(self, groups: Sequence[np.ndarray], caches: list[Any]) -> torch.Tensor:
         """Returns logits [all rows, vocabulary] as `last_logits` does, for the rows of all groups
@@ -314,32 +343,40 @@ class StreamingEngine:
                 logits_at=[upload(_int64(places)) for places in positions],
             )
         )
-        self._run_forward(step)
+        self._passes.run(step)
         if step.failure is not None:
             raise CacheError(f"Sampling with a cache failed ({step.failure}).")
         return torch.cat([step.logits[place] for place in range(len(batches))]).cpu()
-
-    def _run_forward(self, step: StepUnderWay) -> None:
-        """Runs a pass without gradients to its end. It uses the slots of training, so no op of a
-        training step may be running.
-        """
-        count = len(step.inputs.batches)
-        executor = self._executors.get(count)
-        if executor is None:
-            executor = self._executor(self._forward_plan(count))
-            self._executors[count] = executor
-        self.state.set_training(False)
-        executor.run(step)
-        executor.drain()
 
     @property
     def boundary_bytes(self) -> int:
         """The host holds this many bytes of boundaries."""
         return self._boundaries.nbytes
 
+    @property
+    def refused_bytes(self) -> int:
+        """The system refused to register this many bytes of host memory for transfers."""
+        boundaries = self._boundaries.nbytes if self._boundaries.is_refused else 0
+        return self._parts.store.refused_bytes + boundaries
+
     def close(self) -> None:
-        """Frees the memory of the boundaries. Store, optimizer and backend belong to the caller."""
+        """Frees the memory of the boundaries, and lets go of the model. The device's buffers are
+        freed with this object. Store, optimizer and backend belong to the caller.
+        """
         self._boundaries.close()
+        self.state.close()
+
+
+def _readable(spans: Callable[[], list[Span]]) -> list[Span]:
+    """Returns the spans of a step that is applied, or none if the device no longer tells them.
+
+    A step whose updates ran on the host is applied although the device was lost. The error of the
+    device is raised by `drain`.
+    """
+    try:
+        return spans()
+    except RuntimeError:
+        return []
 
 
 def _int64(array: Any) -> np.ndarray:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.checkpoints.weights import reading_bytes
 from engine.config.data_settings import DataConfig
 from engine.config.settings import ModelConfig, TrainConfig
 from engine.errors import FitError, ModelError
@@ -44,22 +45,19 @@ def size_of_source(source: Source) -> Size:
     """Returns the size of a source. Raises ModelError where the model cannot be built."""
     model = build_model(load_config(source.config.model.source), source.config.model)
     is_read = source.kind != "checkpoint" and source.config.model.init == "pretrained"
-    return size_of(model, is_read)
+    return size_of(model, reading_bytes(model, source.config.model.source) if is_read else 0)
 
 
-def size_of(model: StreamedModel, is_read: bool) -> Size:
-    """Returns the size of a model.
-
-    Weights that are read from a Hugging Face folder (`is_read`) are copied in the process.
-    """
+def size_of(model: StreamedModel, loading: int) -> Size:
+    """Returns the size of a model. While its weights are read, they take `loading` bytes more."""
     planes = [layout.plane_bytes(model.dtype) for layout in model.layouts]
     host = 0
     for plane in planes:
         host += sum(size for name, size in plane.items() if name in WEIGHT_PLANES)
-    high = [plane["weight_high"] for plane in planes]
     # The embedding and the head have one buffer each; the blocks share two in turn.
-    device = high[0] + high[-1] + 2 * max(high[1:-1], default=0)
-    return Size(host, sum(high) if is_read else 0, device)
+    slots = [layout.slot_bytes(model.dtype) for layout in model.layouts]
+    device = slots[0] + slots[-1] + 2 * max(slots[1:-1], default=0)
+    return Size(host, loading, device)
 
 
 def folder_of(folder: str, label: str = "") -> Source:

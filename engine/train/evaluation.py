@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable
 
 from engine.data.rows import one_pass
 from engine.errors import NonFiniteError
@@ -15,7 +14,6 @@ from engine.train.prepare import Prepared
 from engine.train.prompts import FixedPrompts
 from engine.train.session import Session
 
-T = TypeVar("T")
 Look = Callable[[], None]
 
 SHOWN_SAMPLES = 8
@@ -50,8 +48,9 @@ class Evaluator:
         if not len(rows) or not rows.loss_tokens:
             return
         began = time.perf_counter()
-        micro_batches = one_pass(rows, prepared.chosen.micro_batch_size)
-        loss = prepared.engine.evaluate(_interruptible(micro_batches, look))
+        chosen, longest = prepared.chosen, self._session.config.data.max_seq_len
+        micro_batches = one_pass(rows, chosen.micro_batch_size, chosen.pad_up_to(longest))
+        loss = prepared.engine.evaluate(micro_batches, look)
         if not math.isfinite(loss):
             raise NonFiniteError(
                 f"The evaluation loss after step {step} is not a finite number; start a new "
@@ -102,9 +101,3 @@ class Evaluator:
         self._session.recorder.emit(
             ExactMatchMeasured(step, moment, correct, len(prompts), samples)
         )
-
-
-def _interruptible(items: Iterable[T], look: Look) -> Iterator[T]:
-    for item in items:
-        look()
-        yield item

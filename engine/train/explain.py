@@ -22,14 +22,17 @@ _DEVICE_WORDS = ("CUDA error", "CUDA driver", "CUBLAS_STATUS", "cuDNN", "CUDNN_S
 _HOST_WORDS = ("can't allocate memory", "not enough memory")
 
 
-def explained(error: Exception, gpu_items: Iterable[Item] = ()) -> RamstreamError | None:
+def explained(
+    error: Exception, gpu_items: Iterable[Item] = (), is_least: bool = False
+) -> RamstreamError | None:
     """Returns the error that a person should read in place of `error`, or None for a fault in the
     program.
 
     `gpu_items` are the plan's buffers on the device, used to explain a lack of device memory.
+    `is_least` says that no plan takes less.
     """
     if _is_of_gpu_memory(error):
-        return _gpu_memory_error(error, tuple(gpu_items))
+        return _gpu_memory_error(error, tuple(gpu_items), is_least)
     if isinstance(error, RamstreamError):
         return error
     if isinstance(error, OSError):
@@ -50,7 +53,7 @@ def explained(error: Exception, gpu_items: Iterable[Item] = ()) -> RamstreamErro
         # The first line says what happened; torch adds advice on debugging.
         return DeviceError(
             f"The GPU failed ({first_line(error)}); see with nvidia-smi whether it still answers, "
-            "then resume the run from its last checkpoint."
+            "start this program again, then resume the run from its last checkpoint."
         )
     return None
 
@@ -99,17 +102,20 @@ def _is_of_host_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _HOST_WORDS)
 
 
-def _gpu_memory_error(error: Exception, items: tuple[Item, ...]) -> GpuMemoryError:
+def _gpu_memory_error(error: Exception, items: tuple[Item, ...], is_least: bool) -> GpuMemoryError:
+    if isinstance(error, GpuMemoryError) and error.account:  # it is explained already
+        return error
     in_use = getattr(error, "in_use", "")
     note: MemoryNote | None = getattr(error, _NOTE, None)
     if note is None or not note.gpu.total:
-        return GpuMemoryError(in_use, _planned(items))
+        return GpuMemoryError(in_use, _planned(items), is_least=is_least)
     shares = gpu_shares(items, note.gpu, note.others_before)
     in_use = in_use or f"{in_gib(note.gpu.allocated)} in use of {in_gib(note.gpu.total)}"
     return GpuMemoryError(
         in_use,
         f": {gpu_shortage(shares)}{_planned(items)}",
         "end the other programs on the card, or " if others_are_blamed(shares) else "",
+        is_least,
     )
 
 

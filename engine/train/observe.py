@@ -26,6 +26,10 @@ from engine.train.session import Session
 
 TIMELINES_KEPT = 500
 """A record holds at most this many timelines, since they take nearly all of its bytes."""
+SPANS_KEPT = 2_000_000
+"""The timelines of a record hold about this many spans at most, some 200 MB. Plans of many ops have
+fewer timelines for it: one of 21,000 ops has 95.
+"""
 
 
 @dataclass
@@ -59,6 +63,8 @@ class Observer:
         self._mark = 0.0
         self._memory_at = 0.0
         self._compiling_told = False
+        self._problems_told: set[str] = set()
+        self._limit_told = False
         self._timelines = len(session.recorder.snapshot.timeline_steps)
         self._gpu = GpuSampler() if prepared.backend.device.type != "cpu" else None
         self._host_total = host_limit()
@@ -74,6 +80,11 @@ class Observer:
             began=began,
             ended=time.perf_counter(),
         )
+
+    def forget(self, step: int) -> None:
+        """Forgets `step` and later ones, which were submitted and have failed."""
+        for submitted in [number for number in self._submitted if number >= step]:
+            del self._submitted[submitted]
 
     def start_clock(self) -> None:
         """Starts the time of the next step now instead of at the previous step, since the engine
@@ -115,8 +126,9 @@ class Observer:
         if self._forecast.step(seconds):
             self.compare(applied.step, "running")
         self.tell_compiling()
+        self._tell_problems(f"a shape of step {applied.step:,}")
         is_sampled = applied.step == 1 or applied.step % self._every == 0
-        if is_sampled and self._timelines < TIMELINES_KEPT:
+        if is_sampled and self._has_room(len(applied.spans)):
             self._timelines += 1
             spans = cast(list[field_types.Span], as_records(applied.spans))
             waited = cast(list[field_types.Wait], waits_as_records(waits, applied.spans))
@@ -135,23 +147,51 @@ class Observer:
 
     def tell_compiling(self, where: str = "the first step") -> None:
         """Writes to the log, once, how long compiling took in the first step or in the dry run."""
-        if self._compiling_told:
+        if self._compiling_told or not self._prepared.has_engine:
             return
         self._compiling_told = True
-        seconds, problems = self._prepared.engine.state.compiling
+        seconds, _ = self._prepared.engine.state.compiling
         if seconds:
             self._recorder.emit(
                 LogLine("info", f"Compiling the blocks took {seconds:.0f} s of {where}.")
             )
+        self._tell_problems(where)
+
+    def _tell_problems(self, where: str) -> None:
+        """Writes each reason to the log, once, for which a block runs uncompiled. It may also be
+        found in a late step, whose rows have another shape.
+        """
+        _, problems = self._prepared.engine.state.compiling
         for problem in problems:
+            if problem in self._problems_told:
+                continue
+            self._problems_told.add(problem)
             self._recorder.emit(
                 LogLine(
                     "warning",
-                    "A block could not be compiled and runs as it is, more slowly and with more "
-                    f"memory ({problem}); with engine.kernels at eager the plan counts on "
-                    "that.",
+                    f"A block could not be compiled in {where}. From there on it runs as it is, "
+                    f"more slowly, with more memory and other rounding ({problem}); with "
+                    "engine.kernels at eager the plan counts on that.",
                 )
             )
+
+    def _has_room(self, spans: int) -> bool:
+        """Returns whether the record takes one more timeline of this many spans. The first time it
+        does not, the log says so.
+        """
+        limit = min(TIMELINES_KEPT, max(1, SPANS_KEPT // max(1, spans)))
+        if self._timelines < limit:
+            return True
+        if not self._limit_told:
+            self._limit_told = True
+            self._recorder.emit(
+                LogLine(
+                    "info",
+                    f"The record has {self._timelines} timelines, as many as it takes; later steps "
+                    "have none. A larger output.timeline_every spreads them over the run.",
+                )
+            )
+        return False
 
     def close(self) -> None:
         self.tell_compiling()

@@ -19,8 +19,8 @@ from typing import Any, Literal, cast
 import torch
 
 from engine.config.settings import TrainConfig
+from engine.data.length_groups import padded_length
 from engine.data.loader import PreparedData
-from engine.data.rows import padded_length
 from engine.errors import FitError, GpuMemoryError
 from engine.fit.choose import Chosen, choose
 from engine.fit.cost import MicroBatch, largest_product
@@ -63,6 +63,9 @@ class Planned:
     simulated: PlanSimulated | None
     """A step with these choices was simulated; this is None if no rates are known."""
     account: MemoryAccount
+    job: Job
+    target: Target
+    """The choices were made for this job on this target."""
     ceiling: float | None = None
     """Large matrix products reach this many FLOPs a second, as measured on the device."""
 
@@ -103,26 +106,17 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     shape = shape_of(job.model)
     longest_row = max(job.data.train.longest, job.data.eval.longest, 1)
     row_length = padded_length(longest_row, config.data.max_seq_len)
-    report = _judged(session, job, shape, row_length, rates)
+    report, rounding = _judged(session, job, shape, row_length, rates)
     gpu_limit = _limit_gpu_memory(backend, config) if device != "cpu" else None
-    # A resumed run must continue bit for bit, however much memory there is now.
-    chosen = choose(
-        Job(shape, config, row_length, job.rounding),
-        Target(device, gpu_limit, sample_host_memory()[1], rates),
-    )
+    # A resumed run continues bit for bit, if the memory that there is now allows that.
+    planned_job = Job(shape, config, row_length, rounding)
+    target = Target(device, gpu_limit, sample_host_memory()[1], rates)
+    chosen = choose(planned_job, target)
     product = largest_product(shape, chosen.micro_batch_size * row_length)
+    matmul_rates = rates
     if isinstance(backend, CpuBackend):
         backend.share_work(product)
         matmul_rates = stored_cpu_rates(product)
-    else:
-        matmul_rates = rates
-    step_rates = rates_of_steps(shape, chosen, rates, row_length, device)
-    simulated = None
-    if step_rates is not None:
-        varlen = shape.varlen(config.data.packing, device)
-        micro_batch = MicroBatch(chosen.micro_batch_size, row_length, varlen)
-        plan, timing = predicted_step(shape, chosen.choices, step_rates, micro_batch, device)
-        simulated = _as_event(plan, timing)
     told = report.to_dict()
     account = MemoryAccount(
         told,
@@ -133,27 +127,78 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     return Planned(
         chosen,
         predictions(told, shape.checkpoint_bytes),
-        simulated,
+        simulated_step(planned_job, chosen, target, typical_length(config, job.data, chosen)),
         account,
+        planned_job,
+        target,
         _ceiling(matmul_rates, shape, device),
     )
 
 
+def simulated_step(job: Job, chosen: Chosen, target: Target, length: int) -> PlanSimulated | None:
+    """Returns the event of a simulated step with these choices, or None if no rates are known. Its
+    rows have `length` tokens, padding included.
+    """
+    shape, device = job.shape, target.device
+    step_rates = rates_of_steps(shape, chosen, target.rates, job.row_length, device)
+    if step_rates is None:
+        return None
+    varlen = shape.varlen(job.config.data.packing, device)
+    micro_batch = MicroBatch(chosen.micro_batch_size, length, varlen)
+    return _as_event(*predicted_step(shape, chosen.choices, step_rates, micro_batch, device))
+
+
+def typical_length(config: TrainConfig, data: PreparedData, chosen: Chosen) -> int:
+    """Returns the length of the rows of a typical step, padding included.
+
+    Rows that are not packed are shorter than the longest, for which the memory is counted. Packed
+    rows are taken to be as long as the longest.
+    """
+    rows, longest = data.train, config.data.max_seq_len
+    if rows.packed:
+        return padded_length(max(rows.longest, data.eval.longest, 1), longest)
+    pad_up_to = chosen.pad_up_to(longest)
+    mean = rows.mean_padded_length(config.train.batch_size, chosen.micro_batch_size, pad_up_to)
+    return max(1, round(mean))
+
+
 def _judged(
     session: Session, job: TrainingJob, shape: ModelShape, row_length: int, rates: Rates | None
-) -> FitReport:
-    """Makes and records the fit report. Raises FitError if the job does not fit."""
+) -> tuple[FitReport, dict[str, Any]]:
+    """Makes and records the fit report. Returns it with the rounding that the planner must keep.
+
+    A resumed run that no longer fits with the plan that it had is planned anew, and the log says
+    so. Raises FitError if the job does not fit.
+    """
     resident = _resident(job.backend.device.type)
-    report = estimate(
-        session.config.with_values({"data.max_seq_len": row_length}),
-        _machine_for(session.folder),
-        shape,
-        SessionFacts(job.rounding, rates, resident, job.total_steps),
-    )
+    config = session.config.with_values({"data.max_seq_len": row_length})
+    machine = _machine_for(session.folder)
+
+    def judged(rounding: dict[str, Any]) -> FitReport:
+        facts = SessionFacts(
+            rounding,
+            rates,
+            resident,
+            job.total_steps,
+            lambda chosen: typical_length(session.config, job.data, chosen),
+        )
+        return estimate(config, machine, shape, facts)
+
+    rounding = job.rounding
+    report = judged(rounding)
+    if report.verdict == Verdict.DOES_NOT_FIT and rounding:
+        anew = judged({})
+        if anew.verdict != Verdict.DOES_NOT_FIT:
+            report, rounding = anew, {}
+            session.log(
+                "warning",
+                "The plan that this run had does not fit any more, so the step is planned anew: "
+                "sums are rounded in another order from here on.",
+            )
     session.recorder.emit(FitReported(report.to_dict()))
     if report.verdict == Verdict.DOES_NOT_FIT:
         raise FitError(" ".join([report.headline, *report.reasons[:2]]))
-    return report
+    return report, rounding
 
 
 def _machine_for(folder: RunFolder) -> Machine:

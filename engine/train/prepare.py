@@ -15,22 +15,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from engine.checkpoints.checkpoint import CheckpointInfo
 from engine.checkpoints.restore import load_newest_checkpoint, newest_checkpoint
+from engine.checkpoints.start_from import load_start, newest_weights
 from engine.checkpoints.weights import initialise, load_pretrained
 from engine.config.settings import TrainConfig
-from engine.data.loader import PreparedData, prepare_data
+from engine.data.loader import BY_LENGTH, PreparedData, prepare_data
 from engine.data.preview import check_first_rows
-from engine.data.rows import padded_length
 from engine.data.tokenise import Execution
 from engine.errors import CheckpointError, RunError
 from engine.fit.choose import Chosen
-from engine.fit.cost import MEASURED_FLOPS_FORMULA
+from engine.fit.cost import MEASURED_FLOPS_FORMULA, largest_product
 from engine.model.build import build_model
 from engine.model.hub import fetch
 from engine.model.pretrained_files import load_config, load_tokenizer
@@ -38,6 +41,7 @@ from engine.model.units import StreamedModel
 from engine.plan.text import grid
 from engine.runs.events import DataPrepared, PlanBuilt, RunStarted
 from engine.runtime.backend import Backend
+from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.generate import Sampler
 from engine.runtime.host_adamw import AdamWSettings, HostAdamW
 from engine.runtime.host_store import HostStore
@@ -48,16 +52,17 @@ from engine.train.memory_account import data_bytes
 from engine.train.memory_shortage import ShareName
 from engine.train.memory_watch import PeakMemory
 from engine.train.planning import Planned, TrainingJob, make_plan
-from engine.train.resume import changed_settings
+from engine.train.resume import changed_settings, kept_rounding, refuse_other_data
 from engine.train.session import Session
+from engine.words import in_gib
 
 
 @dataclass
 class Prepared:
     """A `Prepared` holds everything that the trainer needs for its steps.
 
-    The planes hold the state after `step` optimizer steps. `loading_peak` is the peak of host
-    memory in bytes while weights were read, or None if they came from a checkpoint.
+    `loading_peak` is the peak of host memory in bytes while weights were read, or None if they came
+    from a checkpoint.
     """
 
     model: StreamedModel
@@ -66,11 +71,77 @@ class Prepared:
     backend: Backend
     store: HostStore
     adamw: HostAdamW
-    engine: StreamingEngine
+    config: TrainConfig
+    """These are the settings that the session began with."""
     planned: Planned
     total_steps: int
-    step: int = 0
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    """A copy of the model's persistent buffers is kept on the host: they are never trained, and a
+    lost device does not give them back.
+    """
     loading_peak: int | None = None
+    _engine: StreamingEngine | None = None
+
+    @property
+    def engine(self) -> StreamingEngine:
+        """Returns the engine of the current plan. Raises RuntimeError between two plans."""
+        if self._engine is None:
+            raise RuntimeError("there is no engine between two plans")
+        return self._engine
+
+    @property
+    def has_engine(self) -> bool:
+        """Returns False between two plans, and after a device took no plan."""
+        return self._engine is not None
+
+    def drain(self) -> None:
+        """Waits until every submitted step is applied. Raises the first error of any lane."""
+        if self._engine is not None:
+            self._engine.drain()
+
+    def close_engine(self) -> None:
+        """Frees the device's buffers before another plan is made. No work may be in progress."""
+        self.__dict__.pop("sampler", None)
+        engine, self._engine = self._engine, None
+        self._tell_account()
+        if engine is not None:
+            engine.close()
+        del engine
+        gc.collect()
+        self.backend.reset_peak()
+
+    def build_engine(self, planned: Planned) -> PlanBuilt:
+        """Builds the engine of a plan, and returns the event for the record. Raises what the device
+        raises for a lack of memory; there is no engine then.
+        """
+        self.planned = planned
+        chosen, train = planned.chosen, self.config.train
+        tokens = chosen.micro_batch_size * planned.job.row_length
+        settings = EngineSettings(
+            chosen.choices, tokens, chosen.loss_chunk, train.max_grad_norm, train.seed
+        )
+        if isinstance(self.backend, CpuBackend):
+            self.backend.share_work(largest_product(planned.job.shape, tokens))
+        self._engine = StreamingEngine(self.model, self.store, self.backend, settings, self.adamw)
+        self._tell_account()
+        return _plan_built(planned, self._engine)
+
+    def _tell_account(self) -> None:
+        """Tells the account of memory what the run holds on purpose."""
+        held = {ShareName.DATA: data_bytes(self.data)}
+        engine, store = self._engine, self.store
+        buffers = 0
+        if engine is not None:
+            held[ShareName.BOUNDARIES] = engine.boundary_bytes
+            buffers = engine.state.fixed_bytes()
+        self.planned.account.holds(
+            lambda: held | {ShareName.PLANES: store.allocated_bytes}, lambda: buffers
+        )
+
+    @property
+    def step(self) -> int:
+        """The planes hold the state after this many optimizer steps."""
+        return self.store.held.step
 
     @property
     def chosen(self) -> Chosen:
@@ -92,8 +163,9 @@ class Prepared:
         """
         # The stack closes in reverse order: the engine uses the optimizer, and both use the planes.
         with contextlib.ExitStack() as parts:
-            for part in (self.backend, self.store, self.adamw, self.engine):
-                parts.callback(part.close)
+            for part in (self.backend, self.store, self.adamw, self._engine):
+                if part is not None:
+                    parts.callback(part.close)
 
 
 def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepared:
@@ -112,7 +184,10 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     check()
     # A damaged checkpoint is found before anything is allocated.
     newest = newest_checkpoint(session.folder.checkpoints_path) if resume else None
-    if config.model.init == "pretrained" and newest is None:
+    starts_elsewhere = config.model.start_from is not None
+    if newest is None and starts_elsewhere:
+        newest_weights(config.model.start_from or "")  # a missing checkpoint is told at once
+    if config.model.init == "pretrained" and newest is None and not starts_elsewhere:
         # An unusable data set should be reported before a large download.
         check_first_rows(config.data)
         fetch(config.model.source, True, download, check)
@@ -126,13 +201,17 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
         problem,
         Execution(session.progress("tokenise", check)),
     )
+    packed = config.data.packing and not problem
+    if not packed and (newest is None or newest.state["data"].endswith(BY_LENGTH)):
+        # Runs of earlier versions go on in the order in which they began.
+        data = data.grouped_by_length(config.train.batch_size)
     session.recorder.emit(DataPrepared(data.summary))
     _refuse_foreign_tokens(config, model, data)
     total_steps = _total_steps(config, data)
     if newest is not None:
         _compare_with_checkpoint(session, newest, data, total_steps)
     backend = open_backend(config.engine.device)
-    rounding = (newest.state.get("rounding") if newest is not None else None) or {}
+    rounding = kept_rounding(config, newest.state) if newest is not None else {}
     job = TrainingJob(model, data, backend, total_steps, newest is not None, rounding)
     with contextlib.ExitStack() as allocated:
         allocated.callback(backend.close)
@@ -167,20 +246,28 @@ def _build(
             lambda: {ShareName.PLANES: store.allocated_bytes, ShareName.DATA: data_bytes(data)}
         )
         kept = "nothing is lost" if job.is_resumed else "nothing was trained yet"
-        step, loading_peak = _fill(session, job, store, account.watched(check, kept))
+        loading_peak = _fill(session, job, store, account.watched(check, kept))
+        # The engine moves these buffers to the device.
+        kept_buffers = model.persistent_buffers().items()
+        buffers = {name: buffer.to("cpu", copy=True) for name, buffer in kept_buffers}
         train = config.train
         hyperparameters = AdamWSettings(train.beta1, train.beta2, train.eps, train.weight_decay)
         adamw = HostAdamW(store, hyperparameters)
-        engine = _engine(config, job, planned.chosen, store, adamw)
-        account.holds(
-            lambda: {
-                ShareName.PLANES: store.allocated_bytes,
-                ShareName.BOUNDARIES: engine.boundary_bytes,
-                ShareName.DATA: data_bytes(data),
-            },
-            engine.state.fixed_bytes,
+        prepared = Prepared(
+            model=model,
+            tokenizer=tokenizer,
+            data=data,
+            backend=backend,
+            store=store,
+            adamw=adamw,
+            config=config,
+            planned=planned,
+            total_steps=job.total_steps,
+            buffers=buffers,
+            loading_peak=loading_peak,
         )
-        session.recorder.emit(_plan_built(planned, engine))
+        session.recorder.emit(prepared.build_engine(planned))
+        _tell_refused_memory(session, prepared)
         if planned.simulated is not None:
             session.recorder.emit(planned.simulated)
     except BaseException as error:
@@ -188,31 +275,7 @@ def _build(
         note_memory(error, account.note)
         raise
     allocated.pop_all()  # from here on, `Prepared.close` frees everything
-    return Prepared(
-        model=model,
-        tokenizer=tokenizer,
-        data=data,
-        backend=backend,
-        store=store,
-        adamw=adamw,
-        engine=engine,
-        planned=planned,
-        total_steps=job.total_steps,
-        step=step,
-        loading_peak=loading_peak,
-    )
-
-
-def _engine(
-    config: TrainConfig, job: TrainingJob, chosen: Chosen, store: HostStore, adamw: HostAdamW
-) -> StreamingEngine:
-    longest_row = max(job.data.train.longest, job.data.eval.longest, 1)
-    tokens = chosen.micro_batch_size * padded_length(longest_row, config.data.max_seq_len)
-    train = config.train
-    settings = EngineSettings(
-        chosen.choices, tokens, chosen.loss_chunk, train.max_grad_norm, train.seed
-    )
-    return StreamingEngine(job.model, store, job.backend, settings, adamw)
+    return prepared
 
 
 def _plan_built(planned: Planned, engine: StreamingEngine) -> PlanBuilt:
@@ -226,6 +289,20 @@ def _plan_built(planned: Planned, engine: StreamingEngine) -> PlanBuilt:
         "host_boundaries_bytes": engine.boundary_bytes,
     }
     return PlanBuilt(chosen.choices.to_dict() | details, grid(engine.plan))
+
+
+def _tell_refused_memory(session: Session, prepared: Prepared) -> None:
+    """Tells in the log what it costs that the system refused to register memory for transfers."""
+    refused = prepared.engine.refused_bytes
+    if refused:
+        rate = prepared.backend.unregistered_rate() / 1e9
+        session.log(
+            "warning",
+            f"The system refused to lock {in_gib(refused)} of host memory for transfers, as WSL2 "
+            f"does beyond a limit, so its copies pass through the driver at {rate:.1f} GB/s. "
+            "Results are the same; steps take longer where copies cannot hide under computing. A "
+            "higher limit of locked memory (ulimit -l) helps, if the system has one.",
+        )
 
 
 def _refuse_foreign_tokens(config: TrainConfig, model: StreamedModel, data: PreparedData) -> None:
@@ -245,11 +322,9 @@ def _compare_with_checkpoint(
 
     Raises RunError if the run cannot continue with these settings or this data.
     """
-    if newest.state["data"] != data.fingerprint:
-        raise RunError(
-            f"The data of run {session.folder.id} is no longer what it was trained on; restore "
-            f"{session.config.data.title} or start a new run."
-        )
+    refuse_other_data(
+        session.config, session.folder.id, newest.state, newest.step, data.fingerprint
+    )
     told = changed_settings(
         session.config, session.folder.id, newest.state, newest.step, total_steps
     )
@@ -265,11 +340,11 @@ def _total_steps(config: TrainConfig, data: PreparedData) -> int:
 
 def _fill(
     session: Session, job: TrainingJob, store: HostStore, check: Callable[[], None]
-) -> tuple[int, int | None]:
+) -> int | None:
     """Allocates and fills the planes.
 
-    Returns the step whose state they hold, and the peak of host memory in bytes while weights were
-    read from the model (None for a checkpoint).
+    Returns the peak of host memory in bytes while weights were read from the model, or None if they
+    came from a checkpoint.
     """
     config, model = session.config, job.model
     allocating = session.progress("allocate", check)
@@ -277,14 +352,18 @@ def _fill(
     peak = PeakMemory()
     store.allocate_weights(allocating)
     if not job.is_resumed:
-        if config.model.init == "random":
+        if config.model.start_from is not None:
+            buffers = model.persistent_buffers()
+            start = load_start(config.model.start_from, store, buffers, loading)
+            session.log("info", f"The weights are those of {start.path}.")
+        elif config.model.init == "random":
             initialise(model, store, config.train.seed, job.backend.device, loading)
         else:
             load_pretrained(model, config.model.source, store, loading)
         # Reading needs additional memory, which is freed before the states are allocated.
         loading_peak = peak.read()
         store.allocate_states(allocating)
-        return 0, loading_peak
+        return loading_peak
     store.allocate_states(allocating)
     found = load_newest_checkpoint(
         session.folder.checkpoints_path, store, model.persistent_buffers(), progress=loading
@@ -295,7 +374,8 @@ def _fill(
         )
     for sentence in found.skipped:
         session.log("warning", sentence)
-    return found.step, None
+    store.held.restore(found.step, found.state.get("skipped", ()))
+    return None
 
 
 def program_version() -> str:

@@ -1,47 +1,103 @@
 """A checkpoint keeps, in addition to the planes, the state that a resume needs.
 
-A resume compares its settings with those of the previous session.
+A resume compares its settings with those of the session that wrote the checkpoint:
+
+- What says how a step is computed, what it costs and what is written is taken as it is now, and
+  recorded. Where sums are then in another order, the record says so.
+- What makes another run of it is refused by name: other rows, another length, another precision.
+  Such a run can start from the weights of this one (`model.start_from`).
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.config.settings import TrainConfig
+from engine.config.settings import AUTO, TrainConfig
 from engine.errors import RunError
 
 ORDER = ("train.batch_size", "train.seed", "data.shuffle")
 """These settings decide which rows a step reads. If they changed, some rows would be skipped and
 others read twice.
 """
-_COMPARED = (
-    "learning_rate",
-    "schedule",
-    "warmup_steps",
-    "weight_decay",
-    "beta1",
-    "beta2",
-    "eps",
-    "max_grad_norm",
-)
-"""A person may change these settings of `train` on purpose; a resume reports that they differ."""
+PLAN = ("train.micro_batch_size", "engine.rounds", "engine.kernels")
+"""These settings decide in which order sums are rounded."""
+_NOT_COMPARED = ("name", "train.steps", "train.epochs", "model.init", "model.start_from")
+"""The number of steps is compared as it is counted; the others mean nothing to a resume."""
 
 
 def resume_state(
-    config: TrainConfig, fingerprint: str, rounding: dict[str, Any], total_steps: int
+    config: TrainConfig,
+    fingerprint: str,
+    rounding: dict[str, Any],
+    total_steps: int,
+    skipped: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Returns the state that every checkpoint keeps.
 
     It contains no random state, since the order of the rows, dropout and the schedule are functions
-    of the seed and the step. `fingerprint` is that of the data; `rounding` is `Chosen.rounding`.
+    of the seed and the step. `fingerprint` is that of the data; `rounding` is `Chosen.rounding`;
+    `skipped` are the steps without an update.
     """
     return {
         "data": fingerprint,
         "rounding": rounding,
         "total_steps": total_steps,
+        "skipped": list(skipped),
         "settings": _settings(config),
     }
+
+
+def kept_rounding(config: TrainConfig, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the choices that the planner must keep so that the run goes on bit for bit.
+
+    They are empty if a person has changed a setting of `PLAN`: the plan is then made anew.
+    """
+    rounding = state.get("rounding") or {}
+    return {} if plan_changes(config, state) else dict(rounding)
+
+
+def plan_changes(config: TrainConfig, state: Mapping[str, Any]) -> list[str]:
+    """Returns the settings of `PLAN` that ask for something else than the checkpoint's session did.
+
+    A run that ran out of memory has a smaller plan than its settings ask for. That is no change.
+    """
+    rounding = state.get("rounding") or {}
+    if not rounding:
+        return []
+    had = {
+        "train.micro_batch_size": rounding["micro_batch_size"],
+        "engine.rounds": rounding.get("rounds", 1),
+        "engine.kernels": "compiled" if rounding.get("compiled") else "eager",
+    }
+    before, now = state.get("settings") or {}, _settings(config)
+    return [name for name in PLAN if now[name] != had[name] and now[name] != before.get(name, AUTO)]
+
+
+def refuse_other_data(
+    config: TrainConfig, run_id: str, state: Mapping[str, Any], step: int, fingerprint: str
+) -> None:
+    """Raises RunError if the rows are no longer those of the checkpoint of `step`.
+
+    `fingerprint` is that of the data now. The sentence names the settings that changed, or else the
+    file.
+    """
+    if state["data"] == fingerprint:
+        return
+    before, now = state.get("settings") or {}, _settings(config)
+    for name, value in now.items():
+        decides = name.startswith("data.") or name == "train.seed"  # it draws what is held out
+        if decides and name in before and before[name] != value:
+            raise RunError(
+                f"{name} of run {run_id} was {_said(before[name])} up to step {step:,} and is "
+                f"{_said(value)} now, which makes other rows of the data; set it back in "
+                f"config.yaml, or {_train_on(run_id)}."
+            )
+    raise RunError(
+        f"The data of run {run_id} is no longer what it was trained on; restore "
+        f"{config.data.title}, or {_train_on(run_id)}."
+    )
 
 
 def changed_settings(
@@ -57,13 +113,20 @@ def changed_settings(
     for name, value in now.items():
         if name not in before or before[name] == value:
             continue
-        if name in ORDER:
+        was, is_ = _said(before[name]), _said(value)
+        if name in ORDER or name == "model.dtype":
+            what = "the planes" if name == "model.dtype" else "the rows that its steps read"
             raise RunError(
-                f"{name} of run {run_id} was {before[name]} up to step {step:,} and is {value} "
-                "now, which changes the rows that its steps read; set it back in config.yaml, or "
-                "start a new run."
+                f"{name} of run {run_id} was {was} up to step {step:,} and is {is_} now, which "
+                f"changes {what}; set it back in config.yaml, or {_train_on(run_id)}."
             )
-        told.append(f"{name} was {before[name]} up to step {step:,} and is {value} from here on.")
+        told.append(f"{name} was {was} up to step {step:,} and is {is_} from here on.")
+    anew = plan_changes(config, state)
+    if anew:
+        told.append(
+            f"The step is planned anew, since {' and '.join(anew)} changed: sums are rounded in "
+            f"another order from step {step + 1:,} on."
+        )
     if total_steps < step:
         raise RunError(
             f"Run {run_id} has done {step:,} steps, more than the {total_steps:,} that its "
@@ -76,11 +139,27 @@ def changed_settings(
     return told
 
 
+def _train_on(run_id: str) -> str:
+    return (
+        "train on from its weights in a new run (Train on in the app's Runs, or launch.py train "
+        f"--from {run_id})"
+    )
+
+
+def _said(value: Any) -> str:
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
 def _settings(config: TrainConfig) -> dict[str, Any]:
-    train = asdict(config.train)
-    return {
-        "train.batch_size": train["batch_size"],
-        "train.seed": train["seed"],
-        "data.shuffle": config.data.shuffle,
-        **{f"train.{name}": train[name] for name in _COMPARED},
-    }
+    """Returns all settings that are compared, by dotted name, as they look after JSON."""
+    found: dict[str, Any] = {}
+    _flatten(json.loads(json.dumps(config.to_dict())), "", found)
+    return {name: value for name, value in found.items() if name not in _NOT_COMPARED}
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str, found: dict[str, Any]) -> None:
+    for key, value in tree.items():
+        if isinstance(value, dict) and prefix.count(".") < 1:
+            _flatten(value, f"{prefix}{key}.", found)
+        else:
+            found[prefix + key] = value

@@ -12,11 +12,11 @@ import queue
 import shutil
 import sys
 import threading
-import traceback
+from collections.abc import Sequence
 
 from engine.config.changes import Change
 from engine.config.settings import TrainConfig
-from engine.errors import ConfigError, GpuMemoryError, RamstreamError, RunError, first_line
+from engine.errors import ConfigError, GpuMemoryError, RamstreamError, RunError
 from engine.files import file_size
 from engine.fit.choose import Chosen
 from engine.fit.memory_items import Item, PartName, items_of
@@ -163,23 +163,16 @@ class Run:
 
         The traceback is logged if the program, the device or the system is at fault.
         """
-        told: Exception | None = error
-        if not isinstance(error, RamstreamError) or isinstance(error, GpuMemoryError):
-            from engine.train.explain import explained
+        if isinstance(error, RamstreamError) and not isinstance(error, GpuMemoryError):
+            # A wrong preset is told without the import of torch.
+            return RunEnded("failed", str(error), type(error).__name__)
+        from engine.train.failures import failure_of
 
-            # The failure may be that the record cannot be written.
-            with contextlib.suppress(RunError):
-                self.recorder.emit(LogLine("error", "".join(traceback.format_exception(error))))
-            told = explained(error, self._gpu_items())
-        if told is not None:
-            return RunEnded("failed", str(told), type(told).__name__)
-        kind, said = type(error).__name__, first_line(error)
-        what = kind if said == kind else f"{kind}: {said}"
-        return RunEnded(
-            "failed",
-            f"An error in the program ended the run ({what}); the log of the run has the details.",
-            kind,
-        )
+        failure = failure_of(error, self._gpu_items())
+        # The failure may be that the record cannot be written.
+        with contextlib.suppress(RunError):
+            self.recorder.emit(LogLine("error", failure.trace))
+        return failure.ended()
 
     def _gpu_items(self) -> tuple[Item, ...]:
         """Returns the GPU memory items of the plan, or of the fit report that came before it."""
@@ -210,11 +203,13 @@ class Run:
             # Lanes may still be using the planes, so they must end before the planes are freed.
             # After a device error, both calls may fail as well; the first error is the one to
             # report.
-            for give_back in (prepared.engine.drain, prepared.close):
+            for give_back in (prepared.drain, prepared.close):
                 with contextlib.suppress(Exception):
                     give_back()
             raise
-        prepared.close()
+        # After a failure, a device that is lost cannot be closed properly.
+        with contextlib.suppress(*([Exception] if ended.state == "failed" else [])):
+            prepared.close()
         return ended
 
     def _next_commands(self) -> list[str | Change]:
@@ -267,16 +262,17 @@ def start_run(config: TrainConfig, runs_dir: str | os.PathLike[str]) -> Run:
         raise
 
 
-def resume_run(runs_dir: str | os.PathLike[str], run_id: str) -> Run:
+def resume_run(runs_dir: str | os.PathLike[str], run_id: str, overrides: Sequence[str] = ()) -> Run:
     """Returns an earlier run, ready to continue from its newest checkpoint.
 
-    It begins at the start if it never saved a checkpoint or never began to train. Raises RunError
-    for a run that has finished, or whose settings this version cannot use.
+    It begins at the start if it never saved a checkpoint or never began to train. `overrides` such
+    as ``train.nonfinite=skip`` become part of its settings. Raises RunError for a run that has
+    finished, or whose settings this version cannot use, and ConfigError for a wrong override.
     """
     folder = open_run(runs_dir, run_id)
     try:
         # Nothing is written to a run that this version cannot continue.
-        _ = folder.config
+        config = folder.config
     except ConfigError as error:
         raise RunError(
             f"The settings of run {run_id} cannot be used by this version of Ramstream ({error}); "
@@ -288,4 +284,12 @@ def resume_run(runs_dir: str | os.PathLike[str], run_id: str) -> Run:
             f"Run {run_id} has finished all its {summary.total_steps} steps; start a new run to "
             "train further."
         )
-    return Run(folder, resume=file_size(folder.events_path) > 0)
+    config = lasting_config(config.with_overrides(overrides)) if overrides else config
+    run = Run(folder, resume=file_size(folder.events_path) > 0)
+    if overrides:
+        try:
+            folder.save_config(config)  # the run is ours now
+        except RunError:
+            run.close()
+            raise
+    return run

@@ -4,6 +4,8 @@
   answered.
 - Before each step is submitted, the loop obeys the new requests: pause, save, or a change of
   settings. A stop, a discard or a lack of host memory ends the loop at once.
+- A step that fails before its updates is skipped or planned with less, where that helps. Else the
+  last good step is saved, and the run ends (`engine.train.failures`).
 - A submitted step is executed while the loop submits the next one. The HOST lane records its
   `StepFinished` when it is applied.
 - The engine is drained, so that every submitted step is applied, before anything is saved or
@@ -20,15 +22,17 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import time
 from collections.abc import Callable
 
 from engine.checkpoints.checkpoint import Contents, write_checkpoint
 from engine.checkpoints.export import TrainedModel, write_model
 from engine.config.changes import CHANGE, Change
-from engine.config.settings import OptimConfig
-from engine.data.rows import batches
-from engine.errors import DiskFullError, HostMemoryError, RunError
+from engine.errors import (
+    CheckpointError,
+    DiskFullError,
+    RamstreamError,
+    RunError,
+)
 from engine.runs.events import (
     CheckpointWritten,
     ControlReceived,
@@ -39,17 +43,16 @@ from engine.runs.events import (
     StateChanged,
 )
 from engine.train.disk_space import DiskSpaceWatch, wait_in_words
-from engine.train.dry_run import LEAST_STEPS, longest_batches
 from engine.train.evaluation import Evaluator
+from engine.train.failures import kept_in_words
 from engine.train.forecast import Forecast
 from engine.train.memory_watch import MemoryWatch
 from engine.train.observe import Observer
 from engine.train.paused_calls import PausedCalls
 from engine.train.prepare import Prepared
 from engine.train.resume import resume_state
-from engine.train.schedule import fitting_warm_up, learning_rate
 from engine.train.session import Session
-from engine.words import in_seconds
+from engine.train.submit_steps import Steps
 
 _PAUSE_LOOK_SECONDS = 0.1
 """A paused run checks for requests each time this many seconds have passed."""
@@ -86,8 +89,6 @@ class Trainer:
         self._session = session
         self._next_commands = next_commands
         self._paused = paused
-        self._step = prepared.step
-        """This many steps have been submitted; after a drain, all of them are applied."""
         self._saved_step = prepared.step or None
         self._watch = MemoryWatch(prepared.planned.account.ran_low)
         self._forecast = Forecast(
@@ -103,7 +104,7 @@ class Trainer:
         """These requests arrived during long work and are obeyed before the next step."""
         self._asked: list[Change] = []
         """These changes are made before the next step."""
-        self._optim = self._fitting_warm_up()
+        self._steps = Steps(session, prepared, self._observer, self._watch)
         output = session.config.output
         is_evaluated = output.eval_every or output.exact_match_samples
         if is_evaluated and not len(prepared.data.eval):
@@ -129,14 +130,17 @@ class Trainer:
                 return self._to_the_end()
             except Stopped:
                 return self._stop()
-        except HostMemoryError as error:
-            return self._give_way(error)
+        except (RunError, CheckpointError):
+            raise  # the record or a checkpoint cannot be written, so nothing more can be saved
         except Discarded:
-            self.prepared.engine.drain()
+            self.prepared.drain()
             shutil.rmtree(self.folder.checkpoints_path, ignore_errors=True)
             return RunEnded(
-                "discarded", f"Stopped at step {self._step}; its checkpoints were deleted as asked."
+                "discarded",
+                f"Stopped at step {self._steps.done}; its checkpoints were deleted as asked.",
             )
+        except Exception as error:  # noqa: BLE001  the last good step is saved whatever the cause
+            return self._failed(error)
         finally:
             # The record outlives its run, and a listener would keep everything that was allocated
             # alive.
@@ -145,24 +149,25 @@ class Trainer:
 
     def _to_the_end(self) -> RunEnded:
         output = self.config.output
-        if self._step == 0:
-            self._dry_run()
+        if self._steps.done == 0:
+            self._steps.dry_run(self._forecast, self._look)
             self._evaluator.measure_exact_match("before", 0, self._look)
             self._evaluator.answer_prompts(0, self._look)
         self._state("running")
         self._observer.start_clock()
-        while self._step < self.prepared.total_steps:
-            self._obey(self._step)
-            self._submit(self._step + 1)
-            self._step += 1
-            if self._step >= self.prepared.total_steps:
+        while self._steps.done < self.prepared.total_steps:
+            self._obey(self._steps.done)
+            if not self._steps.advance():
+                continue
+            step = self._steps.done
+            if step >= self.prepared.total_steps:
                 break
-            if output.checkpoint_every and self._step % output.checkpoint_every == 0:
-                self._save(self._step)
-            if output.eval_every and self._step % output.eval_every == 0:
-                self._evaluate(self._step)
+            if output.checkpoint_every and step % output.checkpoint_every == 0:
+                self._save(step)
+            if output.eval_every and step % output.eval_every == 0:
+                self._evaluate(step)
         # The run is saved before an evaluation can fail or be interrupted.
-        step = self._step
+        step = self._steps.done
         self._save(step)
         self._evaluate(step)
         self._evaluator.measure_exact_match("after", step, self._look)
@@ -172,9 +177,9 @@ class Trainer:
         return RunEnded("finished", f"Finished all {step} steps.")
 
     def _stop(self) -> RunEnded:
-        step = self._step
+        step = self._steps.done
         self._state("stopping")
-        self.prepared.engine.drain()
+        self._steps.settle()
         # A resume uses the changes that were requested before the stop.
         self._make_changes(step)
         if step == 0:
@@ -183,82 +188,27 @@ class Trainer:
         self._observer.compare(step, "end")
         return RunEnded("stopped", f"Stopped and saved at step {step}; it can be resumed.")
 
-    def _give_way(self, error: HostMemoryError) -> RunEnded:
-        """Saves and ends the run while there is memory for that, without waiting for anything."""
-        step = self._step
+    # ------------------------------------------------------------------ failures
+
+    def _failed(self, error: Exception) -> RunEnded:
+        """Saves the last good step, if the planes are whole, without waiting for anything; returns
+        how the run ended.
+        """
         self.recorder.wait_for_disk_space(None)
-        self._state(
-            "stopping", "Host memory is nearly full, so the run is saved while that is possible."
-        )
-        self.prepared.engine.drain()
-        self._save(step, "stopping", waits=False)
-        self._observer.compare(step, "end")
-        kept = f"step {step} is saved" if step else "nothing was trained yet"
-        return RunEnded(
-            "failed",
-            f"{error}; {kept}, so free some memory or choose a smaller batch, and resume.",
-            "HostMemoryError",
-        )
-
-    def _fitting_warm_up(self) -> OptimConfig:
-        """Returns the optimizer's settings; the log says if the warm-up had to be shortened."""
-        fitting, warning = fitting_warm_up(self.config.train, self.prepared.total_steps)
-        if warning:
-            self._session.log("warning", warning)
-        return fitting
-
-    def _dry_run(self) -> None:
-        """Runs a step on the longest rows without changing the weights.
-
-        A run that does not fit or cannot be computed fails here.
-        """
-        prepared = self.prepared
-        if prepared.total_steps < LEAST_STEPS:
-            return
-        progress = self._session.progress("dry_run")
-        progress(0, 1, "One step on the longest rows")
-        began = time.perf_counter()
-        micro_batches = longest_batches(
-            prepared.data.train,
-            self.config.train.batch_size,
-            prepared.chosen.micro_batch_size,
-            self._pad_up_to,
-        )
-        prepared.engine.dry_run(micro_batches, self._watch.check)
-        seconds = time.perf_counter() - began
-        progress(1, 1, "Done")
-        compiled = prepared.chosen.choices.compiled
-        took = f"A dry run of one step on the longest rows took {in_seconds(seconds)}"
-        self._session.log("info", f"{took}, compiling included." if compiled else f"{took}.")
-        # A time that includes compiling does not predict the time of a step.
-        self.recorder.emit(self._forecast.event(0, "dry_run", None if compiled else seconds))
-        self._observer.tell_compiling("the dry run")
-
-    @property
-    def _pad_up_to(self) -> int:
-        """Returns the length that rows may be padded to, since a block is compiled for few
-        lengths.
-        """
-        return self.config.data.max_seq_len if self.prepared.chosen.choices.compiled else 0
-
-    def _submit(self, step: int) -> None:
-        """Assembles the rows of a step and submits the step to the engine."""
-        train, began = self.config.train, time.perf_counter()
-        micro_batches = batches(
-            self.prepared.data.train,
-            train.batch_size,
-            self.prepared.chosen.micro_batch_size,
-            step,
-            self._pad_up_to,
-        )
-        self._observer.submitted(step, micro_batches, began)
-        self.prepared.engine.train_step(
-            step,
-            micro_batches,
-            learning_rate(self._optim, step, self.prepared.total_steps),
-            self._observer.on_applied,
-            self._watch.check,
-        )
+        failure = self._steps.failure(error)
+        if failure.trace:
+            self._session.log("error", failure.trace)
+        held = self.prepared.store.held
+        problem = ""
+        if held.step and not held.is_mixed:
+            self._state("stopping", "The run failed; its last good step is being saved.")
+            try:
+                self._write(held.step, "stopping", waits=False)
+            except RamstreamError as unsaved:
+                problem = str(unsaved)
+        with contextlib.suppress(Exception):  # a lost device does not tell its memory
+            self._observer.compare(held.step, "end")
+        return failure.ended(kept_in_words(held, self._saved_step, problem))
 
     # ------------------------------------------------------------------ requests
 
@@ -294,7 +244,7 @@ class Trainer:
         self.config = config
         if "train.steps" in change.values and config.train.steps is not None:
             self.prepared.change_total_steps(config.train.steps)
-        self._optim = self._fitting_warm_up()
+        self._steps.change(config)
         self.recorder.emit(
             SettingsChanged(step + 1, dict(change.values), self.prepared.total_steps)
         )
@@ -323,7 +273,7 @@ class Trainer:
 
     def _pause(self, step: int) -> None:
         self._state("pausing")
-        self.prepared.engine.drain()
+        self._steps.settle()
         with self._paused.opened():
             self._state("paused", f"Paused after step {step}; the model stays in memory.")
             while True:
@@ -345,8 +295,12 @@ class Trainer:
         If the disk has no space, this method waits until there is some or, if `waits` is False,
         raises DiskFullError.
         """
+        self._steps.settle()
+        self._write(step, back_to, waits)
+
+    def _write(self, step: int, back_to: RunState, waits: bool) -> None:
+        """Writes a checkpoint as `_save` does; the planes must hold `step`."""
         prepared = self.prepared
-        prepared.engine.drain()
         if step == self._saved_step or step == 0:
             self._observer.start_clock()
             return
@@ -358,11 +312,12 @@ class Trainer:
                     prepared.data.fingerprint,
                     prepared.chosen.rounding,
                     prepared.total_steps,
+                    prepared.store.held.skipped,
                 )
                 info = write_checkpoint(
                     self.folder.checkpoints_path,
                     step,
-                    Contents(prepared.store, state, prepared.model.persistent_buffers()),
+                    Contents(prepared.store, state, prepared.buffers),
                     self.config.output.keep_checkpoints,
                     self._session.progress("checkpoint"),
                 )
@@ -419,7 +374,7 @@ class Trainer:
 
     def _evaluate(self, step: int) -> None:
         """Evaluates the weights after `step`, once every submitted step is applied."""
-        self.prepared.engine.drain()
+        self._steps.settle()
         self._evaluator.measure_loss(step, self._look)
         self._evaluator.answer_prompts(step, self._look)
         self._observer.start_clock()
@@ -433,7 +388,11 @@ class Trainer:
         progress(0, 1, "Writing the model")
         prepared = self.prepared
         trained = TrainedModel(
-            prepared.model, prepared.store, prepared.tokenizer, self.config.model.source
+            prepared.model,
+            prepared.store,
+            prepared.tokenizer,
+            self.config.model.source,
+            self.config.output.export_dtype,
         )
         size = write_model(trained, self.folder.export_path)
         progress(1, 1, "Written")

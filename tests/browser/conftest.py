@@ -149,9 +149,9 @@ def server(shared_server):
     runs of files before.
     """
     yield shared_server
-    while (active := _answer(shared_server, "/api/live")["active"]) is not None:
+    while (active := answer(shared_server, "/api/live")["active"]) is not None:
         with contextlib.suppress(urllib.error.HTTPError):  # it ends just now
-            _answer(shared_server, f"/api/runs/{active}/control", {"command": "discard"})
+            answer(shared_server, f"/api/runs/{active}/control", {"command": "discard"})
         time.sleep(0.5)
 
 
@@ -164,7 +164,7 @@ def own_server(tmp_path_factory):
     server.end()
 
 
-def _answer(server: Server, path: str, body: dict | None = None) -> dict:
+def answer(server: Server, path: str, body: dict | None = None) -> dict:
     content = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(
         f"{server.address}{path}", content, {"content-type": "application/json"}
@@ -225,7 +225,7 @@ def page(blank, server):
         "preset": FIRST_PRESET,
         "shown": shown_values(TrainConfig.load(PRESETS / FIRST_PRESET)),
     }
-    _answer(server, "/api/check", draft)
+    answer(server, "/api/check", draft)
     blank.goto(server.address)
     blank.wait_for_selector("#start:not([disabled])")
     return blank

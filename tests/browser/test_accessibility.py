@@ -170,7 +170,10 @@ def opened(browser, server):
         ("One with a rather long name that nobody can remember", "finished"),
         ("Broken off", None),
     ):
-        record(server, name, 60, ended=ended)[1].close()
+        folder, recorder = record(server, name, 60, ended=ended)
+        recorder.close()
+        if ended == "finished":
+            (folder.checkpoints_path / "step-60").mkdir(parents=True)  # so it can be exported
     folder, recorder = record(server, "Under way", 80, total=200, ended=None, blocks=4)
     context = browser.new_context(viewport={"width": 1300, "height": 900}, reduced_motion="reduce")
     context.set_default_timeout(WAIT_MILLISECONDS)

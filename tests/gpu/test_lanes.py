@@ -21,6 +21,7 @@ from engine.errors import NonFiniteError
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import UPDATE_LANES, Lane
 from engine.runtime import cuda_backend
+from engine.runtime.block_ops import BlockOps
 from tests.engine.plan.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
@@ -64,6 +65,9 @@ class Lanes(cuda_backend.CudaBackend):
 
 
 class _Event:
+    lost = False
+    """Every call of a lost device fails, also one about work that was over before."""
+
     def __init__(self, **_):
         self.at = math.nan
 
@@ -74,9 +78,13 @@ class _Event:
         return True
 
     def synchronize(self):
+        if _Event.lost:
+            raise RuntimeError("CUDA error: unspecified launch failure")
         assert not math.isnan(self.at), "waited for an event that nothing recorded"
 
     def elapsed_time(self, end):
+        if _Event.lost:
+            raise RuntimeError("CUDA error: unspecified launch failure")
         return (end.at - self.at) * 1e3
 
 
@@ -116,7 +124,7 @@ def lanes(request, monkeypatch):
         backend.upload = torch.from_numpy
         backend.host_buffer = lambda numel, dtype: torch.zeros(numel, dtype=dtype)
         backend.seed = torch.default_generator.manual_seed
-        backend.register = backend.unregister = lambda *_: None
+        backend.register = backend.unregister = lambda *_: True
         return backend
 
     return make
@@ -141,6 +149,7 @@ def test_delays_in_any_lane_change_nothing(lanes, name):
         assert_same_bits(planes_after(choices, lanes(slow), dtype="bfloat16"), expected)
 
 
+HOMES = ("embed", "block 0", "block 2", "head")
 SPARE = dict(kept_blocks=3, update_buffers=4, spare_buffers=2, spare_blocks=2)
 
 
@@ -158,7 +167,7 @@ def test_delays_change_nothing_where_optimizers_run_on_the_device(lanes, changes
     """States travel through two buffers; summed over rounds, they lie where sums of blocks were.
     Spare ones lie where activations were.
     """
-    homes = dict(device_homes=("embed", "block 0", "block 2", "head"), update_buffers=2)
+    homes = dict(device_homes=HOMES, update_buffers=2)
     choices = dataclasses.replace(BASE, **homes | changes)
     expected = planes_after(choices, lanes(), dtype="bfloat16")
     for slow in (
@@ -288,6 +297,62 @@ def test_a_step_is_home_although_the_next_one_breaks(lanes):
     assert_same_bits(all_planes(broken), all_planes(sound))
     sound.close()
     broken.close()
+
+
+LOST = [
+    # (the op that is running when the device is lost, homes, the step that the planes then hold)
+    ("backward", (), 1),
+    ("clip", (), 1),
+    ("update", (), 2),
+    ("backward", HOMES, 1),
+    ("device_update", (*HOMES, "block 1"), 1),
+    ("offload_states", HOMES, None),
+]
+
+
+@pytest.mark.parametrize("lanes", ["threads"], indirect=True)
+@pytest.mark.parametrize(("kind", "homes", "step"), LOST)
+def test_a_lost_device_leaves_whole_planes_unless_it_was_updating(
+    lanes, monkeypatch, kind, homes, step
+):
+    """With every optimizer on the host, updates need no device once the first has begun: they are
+    finished. With optimizers on the device, a device that is lost among the updates leaves a
+    mixture, which is known as such.
+    """
+    changes = dict(device_homes=homes, update_buffers=2) if homes else {}
+    choices = dataclasses.replace(CHOICES, **changes)
+    plain = plain_model(tiny_config("qwen2"))
+    expected = []
+    sound = streamed(plain, choices, backend=lanes())
+    for number in (1, 2):
+        train(sound, [number])
+        expected.append(all_planes(sound))
+    sound.close()
+    real = BlockOps.work
+
+    def work(self, op, under_way):
+        inner = real(self, op, under_way)
+        if under_way.inputs.number != 2 or op.kind != kind:
+            return inner
+
+        def lose():
+            inner()
+            monkeypatch.setattr(_Event, "lost", True)
+
+        return lose
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BlockOps, "work", work)
+        run = streamed(plain, choices, backend=lanes())
+        assert "unspecified launch failure" in str(error_of(lambda: train(run, [1, 2, 3])))
+        error_of(run.engine.drain)
+    held = run.store.held
+    assert held.is_mixed == (step is None)
+    if step is not None:
+        assert held.step == step
+        assert_same_bits(all_planes(run), expected[step - 1])
+    monkeypatch.setattr(_Event, "lost", False)
+    run.close()
 
 
 def test_spans_follow_the_plan(lanes):

@@ -68,7 +68,7 @@ def test_a_run_with_a_dry_run_equals_one_without_to_the_bit(
     # the allocator keeps its own segments, of 20 MiB each (two of them and a small one on an H200).
     assert measured - 3 * 20 * MIB <= peak["measured"] <= measured <= peak["predicted"]
     assert last.quantities["step_seconds"]["measured"] > 0
-    monkeypatch.setattr("engine.train.trainer.LEAST_STEPS", 13)
+    monkeypatch.setattr("engine.train.submit_steps.LEAST_STEPS", 13)
     without = start_run(config, tmp_path / "runs")
     assert execute(without).state == "finished"
     assert [event.moment for event in events_of(without, ForecastChecked)] == ["running", "end"]

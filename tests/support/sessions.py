@@ -75,11 +75,11 @@ class FakeEngine:
         self.runs.append(FakeRun(folder))
         return self.runs[-1]
 
-    def export(self, runs_dir, run_id, folder, checkpoint=None, progress=None):
+    def export(self, runs_dir, run_id, folder, choice, progress):
         progress(1, 2)
         if folder.name == "full":
             raise RunError("The disk is full.")
-        self.asked.append((run_id, folder, checkpoint))
+        self.asked.append((run_id, folder, choice))
         return SimpleNamespace(step=7, skipped=())
 
 

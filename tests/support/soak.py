@@ -2,13 +2,16 @@
 
 Trains a tiny model on the CPU for that long, with evaluations and checkpoints, and samples this
 process meanwhile. At its end host memory must be flat within 1 % after the warm-up, open files and
-threads constant, and the record, replayed in full, equal to the live snapshot.
+threads constant, and the record, replayed in full, equal to the live snapshot. The tiny model's
+rows are all alike: `python -m tests.browser.soak` trains the starter, whose packed rows differ.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -18,8 +21,9 @@ from pathlib import Path
 
 import psutil
 
-from engine.runs.events import StepFinished
-from engine.runs.following import replay
+from engine.paths import PROGRAM_ROOT
+from engine.runs.events import MemorySampled, StepFinished
+from engine.runs.following import EVENTS_FILE, replay
 from engine.runs.snapshot import RunSnapshot
 from engine.train.run import Run, start_run
 from tests.support.folders import make_config
@@ -40,6 +44,63 @@ class Sample:
     rss: int
     files: int
     threads: int
+
+
+@dataclass(frozen=True)
+class Growth:
+    """It says by how many bytes a process grew over a number of steps, from a level in bytes."""
+
+    level: float
+    nbytes: float
+    steps: int
+
+    @property
+    def share(self) -> float:
+        return self.nbytes / self.level
+
+
+def growth_after(record: Path, step: int) -> Growth:
+    """Returns how a run's process grew after `step`, by the samples of memory in its record. The
+    first and the last level are medians.
+    """
+    events = [entry.event for entry in replay(record)]
+    samples = [e for e in events if isinstance(e, MemorySampled) and e.step >= step]
+    edge = max(3, round(EDGE * len(samples)))
+    assert len(samples) >= 2 * edge, f"there are only {len(samples)} samples after step {step}"
+    first, last = samples[:edge], samples[-edge:]
+    level = statistics.median(sample.host_rss for sample in first)
+    return Growth(
+        level,
+        statistics.median(sample.host_rss for sample in last) - level,
+        round(
+            statistics.median(sample.step for sample in last)
+            - statistics.median(sample.step for sample in first)
+        ),
+    )
+
+
+def train_on_the_command_line(steps: int, folder: Path, *settings: str) -> Path:
+    """Trains the starter for `steps` steps in a process of its own; returns the path of its
+    record.
+    """
+    command = [sys.executable, "launch.py", "train", "presets/starter.yaml"]
+    for setting in (f"train.steps={steps}", *settings):
+        command += ["--set", setting]
+    subprocess.run(
+        [*command, "--runs-dir", folder],
+        cwd=PROGRAM_ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=True,
+    )
+    return only_record(folder)
+
+
+def only_record(runs: Path) -> Path:
+    """Returns the path of the record of the only run in a folder."""
+    (record,) = runs.glob(f"*/{EVENTS_FILE}")
+    return record
 
 
 class Watcher(threading.Thread):

@@ -53,6 +53,7 @@ export class RunBar {
         this.toldUntil = 0;
         this.buttons = [...element.querySelectorAll("[data-command]")];
         this.stop = this.buttons.find((button) => button.dataset.command === "stop");
+        this.resume = this.buttons.find((button) => button.dataset.command === "resume");
         this.actions = element.querySelector(".rs-actions");
         for (const button of this.buttons)
             button.addEventListener("click", () => this.press(button.dataset.command));
@@ -79,6 +80,7 @@ export class RunBar {
         progress.firstElementChild.style.width = `${100 * bar.progress}%`;
         for (const button of this.buttons) button.disabled = false;
         this.stop.textContent = bar.stop_saves === false ? "Stop without saving" : "Stop and save";
+        this.resume.textContent = bar.begins_anew ? "Start again" : "Resume";
         this.showActions(bar.actions);
         this.announce(bar);
         if (this.dialog.open && !bar.actions.includes("discard")) this.dialog.close("keep");

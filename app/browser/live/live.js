@@ -207,5 +207,5 @@ function answerTone(text, expected) {
 function describe(node, said) {
     const title = node.closest("figure").querySelector("h3").textContent;
     node.setAttribute("role", "img");
-    node.setAttribute("aria-label", `${title}: ${said || "nothing to show yet"}.`);
+    node.setAttribute("aria-label", `${title}: ${said || "nothing to show"}.`);
 }

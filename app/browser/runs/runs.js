@@ -136,10 +136,13 @@ export class RunList {
             "div",
             {},
             button("open", "Open", () => this.openRun(run.id, "live")),
-            button("resume", "Resume", ({ target }) => this.resume(run, target)),
+            button("resume", run.begins_anew ? "Start again" : "Resume", ({ target }) =>
+                this.resume(run, target),
+            ),
             button("talk", "Talk", () => this.talkTo(run.id)),
             button("details", "Details", () => this.details.open(run)),
             button("draft", "New run from this one", ({ target }) => this.draft(run, target)),
+            button("train-on", "Train on", ({ target }) => this.draft(run, target, true)),
             button("export", "Export", () => this.openExport(run)),
             button("delete", "Delete", ({ target }) => this.delete(run, target)),
         );
@@ -288,9 +291,10 @@ export class RunList {
         });
     }
 
-    async draft(run, button) {
+    // Fills the form with the run's settings; with `trainsOn`, a new run starts from its weights.
+    async draft(run, button, trainsOn = false) {
         await this.act(button, async () => {
-            await send(path(run.id, "draft"), { changes: {} });
+            await send(path(run.id, "draft"), { changes: {}, trains_on: trainsOn });
             // A newly opened page shows the form that the server has stored.
             location.assign("?tab=train");
         });
@@ -327,7 +331,8 @@ export class RunList {
         button.disabled = true;
         said.className = "";
         try {
-            const job = await send(path(this.run.id, "export"), { folder: form.get("folder") });
+            const wanted = { folder: form.get("folder"), dtype: form.get("dtype") };
+            const job = await send(path(this.run.id, "export"), wanted);
             this.exporting.show(job);
             noticeJobs();
             const over = await this.exporting.follow(job);

@@ -206,7 +206,7 @@ export class Talk {
             await this.read();
             return true;
         } catch (error) {
-            this.showError(error.message);
+            this.showError(error.message, true);
             return false;
         }
     }
@@ -342,7 +342,13 @@ export class Talk {
         setText(field(this.root, "note"), state.note);
     }
 
-    showError(text) {
+    // Which run is active has changed: what was refused because of a run may be possible now.
+    activeChanged() {
+        if (this.refused) this.showError("");
+    }
+
+    showError(text, refused = false) {
+        this.refused = refused;
         const node = field(this.root, "error");
         node.hidden = !text;
         setText(node, text);

@@ -102,7 +102,7 @@ export class Intro {
     }
 
     isUnread() {
-        return this.data?.error || this.data?.mapping?.refused;
+        return this.data?.error || this.data?.finding?.blocks;
     }
 
     modelWords(model) {
@@ -114,7 +114,8 @@ export class Intro {
     dataWords(data) {
         if (!data) return "Name a file, a folder or a data set of the hub.";
         if (this.data?.error) return "The data cannot be read yet; the preview below says why.";
-        if (this.isUnread()) return "Say which column is what, in the preview below.";
+        if (this.data?.mapping?.refused) return "Say which column is what, in the preview below.";
+        if (this.isUnread()) return "No row can be trained on; the preview below says why.";
         if (this.isWrong("data")) return "Something about the data is to be put right below.";
         return `Chosen: ${data}`;
     }

@@ -6,6 +6,7 @@ import { el, field } from "../common/dom.js";
 import { Mapping } from "./mapping.js";
 
 const PATIENCE = 600; // ms until the page says that it is waiting
+const isColumn = (name) => name.startsWith("data.columns.");
 const OTHER_DATA = "These columns are of the data before; those of the new data are looked up.";
 
 const typedSource = () =>
@@ -29,6 +30,7 @@ export function drawPreview(place, preview) {
     place.mapping.show(preview.mapping ?? null, failed);
     field(element, "understood").classList.toggle("rs-error", failed);
     element.querySelector(".rs-preview-key").hidden = failed || !preview.rows;
+    if (isOfDataBefore(place, preview)) clearColumns(place);
     if (preview.rows) drawRows(element, preview);
     else clearRows(element, preview.error ?? "");
     drawLengths(place, preview.rows ? preview : null);
@@ -42,8 +44,34 @@ function applyColumns(place, changes) {
         place.mapping.say(OTHER_DATA);
         return;
     }
+    place.mapped = { source, columns: columnsIn(changes) };
+    give(place, changes);
+}
+
+function give(place, changes) {
     place.props.value = { ...place.props.value, changes };
     place.trigger("input");
+}
+
+// The columns that values of the form name, as text that can be compared.
+function columnsIn(values) {
+    const named = Object.entries(values).filter(([name, value]) => isColumn(name) && value);
+    return JSON.stringify(named.sort());
+}
+
+// Whether the form still names the columns that a person chose for other data. Columns that were
+// typed since are the person's own.
+function isOfDataBefore({ mapped }, { given = {} }) {
+    if (!mapped || given["data.source"] === mapped.source) return false;
+    const named = columnsIn(given);
+    return named !== "[]" && named === mapped.columns;
+}
+
+function clearColumns(place) {
+    const { given } = place.props.value;
+    place.mapped = null;
+    const names = Object.keys(given).filter(isColumn);
+    give(place, Object.fromEntries(names.map((name) => [name, ""])));
 }
 
 function clearRows(element, problem) {

@@ -3,6 +3,8 @@
 
 import { SmallFigure } from "../charts/small_figure.js";
 import { el, field, isShown, send } from "../common/dom.js";
+import { FieldLink } from "./field_link.js";
+import { differ, findingOn, isOf, withFinding } from "./finding.js";
 import { Intro } from "./intro.js";
 import { drawPreview } from "./preview.js";
 
@@ -15,9 +17,6 @@ const BEHIND = 100; // Gradio has not yet received what the boxes show
 const TIMES_BEHIND = 50; // this many attempts
 const TIMES_OLDER = 3; // at most this many repeated requests for a preview of an older form
 const SUGGESTED = 8;
-const UNREAD =
-    "A run would refuse the names of these columns: " +
-    "say which one is what, in the preview of the data.";
 const AWAY = "The server does not answer; what you type is kept here and checked when it does.";
 const BOX = '[data-testid="textbox"]';
 const MODEL = `#field-model-source ${BOX}`;
@@ -60,7 +59,8 @@ function takePreview(place, preview) {
     places.intro?.shown.read(preview);
     const { verdict } = places;
     if (!verdict?.said) return;
-    if (verdict.unread !== areColumnsUnread(verdict.form)) offer(verdict);
+    // Otherwise nothing changes, and what Start has answered stays.
+    if (differ(verdict.finding, findingOn(verdict.form, preview))) judge(verdict);
     // Answers may arrive out of order, so the preview may be of an earlier form. A box in use
     // requests a new preview when it loses the focus.
     place.older = isOf(verdict.form, preview) ? 0 : (place.older ?? 0) + 1;
@@ -70,8 +70,10 @@ function takePreview(place, preview) {
 
 // Is called when the tab is shown, and when its form was filled. Once both have happened, the first
 // preview of the data is requested.
-export function trainShown() {
+// `again`: another tab was shown meanwhile, in which rates may have been measured.
+export function trainShown(again = false) {
     const { verdict, preview } = places;
+    if (again && verdict?.form) verdict.ask(AT_ONCE);
     if (!verdict?.form || !preview || verdict.wasLookedAt || !isShown(verdict.element)) return;
     verdict.wasLookedAt = true;
     preview.trigger("submit");
@@ -100,6 +102,7 @@ export function serverAnswers(isAnswering) {
 function mountVerdict(place) {
     place.models = place.props.value.models;
     place.parts = new Map();
+    place.link = new FieldLink(place.element.querySelector('[data-part="to-field"]'));
     askAfterPauses(place);
     listenToBoxes(place);
     new Suggestions(place);
@@ -198,40 +201,26 @@ async function check(place, form) {
     }
     if (signal.aborted) return;
     place.said = verdict;
+    judge(place);
+}
+
+// Shows the server's verdict together with what the preview found about the data.
+function judge(place) {
+    place.finding = findingOn(place.form, places.preview?.read);
+    const verdict = withFinding(place.said, place.finding);
     drawVerdict(place, verdict);
-    offer(place);
-    places.intro?.shown.judged(verdict, form);
+    offer(place, verdict);
+    places.intro?.shown.judged(verdict, place.form);
 }
 
 // Shows what can be started. Start and the remedies are Gradio's, and follow these values; Start
 // itself may have said earlier why it failed.
-function offer(place) {
-    const { can_start, can_queue, remedies, why_not } = place.said;
-    const unread = areColumnsUnread(place.form);
-    place.unread = unread;
-    place.props.value = {
-        can_start: can_start && !unread,
-        can_queue: can_queue && !unread,
-        remedies,
-    };
-    const why = unread && (can_start || can_queue) ? UNREAD : why_not;
-    places.why_not.props.value = { why_not: why };
-    draw.why_not(places.why_not, { why_not: why });
+function offer(place, { can_start, can_queue, remedies, why_not }) {
+    place.props.value = { can_start, can_queue, remedies };
+    places.why_not.props.value = { why_not };
+    draw.why_not(places.why_not, { why_not });
     // A message about a place in the queue is no longer true.
     if (!can_queue && places.queued) draw.queued(places.queued, {});
-}
-
-// Whether the preview, if it is of these data, waits for a person to choose columns.
-function areColumnsUnread(form) {
-    const preview = places.preview?.read;
-    return Boolean(preview?.mapping?.refused) && isOf(form, preview);
-}
-
-// Whether a preview was made from the values that the form shows.
-function isOf({ shown }, { given = {} }) {
-    return Object.entries(given).every(
-        ([name, value]) => String(shown[name] ?? "") === String(value ?? ""),
-    );
 }
 
 // Whether a box shows a value that differs from the form's. Boxes of a hidden tab do not count:
@@ -388,6 +377,7 @@ function drawVerdict(place, verdict) {
     field(element, "time").replaceChildren(...verdict.time.map(timeRow));
     for (const node of document.querySelectorAll(".rs-wrong")) node.classList.remove("rs-wrong");
     if (verdict.field) document.getElementById(verdict.field)?.classList.add("rs-wrong");
+    place.link.show(verdict.field);
 }
 
 function timeRow({ name, text, note }) {

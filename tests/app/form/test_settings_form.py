@@ -147,3 +147,17 @@ def test_sentences_of_the_engine_call_settings_and_their_groups_as_the_form_does
 def test_a_column_of_any_name_survives_the_form(column):
     config = config_with(**{"data.columns.prompt": column})
     assert read_config(shown_values(config)) == config
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"train.steps": "10", "train.epochs": "2"},
+        {"train.max_grad_norm": "-1"},
+        {"engine.gpu_memory_gib": "-1"},
+    ],
+)
+def test_no_sentence_of_the_form_speaks_of_null(wrong):
+    with pytest.raises(ConfigError, match="null") as caught:
+        read_config(shown_values(config_with()) | wrong)
+    assert "null" not in describe_error(caught.value)

@@ -23,6 +23,8 @@ from app.web.guard import Guard, GuardPolicy
 from app.web.server import _check_routes
 from engine.config.settings import TrainConfig
 from engine.data.mapping import preview
+from engine.data.preview import check_first_rows
+from engine.errors import DataError
 from engine.fit.memory_items import Item, MemoryItem
 from engine.fit.needs import Part
 from engine.fit.report import estimate
@@ -144,6 +146,44 @@ def test_data_that_a_run_would_refuse_are_read_again_when_they_are_asked_for_aga
     found = checker.preview(given)
     assert not found["mapping"]["refused"]
     assert found["given"]["data.source"] == str(rows) and "train.steps" not in found["given"]
+
+
+@pytest.mark.parametrize(
+    "rows, said, blocks",
+    [
+        ("", "is empty", True),
+        ('{"messages": [', "is not valid JSON", True),
+        ('{"prompt": "a", "completion": ""}\n' * 3, "None of the 3 rows", True),
+        ('{"prompt": "a", "completion": ""}\n', "The row that was read has no token", True),
+        ('{"prompt": "a", "completion": ""}\n' * 300, "None of the 200 rows", False),
+        ('{"Frage": "a", "Wohin": "b"}\n' * 3, "would refuse the names", True),
+        ('{"prompt": "a", "completion": "b"}\n', None, None),
+    ],
+)
+def test_a_preview_says_whether_its_data_can_be_trained_on(tmp_path, rows, said, blocks):
+    engine = SimpleNamespace(preview=preview, load_tokenizer=load_tokenizer)
+    checker = Checker(SimpleNamespace(runs_dir=tmp_path, engine=engine))
+    path = tmp_path / "rows.jsonl"
+    path.write_text(rows, encoding="utf-8")
+    finding = checker.preview(shown(model__source="assets/starter-model", data__source=str(path)))[
+        "finding"
+    ]
+    if said is None:
+        assert finding is None
+    else:
+        assert said in finding["text"] and finding["blocks"] is blocks
+
+
+def test_data_that_a_run_would_refuse_at_once_start_none(tmp_path):
+    engine = SimpleNamespace(check_data=check_first_rows)
+    checker = Checker(SimpleNamespace(runs_dir=tmp_path, engine=engine))
+    path = tmp_path / "rows.jsonl"
+    path.write_text("", encoding="utf-8")
+    with pytest.raises(DataError, match="is empty"):
+        checker.read_trainable(shown(data__source=str(path)))
+    with pytest.raises(DataError, match="There is no file"):
+        checker.read_trainable(shown(data__source=str(tmp_path / "missing.jsonl")))
+    assert checker.read_trainable(shown(data__source="someone/on-the-hub")).train.steps == 500
 
 
 def test_every_known_model_has_a_verdict_without_the_hub(checker):

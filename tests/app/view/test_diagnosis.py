@@ -12,15 +12,13 @@ from app.view.step_time import PARTS
 from engine.config.settings import TrainConfig
 from engine.paths import PROGRAM_ROOT
 from engine.runs.events import (
-    MemorySampled,
     PlanBuilt,
-    RunEnded,
     RunStarted,
     StateChanged,
     StepFinished,
 )
 from engine.runs.snapshot import RunSnapshot
-from tests.support.synthetic_run import GIB, records, run_events
+from tests.support.synthetic_run import records
 
 CONFIG = TrainConfig.from_dict(
     {"model": {"source": "m"}, "data": {"source": "d"}, "train": {"batch_size": 16, "steps": 101}}
@@ -130,23 +128,6 @@ def test_rows_that_come_late_and_launches_are_told_apart():
     } and launches.text.startswith("The GPU waits 20 %")
 
 
-def test_memory_that_drifts_comes_first_with_the_step_at_which_it_is_full():
-    memory = [
-        MemorySampled(step=k, host_rss=GIB * (10 + k), host_total=100 * GIB) for k in range(1, 41)
-    ]
-    found = diagnosis(fold(*steps(40, h2d=0.5), *memory), CONFIG)
-    assert (
-        found.tone == "warn"
-        and found.text == "Host memory grows all along: 20.0 GiB more since step 21, 50.0 GiB now."
-    )
-    assert "full at about step " in found.advice and found.offer is None
-    assert 80 <= int(found.advice.split("full at about step ")[1].split()[0]) <= 95
-    lasts = diagnosis(fold(*steps(40), *memory, total=45), CONFIG)
-    assert lasts.advice == "At this rate it lasts until the run's end."
-    over = diagnosis(fold(*steps(40), *memory, RunEnded("stopped")), CONFIG)
-    assert over.advice == "A resume begins with fresh memory."
-
-
 @pytest.mark.parametrize("cause", CAUSES)
 def test_every_cause_has_a_sentence_and_offers_load(cause):
     exposed = {"other": 0.3} if cause == "data" else {cause: 0.3}
@@ -165,19 +146,9 @@ def test_every_cause_has_a_sentence_and_offers_load(cause):
     assert diagnosis(fold(*steps(**exposed)), CONFIG).to_dict()["tone"] == "warn"
 
 
-def test_a_recorded_run_has_a_diagnosis_after_its_end():
-    snapshot = RunSnapshot()
-    for record in records(run_events(50)):
-        snapshot.apply(record)
-    assert diagnosis(snapshot, CONFIG).to_dict()["offer"]["changes"] == {
-        "train.batch_size": 32,
-        "train.steps": 51,
-    }
-
-
 def test_what_is_said_of_a_run_needs_neither_gradio_nor_plotly():
     code = (
-        "import sys, app.pages.checker, app.view.diagnosis, app.view.run_words, "
+        "import sys, app.pages.checker, app.view.headline, app.view.run_words, "
         "app.view.run_watch\nprint(sorted({'gradio', 'plotly', 'torch'} & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -302,7 +302,7 @@ def test_the_bar_of_a_running_run():
 
 def test_a_run_whose_process_is_gone_is_interrupted():
     snapshot = fold(run_events(50, total=120, ended=None))
-    bar = run_bar(snapshot, ShownRun("run-1", "Synthetic", is_running=False))
+    bar = run_bar(snapshot, ShownRun("run-1", "Synthetic", is_running=False, saved_step=40))
     assert (
         bar["state"] == "interrupted"
         and bar["actions"] == ["resume"]

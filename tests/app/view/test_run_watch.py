@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from app.view.run_figures import FIGURES
+from engine.runs.events import RunEnded, StateChanged
 from engine.runs.folder import create_run
 from engine.runs.recorder import RunRecorder
 from tests.support.routes import wait_for
@@ -121,3 +123,25 @@ def test_answers_are_json_that_any_reader_takes(session):
     folder = finished_run(session)
     text = get(session, f"/api/live/{folder.id}").text
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_empty_figures_of_a_run_that_is_over_promise_no_step(session):
+    folder = create_run(session.runs_dir, CONFIG)
+    with folder.lock():
+        recorder = RunRecorder(folder.path, folder.id)
+        recorder.emit(StateChanged("preparing"))
+        active = get(session, f"/api/live/{folder.id}").json()["parts"]
+        recorder.emit(RunEnded("failed", "The data set has no rows."))
+        recorder.close()
+    wait_for(lambda: get(session, f"/api/live/{folder.id}").json()["bar"]["state"] == "failed")
+    answer = get(session, f"/api/live/{folder.id}").json()
+    drawn = {*FIGURES, "timeline"} - {"power"}  # which is absent without a card
+    assert all("Appears with" in words_of(active[name]) for name in drawn)
+    assert all(words_of(answer["parts"][name]).startswith("No step was") for name in drawn)
+    assert answer["diagnosis"]["text"] == "The data set has no rows."
+    assert answer["bar"]["begins_anew"] is True
+
+
+def words_of(figure) -> str:
+    """Returns the sentence that stands in place of an empty figure."""
+    return figure["layout"]["annotations"][0]["text"]

@@ -12,6 +12,7 @@ import pytest
 
 from app.session import run_list as run_list_module
 from app.session.session import Session
+from engine.config.export_choice import ExportChoice
 from engine.errors import RunError
 from engine.runs.events import StateChanged
 from engine.runs.folder import open_run
@@ -51,8 +52,8 @@ def test_many_who_ask_at_once_have_the_runs_read_once(session, monkeypatch):
     assert {len(rows) for rows in at_once(10, lambda number: session.runs_to_show())} == {
         1
     } and len(reads) == 1
-    monkeypatch.setattr(run_list_module, "folders_by_step", None)
-    assert session.runs_to_show()[0][1] is False, (
+    monkeypatch.setattr(run_list_module, "newest_step", None)
+    assert session.runs_to_show()[0][1].can_talk is False, (
         "nothing of a run is looked up outside the list that is kept"
     )
     session._list.forget()
@@ -186,7 +187,7 @@ def test_export_is_a_job(session, engine, tmp_path):
     done = get(session, f"/api/jobs/{job['id']}").json()
     assert done["result"] == f"Exported the model of step 7 to {tmp_path / 'model'}."
     assert (done["done"], done["total"]) == (1, 2)
-    assert engine.asked == [(folder.id, tmp_path / "model", None)]
+    assert engine.asked == [(folder.id, tmp_path / "model", ExportChoice())]
     assert post(session, f"/api/runs/{folder.id}/export", {"folder": " "}).status_code == 409
 
 

@@ -192,7 +192,7 @@ def test_wrong_values_for_the_pages_functions_are_told_in_a_sentence(ask, calls)
 
 
 def test_a_fault_in_a_function_of_the_page_is_told_in_a_sentence(app, calls, monkeypatch):
-    monkeypatch.setattr("app.pages.train_events.read_config", lambda shown: 1 // 0)
+    monkeypatch.setattr("app.pages.checker.read_config", lambda shown: 1 // 0)
 
     async def fail():
         async with httpx.AsyncClient(

@@ -54,6 +54,22 @@ def short(monkeypatch):
     monkeypatch.setattr("engine.runtime.ceilings.PARAMETERS", {"cpu": 1 << 16})
 
 
+def test_an_evaluation_is_timed_beside_its_kernels(preset, capsys):
+    command = ["bench", str(preset), "--seconds", "0.1", "--streamed-only", "--evaluation", "9"]
+    settings = ["--set", "train.micro_batch_size=1", "--set", "train.batch_size=4"]
+    assert launch.main([*command, *settings, "--json"]) == 0
+    (training,) = json.loads(capsys.readouterr().out)["trainings"]
+    found = training["streamed"]["evaluation"]
+    assert found["rows"] == found["micro_batches"] == 9
+    assert found["fetches"] == found["units"]
+    assert found["apart_fetches"] == 9 * found["units"]
+    assert found["of_floor"] == pytest.approx(found["seconds"] / found["floor_seconds"])
+    assert 0 < found["loss"] < 20
+    with pytest.raises(SystemExit):
+        launch.main([*command[:-1], "0"])
+    assert "give 1 or more" in capsys.readouterr().err
+
+
 def test_a_preset_is_measured_streamed_and_resident(preset, capsys):
     assert launch.main(["bench", str(preset), "--seconds", "0.2", "--json"]) == 0
     out, err = capsys.readouterr()

@@ -7,6 +7,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from engine.checkpoints.checkpoint import Contents, checkpoint_bytes, write_checkpoint
 from engine.checkpoints.restore import load_checkpoint, load_newest_checkpoint, newest_checkpoint
@@ -34,12 +35,28 @@ def test_a_full_disk_is_seen_before_anything_is_written(two, new_store, monkeypa
     assert names(root) == ["step-3"]
 
 
+def test_the_space_for_buffers_is_counted(tmp_path, new_store, monkeypatch):
+    store, buffers = new_store(), {"router.bias": torch.zeros(1 << 20)}
+    free = checkpoint_bytes(store.layouts, store.dtype) + 2 * (1 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    with pytest.raises(CheckpointError, match="The checkpoint of step 3 needs"):
+        write_checkpoint(tmp_path, 3, Contents(store, {}, buffers), keep=1)
+    write_checkpoint(tmp_path, 3, Contents(store, {}), keep=1)
+
+
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_the_newest_are_kept(tmp_path, new_store, keep):
     store = new_store()
     for step in (2, 9, 10, 100):
         write_checkpoint(tmp_path, step, Contents(store, {}), keep=keep)
     assert names(tmp_path) == sorted(f"step-{step}" for step in (2, 9, 10, 100)[-keep:])
+
+
+def test_one_that_was_being_replaced_by_a_killed_writer_gets_its_name_back(two, new_store):
+    root, _ = two
+    (root / "step-2").rename(root / ".step-2.old")
+    write_checkpoint(root, 3, Contents(new_store(), {}), keep=3)
+    assert names(root) == ["step-1", "step-2", "step-3"]
 
 
 def test_older_ones_go_only_after_the_new_one_is_there(two, new_store, monkeypatch):

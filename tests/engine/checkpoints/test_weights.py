@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from engine.checkpoints.weights import load_pretrained
@@ -12,7 +13,9 @@ from engine.errors import ModelError
 from engine.model.build import build_model
 from engine.model.pretrained_files import load_config
 from engine.runtime.host_store import HostStore
+from tests.support.families import tiny_family_config
 from tests.support.folders import make_model
+from tests.support.tiny import plain_model
 
 
 @pytest.fixture
@@ -38,17 +41,35 @@ def test_planes_hold_what_the_library_loads(opened, family, tied, dtype):
     folder, model, store = opened(family, dtype, tie_word_embeddings=tied)
     told = []
     load_pretrained(model, str(folder), store, lambda done, total: told.append((done, total)))
-    plain = dict(
-        AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).named_parameters()
-    )
+    # The folder is in fp32, and the masters are so in both modes.
+    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    plain = dict(loaded.named_parameters())
     for unit in model.units:
         for spec in unit.layout.parameters:
-            assert torch.equal(store.view(unit.name, spec.name), plain[spec.full_name]), (
-                spec.full_name
-            )
-    size = model.parameter_count * getattr(torch, dtype).itemsize
-    assert told == sorted(told) and told[0] == (0, 2 * size) and told[-1] == (2 * size, 2 * size)
-    assert sum(done < size for done, _ in told) > 5, "reading is told too"
+            master = store.master(unit.name, spec.name)
+            assert torch.equal(master, plain[spec.full_name]), spec.full_name
+    size = model.parameter_count * 4  # the file is in fp32
+    assert told == sorted(told) and told[0] == (0, size) and told[-1] == (size, size)
+    assert sum(done < size for done, _ in told) > 5, "reading is told"
+
+
+def test_buffers_that_are_saved_with_the_weights_are_read_with_them(tmp_path):
+    """The correction bias of a router is such a buffer: without it, tokens go to other experts."""
+    folder, name = tmp_path / "model", "model.layers.1.mlp.gate.e_score_correction_bias"
+    plain = plain_model(tiny_family_config("deepseek_v3"))
+    bias = torch.tensor([-0.09, -1.45, 0.6, 1.1])
+    dict(plain.named_buffers())[name].copy_(bias)
+    plain.save_pretrained(folder)
+    source = ModelConfig(source=str(folder), dtype="float32")
+    model = build_model(load_config(str(folder)), source)
+    store = HostStore(model.layouts, "float32", threads=1)
+    store.allocate_weights()
+    load_pretrained(model, str(folder), store)
+    store.close()
+    read = model.persistent_buffers()
+    assert torch.equal(read[name], bias)
+    saved = set(plain.state_dict()) - {own for own, _ in plain.named_parameters()}
+    assert read.keys() == saved
 
 
 def test_giving_up_while_weights_are_read(opened):
@@ -63,6 +84,16 @@ def test_giving_up_while_weights_are_read(opened):
 
     with pytest.raises(Enough):
         load_pretrained(model, str(folder), store, give_up)
+
+
+def test_missing_weights_are_refused_by_name(opened):
+    """transformers would draw them at random."""
+    folder, model, store = opened("llama", "float32")
+    file, name = folder / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    kept = {key: tensor for key, tensor in load_file(file).items() if key != name}
+    save_file(kept, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=f"{name} is missing"):
+        load_pretrained(model, str(folder), store)
 
 
 def test_weights_of_another_shape_are_refused_by_name(opened, tmp_path):

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.failing import failed, refused
 from tests.support.folders import make_config, make_data, make_model, make_tokenizer
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -106,6 +110,23 @@ def test_presets_and_runs_that_are_not_there(capsys, tmp_path, preset):
     assert "this is a folder" in refused(capsys, runs, "train", tmp_path)
     assert "There is no run" in refused(capsys, runs, "train", "--resume", "20200101-000000-none")
     assert "not a run id" in refused(capsys, runs, "train", "--resume", "../../etc")
+
+
+def test_a_data_file_that_is_not_there_is_told_before_anything_is_imported(tmp_path, preset):
+    """Torch and transformers take seconds to import, and no run should begin."""
+    words = ["--runs-dir", str(tmp_path / "runs"), "train", str(preset)]
+    words += ["--set", f"data.source={tmp_path}/none.jsonl"]
+    program = (
+        f"import sys, launch; code = launch.main({words})\n"
+        "sys.exit(9 if {'torch', 'transformers'} & set(sys.modules) else code)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert ended.returncode == 2 and not (tmp_path / "runs").exists()
+    assert ended.stderr == (
+        f"ramstream: There is no file {tmp_path}/none.jsonl; check data.source.\n"
+    )
 
 
 # ---------------------------------------------------------------------- models and data: the run fa

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 
 import launch
+from engine.config.settings import TrainConfig
 from engine.paths import PROGRAM_ROOT
+from engine.runs.folder import create_run
 from engine.runs.listing import list_runs
 from tests.support.folders import make_config
 
@@ -192,12 +195,78 @@ def test_check_reports_and_judges(capsys, preset):
     assert "does not fit" in capsys.readouterr().out.lower()
 
 
-@pytest.mark.parametrize("port", ["99999", "-1", "many"])
+@pytest.mark.parametrize(
+    "rows, said",
+    [
+        ("", "is empty"),
+        ('{"messages": [', "is not valid JSON"),
+        ('{"prompt": "a", "completion": ""}\n', "no token to train on"),
+        (None, "There is no file"),
+    ],
+)
+def test_check_refuses_data_that_cannot_be_trained_on(capsys, tmp_path, rows, said):
+    path = tmp_path / "rows.jsonl"
+    if rows is not None:
+        path.write_text(rows, encoding="utf-8")
+    preset = str(PROGRAM_ROOT / "presets/starter.yaml")
+    assert launch.main(["check", preset, "--set", f"data.source={path}"]) == 2
+    told = capsys.readouterr()
+    assert said in told.err and told.err.count("\n") == 1 and not told.out
+
+
+def test_check_says_how_much_of_the_data_is_trained(capsys):
+    preset = str(PROGRAM_ROOT / "presets/starter.yaml")
+    assert launch.main(["check", preset]) == 0
+    assert "Data: 42.1 % of the tokens of the first 200 rows" in capsys.readouterr().out
+    assert launch.main(["check", preset, "--set", "model.source=Qwen/Qwen2.5-0.5B"]) == 0
+    assert "once the tokenizer of Qwen/Qwen2.5-0.5B is" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("port", ["99999", "-1", "0", "abc", "", "²"])
 def test_a_port_that_cannot_be_is_refused_in_one_sentence(capsys, port):
     with pytest.raises(SystemExit) as ended:
         launch.main([f"--port={port}"])
     told = capsys.readouterr().err
-    assert ended.value.code == 2 and port in told and told.count("\n") == 1
+    assert ended.value.code == 2 and told.count("\n") == 1
+    assert f"there is no port {port}; choose 1 to 65535" in told
+
+
+@pytest.mark.parametrize("host", ["300.1.1.1", "no such host", "192.0.2.1", "x" * 300])
+def test_a_host_that_cannot_be_is_blamed_itself(capsys, tmp_path, monkeypatch, host):
+    monkeypatch.setenv("RAMSTREAM_LOGIN", "me:secret")  # as a public address needs
+    arguments = [f"--host={host}", "--port=7861", f"--runs-dir={tmp_path}", "--no-browser"]
+    assert launch.main(arguments) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"ramstream: --host {host}: ") and told.count("\n") == 1
+
+
+def test_a_port_in_use_is_said_before_anything_is_built(capsys, tmp_path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert launch.main([f"--port={port}", f"--runs-dir={tmp_path / 'runs'}"]) == 2
+    told = capsys.readouterr().err
+    assert told == (
+        f"ramstream: --port {port}: another program uses it already; choose another port.\n"
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_name_that_the_terminal_cannot_write_is_written_in_codes(tmp_path):
+    config = TrainConfig.from_dict(
+        {"name": "Größe →", "model": {"source": "m"}, "data": {"source": "d"}}
+    )
+    create_run(tmp_path, config)
+    done = subprocess.run(
+        [sys.executable, "launch.py", "runs", "--runs-dir", str(tmp_path)],
+        cwd=PROGRAM_ROOT,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Gr\\xf6\\xdfe \\u2192" in done.stdout
 
 
 def test_a_reader_that_has_enough_ends_a_command_without_a_word():

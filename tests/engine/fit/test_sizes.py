@@ -15,18 +15,25 @@ import torch
 
 from engine.config.settings import ModelConfig
 from engine.errors import ModelError
+from engine.fit.memory_items import PartName, items_of
+from engine.fit.report import estimate
 from engine.fit.sizes import fixed_items, host_boundary_bytes
+from engine.machine.read_machine import Machine
 from engine.model.activations import count_activations
 from engine.model.attention_documents import Documents, Pattern
 from engine.model.build import build_model
 from engine.model.find_shape import shape_from_source
 from engine.model.layout import DOCUMENTS, PLANE_ITEM_BYTES
 from engine.model.measure_shape import shape_of
+from engine.model.pretrained_files import load_config
 from engine.model.skeleton import tensors_in
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.runtime.device_state import DeviceState
+from engine.runtime.host_store import HostStore
+from engine.words import GIB
 from tests.support.chosen import big_shape
+from tests.support.folders import make_config, make_model
 from tests.support.tiny import plain_model, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
@@ -136,6 +143,30 @@ def test_host_boundaries_are_the_engine_s_to_the_byte(choices):
     run.close()
 
 
+LARGE = Machine("cpu", 8, 64 * GIB, 64 * GIB, 60 * GIB, (), "", 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family, tied", [("llama", False), ("gpt2", True)])
+def test_the_store_allocates_what_the_report_itemises(tmp_path, family, tied, dtype):
+    """Plane by plane, from what a person reads before a run to what the kernel maps in it."""
+    folder = make_model(tmp_path / "model", family, tie_word_embeddings=tied)
+    config = make_config(tmp_path, **{"model.source": str(folder), "model.dtype": dtype})
+    report = estimate(config, LARGE, shape_from_source(config.model)).to_dict()
+    itemised = {i.name: i.bytes for i in items_of(report, PartName.HOST) if i.kind.is_plane}
+    model = build_model(load_config(str(folder)), config.model)
+    store = HostStore(model.layouts, dtype, threads=1)
+    store.allocate_weights()
+    store.allocate_states()
+    allocated = {
+        plane: sum(store.array(unit, plane).nbytes for unit in store.layouts)
+        for plane in store.planes
+    }
+    assert allocated == itemised
+    assert store.allocated_bytes == sum(itemised.values())
+    store.close()
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "olmo2", "mixtral", "qwen3_moe"])
 def test_counted_activations_are_what_autograd_keeps(family):
     """Counted on the meta device, against the tensors that a real block really keeps, masked and
@@ -211,7 +242,7 @@ def test_a_shape_from_a_config_file_alone(tmp_path):
     )
     assert (
         shape.checkpoint_bytes == 12 * shape.plane_numel
-        and shape.export_bytes == 2 * shape.parameter_count
+        and shape.export_bytes("bfloat16") == 2 * shape.parameter_count
     )
     # design.md section 4: measured on the GPU.
     assert shape.blocks[0].activations.of(1, 1024) / 1024 == pytest.approx(220 * 1024, rel=0.02)

@@ -1,4 +1,4 @@
-"""Plans of eight choices stand as text beside this file: a change of the planner is a difference of
+"""Plans of ten choices stand as text beside this file: a change of the planner is a difference of
 lines.
 
 `python -m tests.engine.plan.test_golden_plans` writes them anew; read the difference before you
@@ -53,15 +53,20 @@ CHOICES = {
         spare_blocks=2,
     ),
 }
+FORWARD = {
+    "forward": PlanChoices(micro_batches=2),
+    "forward-in-groups": PlanChoices(micro_batches=3, rounds=2, resident_blocks=2),
+    "forward-held": PlanChoices(micro_batches=3, rounds=2, resident_blocks=2),
+}
 
 
 def plan_of(name: str) -> StepPlan:
-    if name == "forward":
-        return build_forward_plan(BLOCKS, True, PlanChoices(micro_batches=2))
+    if name in FORWARD:
+        return build_forward_plan(BLOCKS, True, FORWARD[name], held=name == "forward-held")
     return build_step_plan(BLOCKS, name == "vertical", CHOICES[name], PlaneSizes(NUMEL))
 
 
-NAMES = [*CHOICES, "forward"]
+NAMES = [*CHOICES, *FORWARD]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -42,6 +42,8 @@ KINDS = {
     "export_written",
     "control_received",
     "settings_changed",
+    "step_skipped",
+    "planned_anew",
     "prompts_answered",
     "log_line",
     "run_ended",
@@ -52,6 +54,7 @@ EXAMPLES = {int: 3, float: 0.1, str: 'é \u2028 "quoted"\n', bool: True}
 SPECIAL = {"state": "paused", "exposed": {"h2d": 0.5}}
 LISTS = {
     "norms": [0.5, 1],
+    "rows": [0, 7],
     "answers": [{"prompt": "p", "answer": "a"}],
     "units": ["embedding", "é"],
     "samples": [{"prompt": "p", "expected": "a", "answer": "b"}],

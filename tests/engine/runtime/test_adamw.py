@@ -287,3 +287,22 @@ def test_kernels_compile_where_no_cache_folder_can_be_written(tmp_path):
         [sys.executable, "-c", program], cwd=PROGRAM_ROOT, capture_output=True, text=True
     )
     assert done.stdout.strip() == "True", done.stderr
+
+
+@pytest.mark.parametrize("name", ["adamw_split", "adamw_float", "touch"])
+def test_a_kernel_gives_back_every_array_that_it_was_given(name):
+    # A generator of numba kept the counter of each call. Such rests of 100 bytes, scattered in the
+    # heap, made a run's memory grow by 270 KiB a step.
+    halves = [np.zeros(1000, dtype) for dtype in (np.uint16, np.uint16, np.int16)]
+    floats = [np.zeros(1000, np.float32) for _ in range(4)]
+    planes = tuple(floats if name == "adamw_float" else [*halves, *floats[:2]])
+    counter = np.zeros(1, np.int64)
+    others: tuple = (planes,)
+    if name != "touch":
+        others = (500, planes, (np.float32(0.5),) * 9)
+    before = [sys.getrefcount(array) for array in (counter, *planes)]
+    for _ in range(10):
+        counter[0] = 0
+        kernel(name)(counter, 256, *others)
+    assert counter[0] == 5  # four chunks, and the question that found none left
+    assert [sys.getrefcount(array) for array in (counter, *planes)] == before

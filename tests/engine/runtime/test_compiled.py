@@ -70,6 +70,32 @@ def test_blocks_really_are_compiled():
 
 
 @needs_compiler
+@pytest.mark.everything(
+    "torch compiles the blocks and the loss of an evaluation, for half a minute"
+)
+def test_an_evaluation_is_compiled_where_training_is(monkeypatch):
+    """Its kernels are its own: one that cannot be compiled leaves those of training alone."""
+    batches = random_batches(3, seed=5)
+    plain = plain_model(tiny_config("llama"))
+    eager, run = streamed(plain, BASE), streamed(plain, COMPILED)
+    expected = eager.engine.evaluate(batches)
+    assert run.engine.evaluate(batches) == pytest.approx(expected, rel=1e-6)
+    alone = run.engine.state._compiled_alone.values()
+    assert any(block.seconds > 0 for block in alone) and not any(block.problem for block in alone)
+    assert compiled.compiled_function(loss._cross_entropy_alone).ran
+    assert run.engine.evaluate(batches[:1]) == pytest.approx(
+        eager.engine.evaluate(batches[:1]), rel=1e-6
+    )
+    for block in alone:
+        block.give_up(RuntimeError("no compiler"))
+    assert run.engine.evaluate(batches) == pytest.approx(expected, rel=1e-6)
+    assert not any(block.problem for block in run.engine.state.compiled.values())
+    assert any("no compiler" in problem for problem in run.engine.state.compiling[1])
+    eager.close()
+    run.close()
+
+
+@needs_compiler
 @pytest.mark.everything("torch compiles three plans in two precisions, for 20 seconds")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_compiled_optimizer_on_the_device_is_the_host_s_but_for_rounding(dtype):

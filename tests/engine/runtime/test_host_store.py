@@ -15,7 +15,7 @@ from engine.plan.choices import PlanChoices
 from engine.runtime import host_store
 from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.host_store import HostStore
-from tests.support.tiny import plain_model, streamed, tiny_config
+from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
 
 def layout(unit: str = "block.0", rows: int = 5, columns: int = 100):
@@ -204,7 +204,7 @@ def test_wrong_shape_and_quantised_weights_are_refused_by_name():
 def test_a_store_that_was_never_closed_leaves_nothing_registered():
     """The next one may get the same addresses, and would be refused."""
     known = {}
-    store = HostStore([layout("a"), layout("b")], "bfloat16", known.__setitem__, known.pop)
+    store = HostStore([layout("a"), layout("b")], "bfloat16", known.setdefault, known.pop)
     store.allocate_weights()
     store.allocate_states()
     assert known
@@ -213,9 +213,32 @@ def test_a_store_that_was_never_closed_leaves_nothing_registered():
     assert not known
 
 
+def is_kept_from_forks(address: int) -> bool:
+    """Returns whether a forked process does not get the memory at `address` (proc(5), VmFlags)."""
+    held = False
+    for line in Path("/proc/self/smaps").read_text(encoding="ascii", errors="replace").splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            held = int(found[1], 16) <= address < int(found[2], 16)
+        elif held and line.startswith("VmFlags:"):
+            return "dc" in line.split()
+    raise AssertionError("the address is not mapped")
+
+
+def test_a_forked_process_gets_neither_planes_nor_boundaries():
+    known, backend = {}, CpuBackend()
+    backend.register, backend.unregister = known.__setitem__, known.pop
+    run = streamed(
+        plain_model(tiny_config("qwen2")), PlanChoices(host_boundaries=True), backend=backend
+    )
+    assert run.engine.boundary_bytes in known.values()
+    assert all(map(is_kept_from_forks, known))
+    assert not is_kept_from_forks(np.ones(1).ctypes.data)
+    run.close()
+
+
 def test_an_engine_that_found_too_little_device_memory_leaves_nothing_registered(monkeypatch):
     known, backend, plain = {}, CpuBackend(), plain_model(tiny_config("qwen2"))
-    backend.register, backend.unregister = known.__setitem__, known.pop
+    backend.register, backend.unregister = known.setdefault, known.pop
     choices = PlanChoices(host_boundaries=True)
     whole = streamed(plain, choices, backend=backend)
     assert known
@@ -240,7 +263,7 @@ def test_only_dma_planes_are_registered_and_unregistered_while_they_still_hold_t
         order.append(ctypes.c_uint16.from_address(address).value)
         del known[address]
 
-    store = HostStore([layout("a"), layout("b")], "bfloat16", known.__setitem__, unregister)
+    store = HostStore([layout("a"), layout("b")], "bfloat16", known.setdefault, unregister)
     store.allocate_weights()
     store.allocate_states()
     expected = {
@@ -267,7 +290,7 @@ def test_a_view_outlives_the_store_without_its_memory():
 
 def test_progress_counts_every_byte_and_its_error_undoes_the_allocation():
     known, seen = {}, []
-    store = HostStore([layout("a"), layout("b")], "float32", known.__setitem__, known.pop)
+    store = HostStore([layout("a"), layout("b")], "float32", known.setdefault, known.pop)
     store.allocate_weights(lambda done, total: seen.append((done, total)))
     assert seen[-1] == (store.allocated_bytes,) * 2 and [done for done, _ in seen] == sorted(
         done for done, _ in seen
@@ -317,4 +340,29 @@ def test_a_forked_child_does_not_inherit_the_planes():
         elif inside and line.startswith("VmFlags:"):
             flags = line.split()[1:]
     assert "dc" in flags
+    store.close()
+
+
+def test_memory_that_the_system_does_not_register_is_used_and_counted():
+    """As on WSL2, where little memory can be locked: copies are slower, results are the same."""
+    plain = plain_model(tiny_config("qwen2"))
+    planes = []
+    for granted in (True, False):
+        backend = CpuBackend()
+        backend.register = lambda *_, granted=granted: granted
+        unregistered = []
+        backend.unregister = unregistered.append
+        run = streamed(plain, PlanChoices(host_boundaries=True), backend=backend)
+        assert (run.engine.refused_bytes > 0) == (not granted)
+        run.engine.train_step(1, random_batches(1), 1e-2)
+        run.engine.drain()
+        planes.append(
+            [run.store.tensor(unit.name, "weight_high").clone() for unit in run.model.units]
+        )
+        run.close()
+        assert bool(unregistered) == granted
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*planes))
+    store = HostStore([layout("a")], "bfloat16", lambda *_: False, lambda _: None)
+    store.allocate_weights()
+    assert store.refused_bytes == store.array("a", "weight_high").nbytes and not store.pinned_bytes
     store.close()

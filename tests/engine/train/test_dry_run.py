@@ -174,7 +174,7 @@ def test_a_run_with_it_equals_one_without_to_the_bit(tmp_path, monkeypatch):
         "dry run of one step on the longest rows took" in line.text
         for line in events_of(dry, LogLine)
     )
-    monkeypatch.setattr("engine.train.trainer.LEAST_STEPS", 13)
+    monkeypatch.setattr("engine.train.submit_steps.LEAST_STEPS", 13)
     without = start_run(config, tmp_path / "runs")
     assert execute(without).state == "finished"
     assert [event.moment for event in events_of(without, ForecastChecked)] == ["running", "end"]

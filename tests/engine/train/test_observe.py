@@ -9,13 +9,24 @@ import math
 import pytest
 
 from engine.plan.ops import Lane, Span
-from engine.runs.events import MemorySampled, Record, RunStarted, StepFinished, UnitNorms
+from engine.runs.events import (
+    LogLine,
+    MemorySampled,
+    Record,
+    RunStarted,
+    StepFinished,
+    StepTimeline,
+    UnitNorms,
+)
 from engine.runs.following import replay
 from engine.runs.snapshot import RunSnapshot
+from engine.runtime.device_state import DeviceState
+from engine.train import observe
 from engine.train.observe import data_wait
 from engine.train.run import start_run
 from tests.support.folders import make_config
 from tests.support.planned_steps import op_on
+from tests.support.trained_runs import events_of
 
 
 def compute(start, end, lane=Lane.COMPUTE):
@@ -91,3 +102,34 @@ def test_norms_are_kept_by_unit_whatever_a_record_names():
         (3.0, RunStarted(resumed_step=2)),
     )
     assert not len(again.norms)
+
+
+def test_a_block_that_stops_being_compiled_in_a_late_step_is_told_once(tmp_path, monkeypatch):
+    run = start_run(make_config(tmp_path), tmp_path / "runs")
+    problems: list[str] = []
+
+    def fail_at_step_2(record: Record) -> None:
+        if isinstance(record.event, StepFinished) and record.event.step == 2:
+            problems.append("no kernel for 96 tokens")
+
+    monkeypatch.setattr(DeviceState, "compiling", property(lambda _: (1.0, list(problems))))
+    run.recorder.subscribe(fail_at_step_2)
+    run.execute()
+    texts = [event.text for event in events_of(run, LogLine) if event.level == "warning"]
+    (told,) = [text for text in texts if "compiled" in text]
+    assert "a shape of step 2" in told and "no kernel for 96 tokens" in told
+
+
+def test_timelines_are_bounded_by_their_spans_and_the_log_says_so(tmp_path, monkeypatch):
+    config = make_config(tmp_path, **{"train.steps": 5, "output.timeline_every": 1})
+    run = start_run(config, tmp_path / "runs")
+    run.execute()
+    timelines = events_of(run, StepTimeline)
+    assert [event.step for event in timelines] == [1, 2, 3, 4, 5]
+    spans = max(len(event.spans) for event in timelines)
+    monkeypatch.setattr(observe, "SPANS_KEPT", 2 * spans)
+    run = start_run(config, tmp_path / "runs")
+    run.execute()
+    assert [event.step for event in events_of(run, StepTimeline)] == [1, 2]
+    (told,) = [event.text for event in events_of(run, LogLine) if "timelines" in event.text]
+    assert told.startswith("The record has 2 timelines")

@@ -5,7 +5,7 @@ import torch
 from transformers import get_scheduler
 
 from engine.config.settings import OptimConfig
-from engine.train.schedule import learning_rate
+from engine.train.schedule import fitting_warm_up, learning_rate
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
@@ -29,3 +29,11 @@ def test_first_step_of_a_warm_up_has_rate_zero_and_the_peak_comes_after_it():
     assert [learning_rate(config, step, 8) for step in (1, 3, 5, 8)] == pytest.approx(
         [0, 5e-4, 1e-3, 2.5e-4]
     )
+
+
+@pytest.mark.parametrize("total, taken", [(8, 4), (9, 4), (1, 0), (200, 10)])
+def test_a_warm_up_takes_half_of_the_steps_at_most_and_that_is_said(total, taken):
+    fitting, warning = fitting_warm_up(OptimConfig(warmup_steps=10), total)
+    assert fitting.warmup_steps == taken
+    expected = f"train.warmup_steps 10 is more than half of the {total} steps, so {taken} are used."
+    assert warning == ("" if taken == 10 else expected)

@@ -20,6 +20,7 @@ from engine.runs.events import ExactMatchMeasured, StepFinished
 from engine.runs.folder import open_run
 from engine.runs.following import replay
 from engine.runs.listing import list_runs
+from tests.support.soak import growth_after, train_on_the_command_line
 
 ASSETS, PRESETS = PROGRAM_ROOT / "assets", PROGRAM_ROOT / "presets"
 
@@ -137,3 +138,16 @@ def test_the_starter_learns_roman_numerals(tmp_path, steps, questions, right, lo
     assert after.correct >= right
     losses = [event.loss for event in events if isinstance(event, StepFinished)]
     assert len(losses) == steps and losses[-1] < loss < 1 < losses[0]
+
+
+@pytest.mark.everything("it trains 300 steps of the starter, for 40 seconds")
+def test_memory_does_not_grow_with_the_steps_of_packed_rows(tmp_path):
+    # When each update left 200 bytes, these steps took 270 KiB more each.
+    settings = (
+        "output.exact_match_samples=0",
+        "output.eval_every=40",
+        "output.checkpoint_every=60",
+    )
+    growth = growth_after(train_on_the_command_line(300, tmp_path, *settings), 100)
+    assert growth.steps > 100
+    assert growth.nbytes / growth.steps < 32 << 10

@@ -202,7 +202,7 @@ def test_a_job_that_fails_leaves_one_sentence(tmp_path):
     assert list_runs(tmp_path / "runs")[0].state == "failed"
 
 
-def test_resume_refuses_changed_data_and_a_finished_run(tmp_path):
+def test_resume_refuses_changed_data(tmp_path):
     config = make_config(tmp_path)
     run = start_run(config, tmp_path / "runs")
     execute(run, {2: "stop"})
@@ -220,6 +220,16 @@ def test_resume_refuses_changed_data_and_a_finished_run(tmp_path):
         )
     ended = resume_run(tmp_path / "runs", run.id).execute()
     assert ended.state == "failed" and "no longer what it was trained on" in ended.reason
+
+
+def test_resume_refuses_a_finished_run_and_leaves_it_as_it_was(tmp_path):
+    run = start_run(make_config(tmp_path, **{"train.steps": 2}), tmp_path / "runs")
+    assert execute(run).state == "finished"
+    before = {path: path.read_bytes() for path in run.folder.path.rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match="has finished all its 2 steps"):
+        resume_run(tmp_path / "runs", run.id)
+    after = {path: path.read_bytes() for path in run.folder.path.rglob("*") if path.is_file()}
+    assert after == before
 
 
 @pytest.mark.parametrize("end", ["finished", "stopped", "discarded", "failed"])

@@ -1,0 +1,97 @@
+"""An export in another dtype than the planes is written part by part, since a copy of the whole
+model would take more memory than training. `save_in_parts` writes the parts as one Hugging Face
+folder.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from engine.model.hub_cache import INDEX, WEIGHTS
+from engine.model.stored_dtype import read_header
+from engine.model.units import StreamedModel
+from engine.runtime.host_store import HostStore
+
+_PART_BYTES = 256 << 20
+"""A part has the weights of whole units. It ends with the unit that makes it larger than this."""
+_PART = ".part"
+
+
+def parts_of(
+    model: StreamedModel, store: HostStore, whole: Any
+) -> Iterator[tuple[dict[str, Tensor], float]]:
+    """Yields the weights and persistent buffers of a model by name, some units at a time, each with
+    the share of the parameters that are done with it.
+
+    The weights are copies of the masters, in the dtypes that `whole` has, a transformers model on
+    the meta device. Its buffers are taken as they are.
+    """
+    weights: dict[str, Tensor] = {}
+    done = 0
+    for unit in model.units:
+        for spec in unit.layout.parameters:
+            dtype = whole.get_parameter(spec.full_name).dtype
+            weights[spec.full_name] = store.master(unit.name, spec.name).to(dtype)
+        done += unit.layout.parameter_count
+        is_last = unit is model.units[-1]
+        if is_last:
+            kept = whole.state_dict()
+            weights.update({name: kept[name] for name in model.persistent_buffers()})
+        if is_last or sum(tensor.nbytes for tensor in weights.values()) > _PART_BYTES:
+            yield weights, done / model.parameter_count
+            weights = {}
+
+
+def save_in_parts(
+    whole: Any,
+    parts: Iterable[tuple[dict[str, Tensor], float]],
+    folder: Path,
+    file_size: str,
+    written: Callable[[float], None],
+) -> None:
+    """Writes the weights in `parts`, and the configuration of the transformers model `whole`, into
+    `folder`. No weight file is larger than `file_size`. `written` is called with the share that is
+    done after each part.
+
+    transformers writes each part as if it were a model, which undoes what reading has changed, such
+    as the stacking of experts. Everything that belongs together there is in one unit.
+    """
+    files: list[Path] = []
+    for weights, share in parts:
+        part = folder / _PART
+        whole.save_pretrained(part, state_dict=weights, max_shard_size=file_size)
+        for file in sorted(part.iterdir()):
+            if file.suffix == ".safetensors":
+                files.append(folder / f"{_PART}-{len(files)}")
+                file.replace(files[-1])
+            elif file.name != INDEX:
+                file.replace(folder / file.name)
+        shutil.rmtree(part)
+        written(share)
+    _name_files(folder, files)
+
+
+def _name_files(folder: Path, files: list[Path]) -> None:
+    """Gives the weight files the names that transformers expects, and writes their index."""
+    if len(files) == 1:
+        files[0].replace(folder / WEIGHTS)
+        return
+    stem, _, suffix = WEIGHTS.rpartition(".")
+    places: dict[str, str] = {}
+    size = 0
+    for number, file in enumerate(files, 1):
+        name = f"{stem}-{number:05d}-of-{len(files):05d}.{suffix}"
+        header = read_header(file)
+        for tensor, entry in header.items():
+            places[tensor] = name
+            start, stop = entry["data_offsets"]
+            size += stop - start
+        file.replace(folder / name)
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

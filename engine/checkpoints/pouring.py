@@ -1,0 +1,101 @@
+"""A `Pouring` writes weights into the planes while transformers is still reading them, one tensor
+after another. So the whole model is never in memory beside its planes.
+
+transformers gives no access to a tensor that it has read, but torch calls a hook for every
+parameter that a module is given. The hook of this file writes the parameter into its plane and
+frees its memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+from engine.model.layout import ParameterSpec
+from engine.model.units import StreamedModel
+from engine.runtime.host_store import HostStore
+
+
+class Pouring:
+    """A `Pouring` writes the parameters of one model into the planes of `store`."""
+
+    def __init__(self, model: StreamedModel, store: HostStore):
+        self._store = store
+        self._waiting: dict[str, tuple[str, ParameterSpec]] = {
+            spec.full_name: (unit.name, spec)
+            for unit in model.units
+            for spec in unit.layout.parameters
+        }
+        self._owners: dict[int, tuple[nn.Module, str]] = {}
+        """The parent of each module, and the module's name there, by the module's id."""
+
+    @contextmanager
+    def while_reading(self) -> Iterator[None]:
+        """While it is active, each parameter that this thread reads is written and freed."""
+        thread = threading.get_ident()
+
+        def joins(parent: nn.Module, name: str, child: nn.Module | None) -> None:
+            if child is not None and threading.get_ident() == thread:
+                self._owners.setdefault(id(child), (parent, name))
+
+        def is_set(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+            if parameter is not None and threading.get_ident() == thread:
+                self._pour(module, name, parameter)
+
+        hooks = [
+            register_module_module_registration_hook(joins),
+            register_module_parameter_registration_hook(is_set),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self._owners.clear()
+
+    def _pour(self, module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        # The library marks what it has read. Without the mark are parameters of the model as it is
+        # built, and those that the checkpoint lacks.
+        if parameter.is_meta or not getattr(parameter, "_is_hf_initialized", False):
+            return
+        full_name = self._full_name(module, name)
+        if full_name not in self._waiting:
+            return
+        # A wrong shape is reported by `pour_rest`, outside of the library.
+        if tuple(parameter.shape) == self._waiting[full_name][1].shape:
+            self._write(full_name, parameter)
+
+    def _full_name(self, module: nn.Module, name: str) -> str:
+        """Returns the name of a parameter in the whole model."""
+        names = [name]
+        while id(module) in self._owners:
+            module, own_name = self._owners[id(module)]
+            names.append(own_name)
+        return ".".join(reversed(names))
+
+    def pour_rest(self, loaded: Any) -> None:
+        """Writes the parameters that were not written while `loaded`, a transformers model, was
+        read: tied weights that the checkpoint has under their other name alone.
+
+        Raises ModelError for a parameter of another shape.
+        """
+        parameters = dict(loaded.named_parameters())
+        for full_name in list(self._waiting):
+            self._write(full_name, parameters[full_name])
+
+    def _write(self, full_name: str, parameter: nn.Parameter) -> None:
+        unit, spec = self._waiting[full_name]
+        with torch.no_grad():
+            self._store.write(unit, spec.name, parameter)
+            del self._waiting[full_name]
+            # The shape stays, since the library compares it, but the memory is freed.
+            parameter.data = parameter.data.new_empty(1).expand(parameter.shape)

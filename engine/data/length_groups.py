@@ -1,0 +1,65 @@
+"""Rows of similar length can share a step, so that little padding is computed.
+
+- An epoch is a random permutation of the rows. It is divided into pools of many steps.
+- Within a pool, rows are sorted by length and cut into steps.
+- Then the steps of the whole epoch are shuffled, so that their lengths come in random order.
+
+Each epoch makes other groups, and every row comes once an epoch. The order depends on the seed and
+the epoch alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+POOL_STEPS = 64
+"""A pool has the rows of this many steps. A larger one saves little padding; a smaller one mixes
+lengths better.
+"""
+
+
+ROW_MULTIPLE = 128
+"""Rows for compiled kernels are padded to a multiple of this many tokens. A kernel is compiled for
+one length, so fewer lengths mean fewer kernels.
+"""
+
+
+def padded_length(length: int, at_most: int) -> int:
+    """Returns the padded length of a row of `length` tokens for compiled kernels: `length` rounded
+    up to a multiple of `ROW_MULTIPLE`, but at most `at_most`. No row is longer than `at_most`,
+    unless that is 0, which means no padding.
+    """
+    multiples = -(-length // ROW_MULTIPLE)
+    return max(length, min(multiples * ROW_MULTIPLE, at_most))
+
+
+def grouped_by_length(
+    order: np.ndarray, lengths: np.ndarray, first: int, batch_size: int, draw: np.random.Generator
+) -> np.ndarray:
+    """Returns the rows of an epoch, int64[rows], in groups of similar length that are the epoch's
+    steps.
+
+    `order` is a random permutation of the rows, int64[rows], and row i has `lengths[i]` tokens. The
+    epoch begins at place `first` of all epochs. Its steps begin where `first` and the batch size
+    say. The rows of a step that two epochs share are drawn at random.
+    """
+    head = min(-first % batch_size, len(order))
+    steps = (len(order) - head) // batch_size
+    stop = head + steps * batch_size
+    whole = order[head:stop]
+    pools = np.arange(len(whole)) // (POOL_STEPS * batch_size)
+    by_length = whole[np.lexsort((-lengths[whole], pools))]
+    shuffled = by_length.reshape(steps, batch_size)[draw.permutation(steps)]
+    return np.concatenate([order[:head], shuffled.reshape(-1), order[stop:]])
+
+
+def mean_padded_length(lengths: np.ndarray, bounds: list[tuple[int, int]], pad_up_to: int) -> float:
+    """Returns the mean length of padded rows. `lengths`, int64[steps, rows], are those of the rows
+    of some steps, and `bounds` cut a step, sorted from the longest row, into micro-batches.
+    """
+    longest_first = -np.sort(-lengths, axis=1)
+    positions = 0
+    for start, stop in bounds:
+        for longest in longest_first[:, start].tolist():
+            positions += (stop - start) * padded_length(longest, pad_up_to)
+    return positions / lengths.size

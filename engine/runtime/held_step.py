@@ -1,0 +1,78 @@
+"""A `HeldStep` says which optimizer step's state the planes of a store hold.
+
+The lanes report to it when they begin to write a step into the planes and when all of it is
+written. So a run that fails at any moment knows whether its planes are whole, and of which step:
+
+- Before the first update of a step, the planes hold the step before.
+- With every optimizer on the host, updates need the device no more once the first one has begun.
+  That one waits for the gradient of the embedding, which is the last one to leave the device. So a
+  device that is lost then stops no update, and the planes soon hold the whole step.
+- With an optimizer on the device, a device that is lost among the updates leaves a mixture.
+
+No lock is needed: every field is written by one lane at a time, by the plan's waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class HeldStep:
+    """A `HeldStep` belongs to a `HostStore`; steps count from 1, and 0 is before the first."""
+
+    def __init__(self) -> None:
+        self._applied = 0
+        self._writing = 0
+        self._skipped: list[int] = []
+
+    @property
+    def step(self) -> int:
+        """Returns the latest step that is written completely, or that was skipped after one."""
+        return self._applied
+
+    @property
+    def is_mixed(self) -> bool:
+        """Returns whether some but not all planes hold a later step than `step`."""
+        return self._writing != self._applied
+
+    @property
+    def writing(self) -> int:
+        """Returns the step whose updates began last."""
+        return self._writing
+
+    @property
+    def skipped(self) -> tuple[int, ...]:
+        """Returns the steps that were taken without an update."""
+        return tuple(self._skipped)
+
+    def update_number(self, step: int) -> int:
+        """Returns which update of AdamW step `step` is. Skipped steps are not counted, as
+        torch's GradScaler does not count them.
+        """
+        return step - len(self._skipped)
+
+    def restore(self, step: int, skipped: Sequence[int] = ()) -> None:
+        """Says that the planes were filled with the state after `step`."""
+        self._applied = self._writing = step
+        self._skipped = list(skipped)
+
+    def begin(self, step: int) -> None:
+        """Says that an update of `step` is about to change a plane."""
+        self._writing = step
+
+    def complete(self, step: int) -> None:
+        """Says that every update of `step` is in the planes."""
+        self._applied = self._writing = step
+
+    def give_up(self) -> None:
+        """Says that the updates that began changed no bit.
+
+        That is so for a step whose norm is not finite: updates on the device write back what they
+        read, and those on the host do not begin.
+        """
+        self._writing = self._applied
+
+    def skip(self, step: int) -> None:
+        """Says that `step` is over without an update. The planes must be whole."""
+        self.complete(step)
+        self._skipped.append(step)

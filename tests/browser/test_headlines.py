@@ -1,0 +1,167 @@
+"""The headline of a run and of a draft is true: it is compared with the run's own record, and with
+what a run of the same data ends with; in Chromium, against the real server and engine.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from app.words import in_digits
+from engine.config.settings import TrainConfig
+from engine.runs.following import EVENTS_FILE, replay
+from engine.runs.snapshot import RunSnapshot
+from engine.train.run import start_run
+from tests.browser.conftest import ROOT, WAIT_MILLISECONDS
+from tests.browser.test_app_in_browser import fill, press, start_short_run, state
+from tests.support.tiers import BROWSER_FLOWS
+
+pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+
+expect.set_options(timeout=WAIT_MILLISECONDS)
+
+EMPTY = ("empty.jsonl", "")
+BROKEN = ("broken.jsonl", '{"messages": [\n')
+UNTRAINED = ("untrained.jsonl", '{"prompt": "a", "completion": ""}\n' * 3)
+MISSING = ("missing.jsonl", None)
+
+
+def snapshot_of(server, run_id) -> RunSnapshot:
+    """Reads the run's own record."""
+    snapshot = RunSnapshot()
+    for record in replay(server.runs / run_id / EVENTS_FILE):
+        snapshot.apply(record)
+    return snapshot
+
+
+def card(page):
+    return page.get_by_role("region", name="Diagnosis")
+
+
+def headline_of(page) -> str:
+    return page.locator("[data-part=diagnosis-text]").inner_text()
+
+
+def drawn_words(page) -> str:
+    """Returns the sentences that stand in place of empty charts."""
+    page.wait_for_function(
+        "[...document.querySelectorAll('.rs-charts figure:not([hidden]) .annotation-text')].length"
+    )
+    return " ".join(page.locator(".rs-live .annotation-text").all_text_contents())
+
+
+def test_the_headline_of_a_finished_starter_is_what_its_record_says(page, server):
+    run_id = start_short_run(page, "Headline", steps=40)
+    expect(state(page)).to_have_text("Finished")
+    told = snapshot_of(server, run_id)
+    expect(card(page)).to_contain_text("Finished 40 steps")
+    text = headline_of(page)
+    assert told.state == "finished" and told.step == 40
+    assert f"the last loss is {in_digits(told.loss)}" in text
+    first, last = (in_digits(told.evals.loss[place]) for place in (0, -1))
+    assert f"held-out loss {first} → {last}" in text
+    lowest = min(range(len(told.evals.loss)), key=lambda place: told.evals.loss[place])
+    best = f"lowest {in_digits(told.evals.loss[lowest])} at step {told.evals.step[lowest]}"
+    assert (best in text) == (told.evals.step[lowest] != 40)
+    before, after = (match.correct / match.total for match in told.exact_matches)
+    assert re.search(rf"exact match {100 * before:.0f} % → {100 * after:.0f} %\.$", text)
+    whole = card(page).inner_text()
+    assert "fresh memory" not in whole and "grows" not in whole and "Compute-bound" not in whole
+
+
+def test_the_headline_of_a_failed_run_is_why_it_failed_and_nothing_is_promised(
+    blank, server, tmp_path
+):
+    page = blank
+    # Its file was emptied after the form was checked, as another program may do.
+    data = tmp_path / "rows.jsonl"
+    data.write_text("")
+    preset = TrainConfig.load(ROOT / "presets/starter.yaml")
+    made = start_run(preset.with_values({"name": "Failing", "data.source": str(data)}), server.runs)
+    reason = made.execute().reason
+    page.goto(f"{server.address}/?run={made.id}&tab=live")
+    expect(state(page)).to_have_text("Failed")
+    told = snapshot_of(server, made.id)
+    assert (told.state, told.step, told.reason) == ("failed", 0, reason)
+    expect(page.locator("[data-part=diagnosis-text]")).to_have_text(reason)
+    assert not told.checkpoints
+    expect(card(page)).to_have_attribute("data-tone", "bad")
+    expect(card(page)).to_contain_text("Nothing was saved: Start again")
+    words = drawn_words(page)
+    assert "No step was finished." in words and "Appears with" not in words
+    assert "under way" not in page.locator(".rs-live").inner_text()
+    buttons = page.locator(".rs-actions button:visible")
+    expect(buttons).to_have_text(["Start again"])
+    page.locator("#rs-tab-runs-button").click()
+    row = page.locator(f"tr[data-run='{made.id}']")
+    expect(row.get_by_role("button", name="Start again")).to_be_visible()
+    expect(row.get_by_role("button", name="Export")).to_have_count(0)
+
+    # Start again is true as well: once the file is mended, the run goes from the first step.
+    rows = (ROOT / "assets/starter.jsonl").read_text().splitlines(keepends=True)[:40]
+    data.write_text("".join(rows))
+    press(page, "resume")
+    expect(state(page)).to_have_text("Running")
+    press(page, "stop")
+    expect(state(page)).to_have_text("Stopped")
+    saved = snapshot_of(server, made.id).checkpoints[-1].step
+    page.locator("#rs-tab-live-button").click()
+    expect(card(page)).to_contain_text(f"Resume goes on from the checkpoint of step {saved}.")
+    expect(buttons).to_have_text(["Resume"])
+
+
+@pytest.mark.parametrize("name, content", [EMPTY, BROKEN, UNTRAINED, MISSING])
+def test_data_that_cannot_train_get_no_green_verdict_and_no_start(page, tmp_path, name, content):
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    config = TrainConfig.load(ROOT / "presets/starter.yaml").with_values({"data.source": str(path)})
+    ended = start_run(config, tmp_path / "runs").execute()
+    assert ended.state == "failed"
+    fill(page, "data.source", str(path))
+    verdict = page.locator(".rs-verdict")
+    expect(verdict).to_have_attribute("data-tone", "bad")
+    expect(verdict.locator("h3")).to_have_text("These data cannot be trained on.")
+    # The reason is the one for which a run fails: its first words name the file or the rows.
+    said = verdict.locator("[data-field=reasons] li").first.inner_text()
+    assert said in page.locator(".rs-why-not").inner_text()
+    if content != UNTRAINED[1]:
+        assert said.split(";")[0] == ended.reason.split(";")[0]
+    else:
+        assert "token to train on" in said and "token to train on" in ended.reason
+    for button in ("#start", "#start-detached"):
+        expect(page.locator(button)).to_be_disabled()
+    # A file that is mended is read again once the box is left, and can be trained on.
+    path.write_text((ROOT / "assets/starter.jsonl").read_text())
+    page.locator("#field-data-source :is(input, textarea)").press("Enter")
+    expect(page.locator("#start")).to_be_enabled()
+    expect(verdict).to_have_attribute("data-tone", "good")
+
+
+def test_the_verdict_leads_to_a_setting_in_the_folded_section(page):
+    fill(page, "train.batch_size", "4")
+    verdict = page.locator(".rs-verdict")
+    expect(verdict).to_contain_text("Micro-batch size (rows): 8 does not divide")
+    verdict.get_by_role("button", name="Go to this setting").click()
+    box = page.locator("#field-train-micro_batch_size :is(input, textarea)")
+    expect(box).to_be_focused()
+    box.fill("4")
+    expect(verdict).to_have_attribute("data-tone", "good")
+    expect(verdict.get_by_role("button", name="Go to this setting")).to_be_hidden()
+
+
+def test_a_column_mapping_ends_with_its_data(page, tmp_path):
+    path = tmp_path / "mapped.csv"
+    path.write_text("nr,Frage,Wohin\n" + "".join(f"{n},what is {n},it is {n}\n" for n in range(9)))
+    fill(page, "data.source", str(path))
+    mapping = page.locator(".rs-mapping")
+    mapping.locator("[data-role=prompt]").select_option(label="Frage")
+    mapping.locator("[data-role=completion]").select_option(label="Wohin")
+    expect(mapping).to_contain_text("as you chose")
+    expect(page.locator("#start")).to_be_enabled()
+    fill(page, "data.source", "assets/starter.jsonl")
+    expect(page.locator(".rs-preview mark").nth(1)).to_have_text(re.compile("^[MDCLXVI]+<"))
+    expect(page.locator("#start")).to_be_enabled()
+    expect(page.locator(".rs-verdict")).to_have_attribute("data-tone", "good")

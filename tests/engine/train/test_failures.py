@@ -1,0 +1,351 @@
+"""A step that fails before its updates loses nothing: the last good step is saved, or the run gets
+over the failure by itself.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.errors import NonFiniteError, RunError
+from engine.plan.choices import PlanChoices
+from engine.runs.events import (
+    CheckpointWritten,
+    LogLine,
+    PlanBuilt,
+    PlannedAnew,
+    RunStarted,
+    StateChanged,
+    StepFinished,
+    StepSkipped,
+)
+from engine.runs.following import replay
+from engine.runs.snapshot import RunSnapshot
+from engine.runtime.block_ops import BlockOps
+from engine.runtime.held_step import HeldStep
+from engine.train import skipping
+from engine.train.run import resume_run, start_run
+from engine.train.skipping import refuse_further
+from tests.support.folders import WORDS, make_config
+from tests.support.tiny import plain_loss, plain_model, random_batches, streamed, tiny_config
+from tests.support.trained_runs import events_of, execute, planes_on_disk
+
+# ---------------------------------------------------------------------- numbers
+
+
+@pytest.fixture
+def bad_row(tmp_path):
+    """Returns a function that makes the settings of a run whose rows 5 and 13 have an infinite
+    loss: the embedding of a word that occurs only there is infinite.
+    """
+
+    def config(**values):
+        made = make_config(
+            tmp_path,
+            **{
+                "data.shuffle": False,
+                "data.packing": False,
+                "data.eval_fraction": 0,
+                "train.steps": 8,
+                "output.checkpoint_every": 0,
+                "output.eval_every": 0,
+            }
+            | values,
+        )
+        model = tmp_path / "model" / "model.safetensors"
+        weights = load_file(model)
+        weights["model.embed_tokens.weight"][WORDS.index("six") + 7] = float("inf")
+        save_file(weights, model, metadata={"format": "pt"})
+        (tmp_path / "data.jsonl").write_text("".join(map(_line, range(40))), encoding="utf-8")
+        return made
+
+    return config
+
+
+def _line(row: int) -> str:
+    said, answer = ("six", "seven") if row in (5, 13) else (WORDS[row % 4], WORDS[row % 4 + 1])
+    turns = [("user", f"say after {said}"), ("assistant", answer)]
+    return json.dumps({"messages": [{"role": who, "content": text} for who, text in turns]}) + "\n"
+
+
+def test_a_loss_that_is_not_finite_saves_the_step_before(tmp_path, bad_row):
+    run = start_run(bad_row(), tmp_path / "runs")
+    ended = execute(run)
+    assert (ended.state, ended.error_type) == ("failed", "NonFiniteError")
+    assert "step 2" in ended.reason and "step 1 is saved" in ended.reason
+    assert "train.nonfinite at skip" in ended.reason
+    assert [c.step for c in events_of(run, CheckpointWritten)] == [1]
+
+
+def test_a_resume_goes_on_with_skip_and_equals_a_run_that_skipped_from_the_start(tmp_path, bad_row):
+    runs = tmp_path / "runs"
+    stopped = start_run(bad_row(), runs)
+    assert execute(stopped).state == "failed"
+    again = resume_run(runs, stopped.id, ["train.nonfinite=skip"])
+    assert execute(again).state == "finished"
+    assert events_of(again, RunStarted)[-1].resumed_step == 1
+    whole = start_run(bad_row(**{"train.nonfinite": "skip"}), runs)
+    assert execute(whole).state == "finished"
+    assert planes_on_disk(again) == planes_on_disk(whole)
+
+    skipped = events_of(whole, StepSkipped)
+    assert [(event.step, event.what, event.rows) for event in skipped] == [
+        (2, "loss", [4, 5, 6, 7]),
+        (4, "loss", [12, 13, 14, 15]),
+    ]
+    assert [event.step for event in events_of(whole, StepFinished)] == [1, 3, 5, 6, 7, 8]
+    logged = [line.text for line in events_of(whole, LogLine) if line.level == "warning"]
+    assert any("Step 2 is skipped" in text and "4, 5, 6, 7" in text for text in logged)
+    replayed = RunSnapshot()
+    for record in replay(whole.folder.events_path):
+        replayed.apply(record)
+    assert replayed == whole.recorder.snapshot and replayed.damaged_lines == 0
+    assert [event.step for event in replayed.skipped] == [2, 4] and replayed.step == 8
+
+
+@pytest.mark.parametrize("stop_at", [1, 3, 6])
+def test_stopping_around_skipped_steps_changes_no_bit(tmp_path, bad_row, stop_at):
+    """The checkpoint keeps which steps were skipped, since AdamW does not count them."""
+    config = bad_row(**{"train.nonfinite": "skip"})
+    whole = start_run(config, tmp_path / "runs")
+    execute(whole)
+    part = start_run(config, tmp_path / "runs")
+    assert execute(part, {stop_at: "stop"}).state == "stopped"
+    again = resume_run(tmp_path / "runs", part.id)
+    assert execute(again).state == "finished"
+    assert planes_on_disk(again) == planes_on_disk(whole)
+
+
+def test_a_last_step_that_is_skipped_ends_the_run(tmp_path, bad_row):
+    run = start_run(bad_row(**{"train.nonfinite": "skip", "train.steps": 2}), tmp_path / "runs")
+    assert execute(run).state == "finished"
+    assert [c.step for c in events_of(run, CheckpointWritten)] == [2]
+    assert run.recorder.snapshot.step == 2
+
+
+def test_skipping_is_bounded(tmp_path, bad_row, monkeypatch):
+    monkeypatch.setattr(skipping, "MOST_SKIPPED", 1)
+    run = start_run(bad_row(**{"train.nonfinite": "skip"}), tmp_path / "runs")
+    ended = execute(run)
+    assert ended.state == "failed" and "of step 4" in ended.reason
+    assert "has skipped 1 step already, which is the most" in ended.reason
+    assert [c.step for c in events_of(run, CheckpointWritten)] == [3]
+
+
+def test_weights_that_are_at_fault_are_told_from_rows():
+    error = NonFiniteError("no", 9)
+    refuse_further(error, 9, [2, 5, 6, 7, 8])
+    with pytest.raises(NonFiniteError, match="5 steps before it .* weights are at fault"):
+        refuse_further(error, 9, [4, 5, 6, 7, 8])
+
+
+def test_a_skipped_step_is_one_that_torch_does_not_take():
+    """The schedule goes on, AdamW's moments and its count do not: as with torch's GradScaler."""
+    rates = {1: 1e-2, 2: 2e-2, 3: 3e-2, 4: 4e-2}
+    plain = plain_model(tiny_config("qwen3"))
+    run = streamed(plain, PlanChoices(micro_batches=2), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1.0, eps=1e-5, weight_decay=0.0)
+    for step, rate in rates.items():
+        batches = random_batches(2, seed=step)
+        if step == 2:
+            run.store.held.skip(step)
+            continue
+        run.engine.train_step(step, batches, rate)
+        run.engine.drain()
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad()
+        plain_loss(plain, batches).backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizer.step()
+    theirs = dict(plain.named_parameters())
+    for unit in run.model.units:
+        for spec in unit.layout.parameters:
+            ours = run.store.master(unit.name, spec.name)
+            # One update more in AdamW's count would change weights by several thousandths.
+            torch.testing.assert_close(ours, theirs[spec.full_name].data, rtol=0, atol=1e-4)
+    run.close()
+
+
+# ---------------------------------------------------------------------- which step the planes hold
+
+
+def test_a_held_step_is_whole_or_mixed():
+    held = HeldStep()
+    assert (held.step, held.is_mixed) == (0, False)
+    held.begin(1)
+    assert (held.step, held.is_mixed, held.writing) == (0, True, 1)
+    held.complete(1)
+    assert (held.step, held.is_mixed) == (1, False)
+    held.skip(2)
+    held.begin(3)
+    held.give_up()
+    assert (held.step, held.is_mixed, held.update_number(3)) == (2, False, 2)
+    held.restore(7, [2, 5])
+    assert (held.step, held.skipped, held.update_number(8)) == (7, (2, 5), 6)
+
+
+@pytest.mark.parametrize("kind", ["prefetch", "forward", "loss", "backward", "reduce", "clip"])
+def test_a_step_that_fails_in_any_op_before_its_updates_keeps_the_step_before(
+    tmp_path, monkeypatch, kind
+):
+    """A kernel fails; what failed is told, and the run goes on to the bit."""
+    config = make_config(tmp_path, **{"output.checkpoint_every": 0})
+    whole = start_run(config, tmp_path / "runs")
+    execute(whole)
+    real = BlockOps.work
+
+    def work(self, op, step):
+        if step.inputs.number == 4 and op.kind == kind:
+            raise RuntimeError("Triton Error [CUDA]: the kernel failed")
+        return real(self, op, step)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(BlockOps, "work", work)
+        run = start_run(config, tmp_path / "runs")
+        ended = execute(run)
+    assert ended.state == "failed" and "the kernel failed" in ended.reason
+    assert "step 3 is saved" in ended.reason
+    states = [event.state for event in events_of(run, StateChanged)]
+    assert states[-2:] == ["saving", "stopping"]
+    again = resume_run(tmp_path / "runs", run.id)
+    assert execute(again).state == "finished"
+    assert events_of(again, RunStarted)[-1].resumed_step == 3
+    assert planes_on_disk(again) == planes_on_disk(whole)
+
+
+def test_a_step_that_cannot_be_saved_is_told(tmp_path, monkeypatch):
+    from engine.errors import CheckpointError
+
+    def broken(*_, **__):
+        raise CheckpointError("The disk is gone.")
+
+    real = BlockOps.work
+
+    def work(self, op, step):
+        if step.inputs.number == 5:
+            monkeypatch.setattr("engine.train.trainer.write_checkpoint", broken)
+            raise ZeroDivisionError("division by zero")
+        return real(self, op, step)
+
+    monkeypatch.setattr(BlockOps, "work", work)
+    ended = execute(start_run(make_config(tmp_path), tmp_path / "runs"))
+    assert ended.error_type == "ZeroDivisionError"
+    assert "Step 4 could not be saved (The disk is gone)" in ended.reason
+    assert "from the checkpoint of step 3" in ended.reason
+
+
+def test_a_record_that_cannot_be_written_is_no_reason_to_save_again(tmp_path, monkeypatch):
+    from engine.runtime.streaming_engine import StreamingEngine
+
+    def refuse(*_, **__):
+        raise RunError("The record cannot be written.")
+
+    run = start_run(make_config(tmp_path, **{"output.checkpoint_every": 0}), tmp_path / "runs")
+    monkeypatch.setattr(StreamingEngine, "train_step", refuse)
+    assert execute(run).reason == "The record cannot be written."
+    assert not run.folder.checkpoints_path.exists()
+
+
+# ---------------------------------------------------------------------- GPU memory
+
+
+def full_at(monkeypatch, step: int, kind: str, times: int) -> list[int]:
+    """Makes ops of this kind run out of memory in the first `times` attempts of a step; returns a
+    list to which each such attempt adds its number of micro-batches.
+    """
+    real, tried = BlockOps.work, []
+
+    def work(self, op, under_way):
+        if under_way.inputs.number == step and op.kind == kind and len(tried) < times:
+            tried.append(len(under_way.inputs.batches))
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+        return real(self, op, under_way)
+
+    monkeypatch.setattr(BlockOps, "work", work)
+    return tried
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward", "loss"])
+def test_out_of_memory_the_step_is_planned_with_less_and_the_run_goes_on(
+    tmp_path, monkeypatch, kind
+):
+    """On the CPU the first plan keeps every block, the second none. The bits are the same."""
+    config = make_config(tmp_path)
+    whole = start_run(config, tmp_path / "runs")
+    execute(whole)
+    run = start_run(config, tmp_path / "runs")
+    with monkeypatch.context() as full:
+        tried = full_at(full, 5, kind, times=1)
+        assert execute(run).state == "finished", run.recorder.snapshot.reason
+    assert len(tried) == 1
+    (anew,) = events_of(run, PlannedAnew)
+    first, second = events_of(run, PlanBuilt)
+    assert (anew.step, anew.attempt, anew.changes_rounding) == (5, 1, False)
+    assert anew.after["device_bytes"] < anew.before["device_bytes"]
+    assert second.choices["kept_blocks"] < first.choices["kept_blocks"] == 3
+    assert [event.step for event in events_of(run, StepFinished)] == list(range(1, 9))
+    assert planes_on_disk(run) == planes_on_disk(whole)
+    logged = [line for line in events_of(run, LogLine) if "planned anew" in line.text]
+    assert [line.level for line in logged] == ["warning"]
+    assert "before the updates of step 5" in logged[0].text
+    assert "No result changes by that." in logged[0].text
+
+
+def test_out_of_memory_again_the_micro_batch_is_made_smaller_and_that_is_recorded(
+    tmp_path, monkeypatch
+):
+    run = start_run(make_config(tmp_path), tmp_path / "runs")
+    with monkeypatch.context() as full:
+        tried = full_at(full, 5, "backward", times=2)
+        assert execute(run, {6: "stop"}).state == "stopped", run.recorder.snapshot.reason
+    assert tried == [2, 2]
+    events = events_of(run, PlannedAnew)
+    assert [event.attempt for event in events] == [1, 2]
+    assert events[-1].changes_rounding
+    last = events_of(run, PlanBuilt)[-1].choices
+    assert (last["micro_batch_size"], last["micro_batches"]) == (1, 4)
+    assert any("in another order" in line.text for line in events_of(run, LogLine))
+    assert [event.step for event in events_of(run, StepFinished)][:6] == list(range(1, 7))
+    # A resume goes on with the plan that fits, though the settings ask for two rows.
+    again = resume_run(tmp_path / "runs", run.id)
+    assert execute(again).state == "finished"
+    assert events_of(again, PlanBuilt)[-1].choices["micro_batch_size"] == 1
+
+
+def test_out_of_memory_with_the_leanest_plan_ends_the_run_saved(tmp_path, monkeypatch):
+    run = start_run(make_config(tmp_path, **{"output.checkpoint_every": 0}), tmp_path / "runs")
+    full_at(monkeypatch, 5, "backward", times=9)
+    ended = execute(run)
+    assert (ended.state, ended.error_type) == ("failed", "GpuMemoryError")
+    assert "no plan takes less" in ended.reason and "step 4 is saved" in ended.reason
+    assert "lower data.max_seq_len" in ended.reason and "micro_batch" not in ended.reason
+    assert [c.step for c in events_of(run, CheckpointWritten)] == [4]
+    assert len(events_of(run, PlannedAnew)) <= 3
+
+
+def test_out_of_memory_in_the_dry_run_is_planned_with_less(tmp_path, monkeypatch):
+    run = start_run(make_config(tmp_path, **{"train.steps": 12}), tmp_path / "runs")
+    full_at(monkeypatch, 0, "backward", times=1)
+    assert execute(run, {2: "stop"}).state == "stopped", run.recorder.snapshot.reason
+    (anew,) = events_of(run, PlannedAnew)
+    assert (anew.step, anew.attempt) == (0, 1)
+    assert any("in the dry run" in line.text for line in events_of(run, LogLine))
+
+
+@pytest.mark.parametrize("command", ["stop", "discard"])
+def test_a_dry_run_is_ended_at_once(tmp_path, monkeypatch, command):
+    run = start_run(make_config(tmp_path, **{"train.steps": 12}), tmp_path / "runs")
+    real, ops = BlockOps.work, []
+
+    def work(self, op, under_way):
+        ops.append(op)
+        run.request(command)
+        return real(self, op, under_way)
+
+    monkeypatch.setattr(BlockOps, "work", work)
+    assert run.execute().state == {"stop": "stopped", "discard": "discarded"}[command]
+    assert len(ops) < 5 and not events_of(run, StepFinished)

@@ -1,0 +1,142 @@
+"""What fails on a GPU in the middle of a run: its memory, which another program may take, and the
+device itself.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.checkpoints.restore import newest_checkpoint
+from engine.runs.events import LogLine, PlanBuilt, PlannedAnew, StepFinished
+from engine.runs.listing import list_runs
+from engine.train.run import resume_run, start_run
+from tests.support.folders import make_config, make_data, make_model
+from tests.support.trained_runs import events_of, execute
+
+pytestmark = pytest.mark.gpu
+ROOT = Path(__file__).parents[2]
+
+
+def large_config(tmp_path, **values):
+    """A run whose plan fills several GiB with activations that it need not keep."""
+    make_model(
+        tmp_path / "model",
+        "qwen2",
+        torch.bfloat16,
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=8,
+        max_position_embeddings=512,
+    )
+    make_data(tmp_path / "data.jsonl", 20_000)
+    settings = {
+        "train.steps": 8,
+        "train.batch_size": 64,
+        "train.micro_batch_size": "auto",
+        "data.max_seq_len": 512,
+        "model.dtype": "bfloat16",
+        "engine.device": "cuda",
+        "engine.kernels": "eager",
+        "output.checkpoint_every": 0,
+        "output.eval_every": 0,
+    }
+    return make_config(tmp_path, **settings | values)
+
+
+def test_a_cap_that_is_lowered_in_mid_run_makes_the_plan_smaller_and_the_run_goes_on(tmp_path):
+    run = start_run(large_config(tmp_path), tmp_path / "runs")
+
+    def lower(record):
+        """Leaves the allocator 60 % of what tensors took at their peak so far."""
+        if isinstance(record.event, StepFinished) and record.event.step == 3:
+            peak = torch.cuda.max_memory_allocated()
+            total = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.empty_cache()
+            torch.cuda.set_per_process_memory_fraction(0.6 * peak / total)
+
+    run.recorder.subscribe(lower)
+    try:
+        ended = execute(run)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert ended.state == "finished", ended.reason
+    events = events_of(run, PlannedAnew)
+    assert 1 <= len(events) <= 3 and {event.step for event in events} <= {4, 5}
+    assert len(events_of(run, PlanBuilt)) == 1 + len(events)
+    assert [event.step for event in events_of(run, StepFinished)] == list(range(1, 9))
+    assert any("planned anew" in line.text for line in events_of(run, LogLine))
+    assert newest_checkpoint(run.folder.checkpoints_path).step == 8
+
+
+def test_a_cap_below_every_plan_ends_the_run_saved(tmp_path):
+    run = start_run(large_config(tmp_path), tmp_path / "runs")
+
+    def lower(record):
+        if isinstance(record.event, StepFinished) and record.event.step == 3:
+            torch.cuda.empty_cache()
+            torch.cuda.set_per_process_memory_fraction(0.0001)
+
+    run.recorder.subscribe(lower)
+    try:
+        ended = execute(run)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert (ended.state, ended.error_type) == ("failed", "GpuMemoryError"), ended.reason
+    assert "no plan takes less" in ended.reason
+    saved = newest_checkpoint(run.folder.checkpoints_path).step
+    assert saved >= 3 and f"step {saved} is saved" in ended.reason
+    again = resume_run(tmp_path / "runs", run.id)
+    assert execute(again).state == "finished"
+
+
+LOST = """
+import sys
+sys.path.insert(0, {root!r})
+import torch
+import launch
+from engine.runtime.block_ops import BlockOps
+
+real = BlockOps.work
+
+
+def work(self, op, step):
+    inner = real(self, op, step)
+    if step.inputs.number != 4 or op.kind != "backward":
+        return inner
+
+    def lose():
+        # An index beyond the tensor ends every kernel of this process, as a lost device does.
+        torch.zeros(4, device="cuda")[torch.tensor([1 << 40], device="cuda")].sum()
+        inner()
+
+    return lose
+
+
+BlockOps.work = work
+sys.exit(launch.main(sys.argv[1:]))
+"""
+
+
+def test_a_lost_device_leaves_the_last_finished_step_and_a_resume_goes_on(tmp_path):
+    """In a process of its own: nothing else can use the device in that process any more."""
+    runs, preset = tmp_path / "runs", tmp_path / "preset.yaml"
+    large_config(tmp_path, **{"train.batch_size": 8, "train.steps": 6}).save(preset)
+    program = [sys.executable, "-c", LOST.format(root=str(ROOT))]
+    done = subprocess.run(
+        [*program, "--runs-dir", str(runs), "train", str(preset)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1 and "step 3 is saved" in done.stderr, done.stderr[-2000:]
+    assert "The GPU failed" in done.stderr
+    (summary,) = list_runs(runs)
+    run = resume_run(runs, summary.id)
+    assert newest_checkpoint(run.folder.checkpoints_path).step == 3
+    assert execute(run).state == "finished"
+    assert [event.step for event in events_of(run, StepFinished)][-3:] == [4, 5, 6]

@@ -1,0 +1,190 @@
+"""Changes to what is saved, read back and taken home."""
+
+from __future__ import annotations
+
+from tests.support.changes.record import Change
+
+WEIGHTS = "engine/checkpoints/weights.py"
+RESTORE = "engine/checkpoints/restore.py"
+WRITE = "engine/checkpoints/checkpoint.py"
+EXPORT = "engine/checkpoints/export.py"
+RESUME = "engine/train/resume.py"
+FILES = "engine/files.py"
+WEIGHT_TESTS = "tests/engine/checkpoints/test_weights.py"
+CHECKPOINTS = "tests/engine/checkpoints/test_checkpoint.py"
+KEPT = "tests/engine/checkpoints/test_kept_checkpoints.py"
+EDGES = "tests/engine/train/test_run_edges.py"
+TRAINER = "tests/engine/train/test_trainer.py"
+CHANGED = "tests/engine/train/test_changed_settings.py"
+
+CHECKPOINT = (
+    Change(
+        "buffers-not-read-from-the-weights",
+        WEIGHTS,
+        "[name].shape == buffer.shape",
+        "[name].shape is buffer",
+        "A router's correction bias is that of a model without weights.",
+        (WEIGHT_TESTS, EDGES),
+    ),
+    Change(
+        "missing-weights-accepted",
+        WEIGHTS,
+        "lacking = missing + mismatched",
+        "lacking = mismatched",
+        "Weights that the files do not have are random.",
+        (WEIGHT_TESTS,),
+    ),
+    Change(
+        "weights-of-another-shape-accepted",
+        WEIGHTS,
+        "lacking = missing + mismatched",
+        "lacking = missing",
+        "Weights of another shape are not refused where they are read.",
+        (WEIGHT_TESTS,),
+        survives="The store refuses them, by name, when they are written to the planes.",
+    ),
+    Change(
+        "damaged-buffers-accepted",
+        RESTORE,
+        'if checksum_of(content) != entry["checksum"]:',
+        'if not entry["checksum"]:',
+        "Buffers that were damaged on the disk are loaded.",
+        (CHECKPOINTS,),
+    ),
+    Change(
+        "sizes-not-verified",
+        RESTORE,
+        'if size != entry["bytes"]:',
+        'if size > entry["bytes"]:',
+        "A file that was cut short is found only when it is read.",
+        (CHECKPOINTS,),
+    ),
+    Change(
+        "manifest-not-verified",
+        RESTORE,
+        'body.pop("checksum", None) != body_checksum(body)',
+        'body.pop("checksum", None) is None',
+        "A manifest that was changed is believed.",
+        (CHECKPOINTS,),
+    ),
+    Change(
+        "oldest-checkpoint-first",
+        RESTORE,
+        "sorted(folders_by_step(Path(root)).items(), reverse=True)",
+        "sorted(folders_by_step(Path(root)).items())",
+        "A resume begins with the oldest checkpoint.",
+        (CHECKPOINTS, EDGES),
+    ),
+    Change(
+        "other-dtype-accepted",
+        RESTORE,
+        'if manifest["dtype"] != store.dtype:',
+        'if not manifest["dtype"]:',
+        "A checkpoint of another dtype is not refused by its name.",
+        (CHECKPOINTS,),
+    ),
+    Change(
+        "newer-format-believed",
+        RESTORE,
+        'if body["format"] > FORMAT:',
+        'if body["format"] > FORMAT + 1:',
+        "A checkpoint of a later version is read as one of this version.",
+        (CHECKPOINTS,),
+    ),
+    Change(
+        "buffers-not-restored",
+        RESTORE,
+        "        buffers[name].copy_(tensor)\n",
+        "        pass\n",
+        "A resumed run has the buffers of a model without weights.",
+        (f"{EDGES}::test_buffers_of_the_weights_survive_resume_and_export", CHECKPOINTS),
+    ),
+    Change(
+        "one-checkpoint-more-is-kept",
+        WRITE,
+        "older[: max(keep - 1, 0)]",
+        "older[:keep]",
+        "The disk holds a checkpoint more than was asked for.",
+        (CHECKPOINTS, KEPT),
+    ),
+    Change(
+        "later-checkpoints-stay",
+        WRITE,
+        "if other not in kept:",
+        "if other not in kept and other < step:",
+        "Checkpoints from before a run went back stay, and a resume takes them.",
+        (CHECKPOINTS, KEPT),
+    ),
+    Change(
+        "replaced-checkpoint-lost",
+        WRITE,
+        'if path.suffix == ".old" and not current.exists():',
+        'if path.suffix == ".none" and not current.exists():',
+        "A kill between two renames loses the checkpoint that was being replaced.",
+        (KEPT,),
+    ),
+    Change(
+        "gradients-in-checkpoints",
+        WRITE,
+        'if plane != "grad"}',
+        "if plane}",
+        "Checkpoints hold gradients, which nothing needs.",
+        (CHECKPOINTS,),
+    ),
+    Change(
+        "buffers-without-space",
+        WRITE,
+        "return self.plane_bytes + buffers + 2 * state + _SPARE_BYTES",
+        "return self.plane_bytes + 2 * state + _SPARE_BYTES",
+        "The check of the free disk forgets the buffers.",
+        (KEPT,),
+    ),
+    Change(
+        "name-before-its-content",
+        FILES,
+        "            os.fsync(file.fileno())\n",
+        "",
+        "After a power failure, a file may have its name and no content.",
+        ("tests/engine/test_files.py", CHECKPOINTS),
+    ),
+    Change(
+        "partial-file-left",
+        FILES,
+        "        partial.unlink(missing_ok=True)\n",
+        "",
+        "A file that could not be written leaves a part of itself.",
+        ("tests/engine/test_files.py",),
+    ),
+    Change(
+        "other-rows-on-resume",
+        RESUME,
+        "if name in ORDER",
+        "if name in ()",
+        "A resume with another batch size skips rows and repeats others.",
+        (CHANGED,),
+    ),
+    Change(
+        "more-steps-than-asked-for",
+        RESUME,
+        "if total_steps < step:",
+        "if total_steps < 0:",
+        "A run that has more steps than its settings ask for is resumed.",
+        ("tests/engine/runs/test_faults.py",),
+    ),
+    Change(
+        "buffers-not-exported",
+        EXPORT,
+        "            buffer.copy_(own[name])\n",
+        "            pass\n",
+        "An exported router has no correction bias.",
+        (f"{EDGES}::test_buffers_of_the_weights_survive_resume_and_export", TRAINER),
+    ),
+    Change(
+        "half-an-export-left",
+        EXPORT,
+        "    except BaseException as error:\n        shutil.rmtree(partial, ignore_errors=True)\n",
+        "    except BaseException as error:\n",
+        "An export that failed leaves gigabytes beside its folder.",
+        ("tests/engine/train/test_export_edges.py", TRAINER),
+    ),
+)

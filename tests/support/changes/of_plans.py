@@ -1,0 +1,277 @@
+"""Changes to how a step is planned: slots, waits, their proof, and the search for the best plan."""
+
+from __future__ import annotations
+
+from tests.support.changes.record import Change
+
+WAITS = "engine/plan/derive_waits.py"
+VALIDATE = "engine/plan/validate.py"
+SLOTS = "engine/plan/assign_slots.py"
+WRITE = "engine/plan/write_ops.py"
+UPDATES = "engine/plan/device_updates.py"
+SIZES = "engine/fit/sizes.py"
+COST = "engine/fit/cost.py"
+CHOOSE = "engine/fit/choose.py"
+FILL = "engine/fit/fill_memory.py"
+NEEDS = "engine/fit/needs.py"
+LAWS = "tests/engine/plan/test_laws.py"
+VALIDATOR = f"{LAWS}::test_dropping_any_single_wait_is_found"
+GRID = f"{LAWS}::test_every_plan_of_a_size_grid_validates"
+GOLDEN = "tests/engine/plan/test_golden_plans.py"
+HOMES = "tests/engine/runtime/test_plans_with_homes.py"
+SIZE_TESTS = "tests/engine/fit/test_sizes.py"
+CHOOSE_TESTS = "tests/engine/fit/test_choose.py"
+CONTINUED = "test_a_session_is_continued_on_a_cpu_and_from_before_there_were_choices"
+LIMIT_TESTS = "tests/engine/fit/test_choose_limits.py"
+ITEM_TESTS = "tests/engine/fit/test_memory_items.py"
+
+PLANS = (
+    Change(
+        "slot-overwritten-while-it-is-read",
+        WAITS,
+        "            needs.update(self._readers.get(buffer, ()))\n",
+        "",
+        "A prefetch does not wait for the ops that read its slot.",
+        (GRID, LAWS),
+    ),
+    Change(
+        "slot-read-before-it-is-filled",
+        WAITS,
+        "needs = {writer[buffer] for buffer in draft.reads if buffer in writer}",
+        "needs = set()",
+        "An op does not wait for the one that fills what it reads.",
+        (GRID, LAWS),
+    ),
+    Change(
+        "waits-that-others-imply",
+        WAITS,
+        "            if clock.get(self._lanes[need], -1) >= need:\n                continue\n",
+        "",
+        "A plan keeps waits that lane order or other waits imply.",
+        (GOLDEN, VALIDATOR),
+    ),
+    Change(
+        "writes-not-proved",
+        VALIDATE,
+        "        self._check_writes(op, clock)\n",
+        "",
+        "The proof does not see that a buffer is overwritten too early.",
+        (VALIDATOR,),
+    ),
+    Change(
+        "contents-not-proved",
+        VALIDATE,
+        "if found != content:",
+        "if found is None:",
+        "The proof does not see that a slot holds another block.",
+        (f"{LAWS}::test_a_wrong_slot_is_found_and_shown", LAWS),
+    ),
+    Change(
+        "one-step-proved",
+        VALIDATE,
+        "for step in (0, 1):",
+        "for step in (0,):",
+        "The proof does not look at waits for the step before.",
+        (VALIDATOR,),
+    ),
+    Change(
+        "later-ops-count-as-before",
+        VALIDATE,
+        "return clock.get(lane, -1) >= position",
+        "return True",
+        "The proof takes every op for one that has ended.",
+        (VALIDATOR,),
+    ),
+    Change(
+        "blocks-fetched-again",
+        SLOTS,
+        "fetch=content.get(slot) != unit",
+        "fetch=True",
+        "A block that is still in its slot is fetched again.",
+        (GOLDEN,),
+    ),
+    Change(
+        "slots-not-in-turn",
+        SLOTS,
+        "number=position % slots)",
+        "number=min(position, slots - 1))",
+        "All but the first streamed blocks take the last slot.",
+        (GOLDEN, GRID),
+    ),
+    Change(
+        "prefetch-too-late",
+        WRITE,
+        "last = min(self._current + self._choices.prefetch_depth, len(self._uses) - 1)",
+        "last = min(self._current, len(self._uses) - 1)",
+        "Blocks are fetched when they are needed, and not before.",
+        (GOLDEN,),
+    ),
+    Change(
+        "prefetch-into-a-slot-in-use",
+        WRITE,
+        "                if any(earlier.slot == use.slot for earlier in uses_before):\n"
+        "                    return\n",
+        "",
+        "A prefetch is written before the ops that still need its slot.",
+        (GRID, GOLDEN),
+    ),
+    Change(
+        "clip-not-waited-for",
+        WRITE,
+        "reads = {CLIP: READY} | host_gradient(unit, last_round)",
+        "reads = {} | host_gradient(unit, last_round)",
+        "An update does not wait for the clip factor, nor for the check of the norm.",
+        (GOLDEN, LAWS),
+    ),
+    Change(
+        "last-round-not-marked",
+        WRITE,
+        "is_last=number == rounds - 1)",
+        "is_last=number == 0)",
+        "The norm is taken of the first round alone.",
+        (GOLDEN, "tests/engine/runtime/test_parity.py::test_rounds"),
+    ),
+    Change(
+        "piece-beyond-its-plane",
+        UPDATES,
+        "return [(start, min(start + piece_numel, numel)) for start in starts]",
+        "return [(start, start + piece_numel) for start in starts]",
+        "The last piece of a plane reaches beyond it.",
+        (HOMES, GOLDEN),
+    ),
+    Change(
+        "spare-buffers-used-twice",
+        UPDATES,
+        "yield from itertools.cycle(self._own)",
+        "yield from itertools.cycle(self.buffers)",
+        "A spare buffer takes a second piece while activations need its memory.",
+        (GOLDEN, HOMES),
+    ),
+    Change(
+        "sums-and-states-in-one-place",
+        UPDATES,
+        "if not set(self._sums_of.get(self._buffer[piece], ())) <= set(finished):",
+        "if not finished:",
+        "States are fetched over sums that are not complete.",
+        (GOLDEN, HOMES),
+    ),
+    Change(
+        "rings-of-one-direction",
+        SIZES,
+        "rings = 2 * choices.boundary_rings if",
+        "rings = choices.boundary_rings if",
+        "The report forgets the rings through which boundaries come back.",
+        (SIZE_TESTS,),
+    ),
+    Change(
+        "boundaries-of-kept-blocks",
+        SIZES,
+        "stored = len(shape.blocks) - choices.kept_blocks",
+        "stored = len(shape.blocks)",
+        "The report counts boundaries of blocks that keep their activations.",
+        (f"{SIZE_TESTS}::test_host_boundaries_are_the_engine_s_to_the_byte",),
+    ),
+    Change(
+        "gaps-not-counted",
+        SIZES,
+        "ALLOCATOR_SLACK = 0.015",
+        "ALLOCATOR_SLACK = 0.0",
+        "The report leaves out the gaps between allocations.",
+        (CHOOSE_TESTS, LIMIT_TESTS, ITEM_TESTS),
+        survives="The share is a measurement. `tests/gpu/forecasts.py` compares it with the peaks "
+        "of runs on a GPU; no run on the CPU has such gaps.",
+    ),
+    Change(
+        "one-copy-of-the-gradient-staged",
+        SIZES,
+        "(2 * largest + max(outer)) * item",
+        "(largest + max(outer)) * item",
+        "The report counts one of two staging buffers.",
+        (f"{SIZE_TESTS}::test_fixed_buffers_are_the_device_state_to_the_byte",),
+    ),
+    Change(
+        "attention-not-halved",
+        COST,
+        "return 2.0 * rows * row_length * seen * shape.attention_width",
+        "return 4.0 * rows * row_length * seen * shape.attention_width",
+        "Attention costs as much as if every token saw the later ones too.",
+        ("tests/engine/plan/test_simulate.py", CHOOSE_TESTS),
+    ),
+    Change(
+        "parameters-counted-with-recompute",
+        COST,
+        "return 6 * active_parameters * tokens",
+        "return 8 * active_parameters * tokens",
+        "The rate that is shown counts the recompute as work.",
+        ("tests/engine/plan/test_simulate.py", "tests/engine/bench/test_bench.py"),
+    ),
+    Change(
+        "slowest-plan-taken",
+        CHOOSE,
+        'return min(self._simulated(alike[:SIMULATED]), key=attrgetter("seconds"))',
+        'return max(self._simulated(alike[:SIMULATED]), key=attrgetter("seconds"))',
+        "Of the plans that are simulated, the slowest is taken.",
+        (f"{CHOOSE_TESTS}::test_what_is_chosen_is_also_the_fastest_op_by_op", CHOOSE_TESTS),
+    ),
+    Change(
+        "first-plan-that-fits-taken",
+        CHOOSE,
+        'return sorted(without_doubles, key=attrgetter("seconds"))',
+        "return list(without_doubles)",
+        "The plans are not sorted by their time.",
+        (CHOOSE_TESTS,),
+    ),
+    Change(
+        "inexact-sums-without-asking",
+        CHOOSE,
+        "if not (exact and candidate.choices.gradient_sum == GradientSum.HOST)",
+        "if candidate.choices.gradient_sum",
+        "Sums that are rounded once a round are chosen although nobody asked for them.",
+        (CHOOSE_TESTS, LIMIT_TESTS),
+    ),
+    Change(
+        "continued-session-compiles-anew",
+        CHOOSE,
+        'compiled = job.rounding.get("compiled", False)',
+        "compiled = _kernels_compiled(job, target)",
+        "A resumed run may round otherwise than before, since its kernels are chosen anew.",
+        (
+            f"{CHOOSE_TESTS}::{CONTINUED}",
+            CHOOSE_TESTS,
+        ),
+    ),
+    Change(
+        "ram-filled-to-the-brim",
+        FILL,
+        "return self._sizer.fits(size, with_count(count), self._sizer.memory.keeping)",
+        "return self._sizer.fits(size, with_count(count))",
+        "On the CPU, blocks stay resident although that takes most of the RAM.",
+        (CHOOSE_TESTS, LIMIT_TESTS),
+    ),
+    Change(
+        "one-kept-block-too-few",
+        FILL,
+        "return with_count(counts[first]) if first < len(counts) else None",
+        "return with_count(counts[min(first + 1, len(counts) - 1)])",
+        "A block less than fits keeps its activations or stays resident.",
+        (f"{CHOOSE_TESTS}::test_one_more_resident_block_would_not_have_fitted", CHOOSE_TESTS),
+    ),
+    Change(
+        "too-much-counts-as-tight",
+        NEEDS,
+        "        if self.total > self.limit:\n            return Verdict.DOES_NOT_FIT\n",
+        "",
+        "A job that does not fit is called tight.",
+        ("tests/engine/fit/test_verdicts.py",),
+    ),
+    Change(
+        "loading-without-its-copy",
+        NEEDS,
+        "loading = weights + shape.parameter_count *",
+        "loading = weights + 0 *",
+        "The report forgets the copy of the weights that is read from the files.",
+        (ITEM_TESTS, "tests/engine/machine/test_machine.py"),
+        survives="Loading takes less than training in every dtype, so the item is 0 either way; "
+        "only the figure in its note is wrong.",
+    ),
+)

@@ -1,0 +1,248 @@
+"""Changes to what a training step computes: ops, sums, loss, evaluation."""
+
+from __future__ import annotations
+
+from tests.support.changes.record import Change
+
+OPS = "engine/runtime/compute_ops.py"
+BLOCK_OPS = "engine/runtime/block_ops.py"
+LOSS = "engine/runtime/loss.py"
+ENGINE = "engine/runtime/streaming_engine.py"
+STATE = "engine/runtime/device_state.py"
+EXECUTOR = "engine/runtime/executor.py"
+BF16 = "tests/engine/runtime/test_bf16_reference.py"
+PARITY = "tests/engine/runtime/test_parity.py"
+LAWS = "tests/engine/plan/test_laws.py"
+DROPOUT = "tests/engine/runtime/test_dropout.py"
+CLIPPING = "tests/engine/runtime/test_clipping.py"
+FAMILIES = "tests/engine/model/test_families.py"
+COMPILED = "tests/engine/runtime/test_compiled.py"
+
+STEPS = (
+    Change(
+        "sums-rounded-each-time",
+        OPS,
+        "buffer[offset : offset + spec.numel].view(spec.shape).add_(gradient)",
+        "buffer[offset : offset + spec.numel].view(spec.shape).add_(gradient)\n"
+        "            buffer.copy_(buffer.to(gradient.dtype))",
+        "Sums of gradients are rounded to bf16 after every micro-batch.",
+        (BF16,),
+    ),
+    Change(
+        "norm-of-rounded-gradients",
+        OPS,
+        "torch.linalg.vector_norm(grad).square()",
+        "torch.linalg.vector_norm(grad.to(staging.dtype).float()).square()",
+        "The norm is taken of the gradient after its rounding to bf16.",
+        (BF16,),
+    ),
+    Change(
+        "loss-of-bf16-logits",
+        LOSS,
+        'torch_cross_entropy(logits.float(), labels, reduction="sum")',
+        'torch_cross_entropy(logits, labels, reduction="sum")',
+        "Cross-entropy is computed in bf16.",
+        (BF16,),
+    ),
+    Change(
+        "evaluation-averages-means",
+        ENGINE,
+        "total = summed(total, [step.losses[place] for place in range(len(sweep))])\n"
+        "                count += sum(int(batch.loss_tokens) for batch in sweep)\n",
+        "for place, batch in enumerate(sweep):\n"
+        "                    mean = float(step.losses[place]) / max(1, int(batch.loss_tokens))\n"
+        "                    total += mean\n"
+        "                count += len(sweep)\n",
+        "An evaluation is the mean of its micro-batches' means, not of its tokens.",
+        (BF16, "tests/engine/train/test_evaluation_loss.py"),
+    ),
+    Change(
+        "clipping-without-its-1e-6",
+        BLOCK_OPS,
+        "most / (grad_norm + 1e-6)",
+        "most / max(grad_norm, 1e-30)",
+        "The host's clip factor leaves out the 1e-6 that torch adds to the norm.",
+        (CLIPPING,),
+    ),
+    Change(
+        "clipping-on-the-device-without-its-1e-6",
+        "engine/runtime/device_adamw.py",
+        "(max_grad_norm / (norm + 1e-6))",
+        "(max_grad_norm / norm)",
+        "The device's clip factor leaves out the 1e-6 that torch adds to the norm.",
+        (CLIPPING,),
+    ),
+    Change(
+        "infinite-loss-applied",
+        BLOCK_OPS,
+        "if not math.isfinite(value):",
+        "if math.isnan(value):",
+        "A step whose loss is infinite is applied.",
+        (CLIPPING,),
+    ),
+    Change(
+        "sum-of-the-step-before-kept",
+        OPS,
+        "    if first:\n        buffer.zero_()\n    _add(",
+        "    _add(",
+        "A unit with gaps in its plane adds to the sum of the step before.",
+        (LAWS, PARITY),
+    ),
+    Change(
+        "sum-of-the-head-not-zeroed",
+        OPS,
+        "_sum_of(context, owner, op, HEAD).zero_()",
+        "_sum_of(context, owner, op, HEAD)",
+        "The head adds its gradient to the sum of the step before.",
+        (BF16, PARITY),
+    ),
+    Change(
+        "loss-adds-up-over-steps",
+        OPS,
+        "        context.state.norms[-1].zero_()\n",
+        "        context.state.norms[-1].add_(0)\n",
+        "The loss of a step contains those of all steps before.",
+        (BF16, PARITY),
+    ),
+    Change(
+        "rounds-overwrite-the-sum",
+        OPS,
+        "        grad.add_(staging)\n",
+        "        grad.add_(0)\n",
+        "Where the host sums, only the last round counts.",
+        (PARITY + "::test_rounds", PARITY),
+    ),
+    Change(
+        "mean-of-micro-batches",
+        ENGINE,
+        "loss_scale=1.0 / max(1, loss_tokens)",
+        "loss_scale=1.0 / max(1, int(batches[0].loss_tokens) * len(batches))",
+        "Tokens count as if every micro-batch had as many as the first.",
+        (BF16, PARITY),
+    ),
+    Change(
+        "first-token-id-has-no-loss",
+        ENGINE,
+        "np.flatnonzero(labels >= 0)",
+        "np.flatnonzero(labels > 0)",
+        "A label that is token 0 is taken for one without a loss.",
+        (BF16,),
+    ),
+    Change(
+        "evaluation-with-dropout",
+        STATE,
+        "            template.train(training)\n",
+        "            template.train(True)\n",
+        "Blocks draw dropout in evaluation and sampling.",
+        (DROPOUT,),
+    ),
+    Change(
+        "dropout-alike-in-every-step",
+        OPS,
+        "(step.inputs.seed, step.inputs.number, position, op.micro_batch)",
+        "(step.inputs.seed, position, op.micro_batch)",
+        "Every step drops the same activations.",
+        (DROPOUT,),
+    ),
+    Change(
+        "dropout-alike-in-every-micro-batch",
+        OPS,
+        "(step.inputs.seed, step.inputs.number, position, op.micro_batch)",
+        "(step.inputs.seed, step.inputs.number, position)",
+        "All micro-batches of a step drop the same activations.",
+        (DROPOUT,),
+    ),
+    Change(
+        "dropout-alike-in-every-block",
+        OPS,
+        "(step.inputs.seed, step.inputs.number, position, op.micro_batch)",
+        "(step.inputs.seed, step.inputs.number, op.micro_batch)",
+        "All blocks drop the same activations.",
+        (DROPOUT,),
+    ),
+    Change(
+        "dropout-drawn-anew-in-the-recompute",
+        OPS,
+        "    _seed(context, op, step)\n    unit = context.units[op.unit]\n",
+        "    if isinstance(op, Forward):\n        _seed(context, op, step)\n"
+        "    unit = context.units[op.unit]\n",
+        "A recomputed block drops other activations than its forward did.",
+        (DROPOUT, LAWS + "::test_dropout_draws_the_same_numbers_in_the_recompute"),
+    ),
+    Change(
+        "head-in-one-piece-only",
+        LOSS,
+        "places = targets.index[start : start + size]",
+        "places = targets.index[: size]",
+        "Gradients of all chunks of the loss go to the positions of the first.",
+        (PARITY,),
+    ),
+    Change(
+        "evaluation-loss-summed-in-bf16",
+        LOSS,
+        "total = torch.zeros((), dtype=torch.float32, device=selected.device)",
+        "total = torch.zeros((), dtype=selected.dtype, device=selected.device)",
+        "Without gradients, the losses of chunks are added up in the model's dtype.",
+        (BF16,),
+    ),
+    Change(
+        "evaluation-loss-not-scaled",
+        LOSS,
+        "    return total * targets.scale",
+        "    return total",
+        "Without gradients, the scale of the loss is ignored.",
+        (BF16, "tests/engine/train/test_evaluation_loss.py"),
+        survives="Passes without gradients are always given the scale 1: an evaluation divides by "
+        "its tokens at the end.",
+    ),
+    Change(
+        "blocks-share-their-buffers",
+        STATE,
+        "template.get_submodule(owner)._buffers[attribute] = buffer",
+        "template.get_submodule(owner)",
+        "A block computes with the buffers of the block whose template it shares.",
+        ("tests/engine/runtime/test_templates.py", FAMILIES),
+    ),
+    Change(
+        "blocks-share-their-number",
+        STATE,
+        "template.get_submodule(name).layer_idx = index",
+        "template.get_submodule(name).layer_idx = 0",
+        "Every block believes that it is the first, which a cache goes by.",
+        ("tests/engine/runtime/test_generate.py",),
+    ),
+    Change(
+        "slot-filled-in-part",
+        BLOCK_OPS,
+        "def _prefetch(context: OpContext, op: Prefetch, _step: StepUnderWay) -> None:\n"
+        '    plane = context.store.tensor(op.unit, "weight_high")\n',
+        "def _prefetch(context: OpContext, op: Prefetch, _step: StepUnderWay) -> None:\n"
+        '    plane = context.store.tensor(op.unit, "weight_high")[:-64]\n',
+        "The last parameter of a unit keeps the weights of another unit.",
+        (LAWS, PARITY),
+    ),
+    Change(
+        "states-of-a-piece-not-sent-back",
+        BLOCK_OPS,
+        'if plane not in ("weight_high", "grad")]',
+        'if plane not in ("weight_high", "exp_avg_sq", "grad")]',
+        "The second moments that the device has updated stay there.",
+        ("tests/engine/runtime/test_device_homes.py",),
+    ),
+    Change(
+        "waits-for-the-step-before-left-out",
+        EXECUTOR,
+        "waits += [self._previous[index] for index in op.waits_previous]",
+        "waits += []",
+        "A step does not wait for the updates of the step before.",
+        (LAWS + "::test_delays_in_any_lane_change_nothing", LAWS),
+    ),
+    Change(
+        "step-broken-off-after-its-summary",
+        EXECUTOR,
+        "            if op.kind == OpKind.SUMMARY:\n                check = None\n",
+        "",
+        "A request to stop may end a step of which some updates are applied.",
+        ("tests/engine/runtime/test_broken_off.py", "tests/engine/train/test_interruptions.py"),
+    ),
+)

@@ -1,0 +1,31 @@
+"""All changes, by area."""
+
+from __future__ import annotations
+
+from tests.support.changes.of_checkpoints import CHECKPOINT
+from tests.support.changes.of_data import DATA
+from tests.support.changes.of_optimizer import OPTIMIZER
+from tests.support.changes.of_plans import PLANS
+from tests.support.changes.of_steps import STEPS
+from tests.support.changes.record import Change
+
+AREAS: dict[str, tuple[Change, ...]] = {
+    "Steps, sums and loss": STEPS,
+    "AdamW and planes": OPTIMIZER,
+    "Planner": PLANS,
+    "Data": DATA,
+    "Checkpoints": CHECKPOINT,
+}
+CHANGES: tuple[Change, ...] = tuple(change for area in AREAS.values() for change in area)
+
+REVIEWED = (
+    "sums-rounded-each-time",
+    "norm-of-rounded-gradients",
+    "loss-of-bf16-logits",
+    "evaluation-averages-means",
+    "buffers-not-read-from-the-weights",
+    "first-token-of-a-text-trained",
+    "label-of-the-next-document",
+    "clipping-without-its-1e-6",
+)
+"""A review made these eight changes when no test noticed any of them."""
