@@ -48,6 +48,10 @@ LATE = {
         {"engine.runtime.host_store"},
         "for types alone: the app finds checkpoints without torch",
     ),
+    "engine/checkpoints/plane_snapshot.py": (
+        {"engine.runtime.host_store"},
+        "for types alone: the app lists checkpoints without torch",
+    ),
     "engine/cli/check_data.py": (
         {"engine.model.pretrained_files"},
         "a check of a model alone is answered without torch",

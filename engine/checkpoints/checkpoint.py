@@ -30,15 +30,16 @@ import json
 import os
 import re
 import shutil
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.checkpoints import copies
+from engine.checkpoints.plane_snapshot import Snapshot
+from engine.checkpoints.threads import Meter
+from engine.checkpoints.unit_files import CHECKSUM, UnitFiles
 from engine.errors import CheckpointError, DiskFullError
 from engine.files import (
     FULL,
@@ -46,7 +47,6 @@ from engine.files import (
     checksum_of,
     disk_free,
     is_full_in_words,
-    new_digest,
     sync_folder,
     write_synced,
 )
@@ -58,32 +58,31 @@ if TYPE_CHECKING:
 
     from engine.runtime.host_store import HostStore
 
-FORMAT = 1
+FORMAT = 2
+"""Format 1 had one BLAKE2b checksum for each plane. It can still be read."""
 MANIFEST = "manifest.json"
 BUFFERS = "buffers.safetensors"
 
-THREADS = 4
-CHUNK_BYTES = 8 << 20
-"""Planes are written, read and hashed in chunks of this many bytes."""
-UNSYNCED_BYTES = 64 << 20
-"""A thread writes about this many bytes between syncs, because dirty page cache counts against the
-same memory limit as the planes.
-"""
 _SPARE_BYTES = 1 << 20
 """The disk must have this many bytes more than the planes, the buffers and the state need. They
-allow for the rest of the manifest.
+allow for the rest of the manifest, and for what planes leave unused of their last blocks.
 """
 
 
 @dataclass(frozen=True)
 class Contents:
-    """A checkpoint is written from these values, which must not change during the writing."""
+    """A checkpoint is written from these values. Of these, only planes that `snapshot` protects may
+    change during the writing.
+    """
 
     store: HostStore
     state: dict[str, Any]
     """A resume needs these JSON values in addition to the planes."""
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     """These are the model's persistent buffers, by full name."""
+    snapshot: Snapshot | None = None
+    """Steps go on while this snapshot of the planes is written; None where training stands still.
+    """
 
     @property
     def plane_bytes(self) -> int:
@@ -141,7 +140,7 @@ def write_checkpoint(
     earlier one. Raises TypeError or ValueError for a state that is not made of JSON values,
     DiskFullError when the disk has too little space or fills up during the writing, and
     CheckpointError when the writing fails for another reason. Earlier checkpoints are then
-    untouched.
+    untouched. Raises Ended when the snapshot was ended before it was written.
     """
     root = Path(root)
     began = time.monotonic()
@@ -191,13 +190,18 @@ def _write_files(folder: Path, step: int, contents: Contents, progress: Progress
     bytes.
     """
     store = contents.store
-    total = contents.plane_bytes
-    units = _write_units(folder, store, Meter(total, progress))
+    layouts = list(store.layouts.values())
+    sizes = [_plane_bytes(layout, store.dtype) for layout in layouts]
+    snapshot = contents.snapshot or Snapshot(store, list(sizes[0]) if sizes else ())
+    files = UnitFiles(folder, layouts, sizes)
+    units = files.write(snapshot, Meter(contents.plane_bytes, progress))
     buffers = _write_buffers(folder, contents.buffers) if contents.buffers else None
     values = {
         "format": FORMAT,
         "step": step,
         "dtype": store.dtype,
+        "piece_checksum": CHECKSUM,
+        "piece_bytes": copies.PIECE_BYTES,
         "units": units,
         "buffers": buffers,
         "state": contents.state,
@@ -210,25 +214,7 @@ def _write_files(folder: Path, step: int, contents: Contents, progress: Progress
     # The files are on the disk already; this puts their names there too.
     sync_folder(folder)
     buffer_bytes = 0 if buffers is None else buffers["bytes"]
-    return total + len(manifest) + buffer_bytes
-
-
-def _write_units(folder: Path, store: HostStore, meter: Meter) -> list[dict[str, Any]]:
-    """Writes the file of every unit, and returns the manifest entries of the units."""
-    layouts = list(store.layouts.values())
-    names = []
-    for index, layout in enumerate(layouts):
-        plain = re.sub("[^A-Za-z0-9]+", "-", layout.unit)
-        names.append(f"{index:04d}-{plain}.planes")
-    tasks = [
-        partial(_write_unit, folder / name, layout, store, meter)
-        for name, layout in zip(names, layouts)
-    ]
-    units = []
-    for name, layout, planes in zip(names, layouts, in_threads(tasks, meter)):
-        size = sum(plane["bytes"] for plane in planes.values())
-        units.append({**description(layout), "file": name, "bytes": size, "planes": planes})
-    return units
+    return sum(unit["bytes"] for unit in units) + len(manifest) + buffer_bytes
 
 
 def _write_buffers(folder: Path, buffers: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -237,44 +223,6 @@ def _write_buffers(folder: Path, buffers: Mapping[str, Tensor]) -> dict[str, Any
     content = save({name: tensor.contiguous() for name, tensor in buffers.items()})
     write_synced(folder / BUFFERS, content)
     return {"file": BUFFERS, "bytes": len(content), "checksum": checksum_of(content)}
-
-
-def _write_unit(
-    path: Path, layout: UnitLayout, store: HostStore, meter: Meter
-) -> dict[str, dict[str, Any]]:
-    """Writes and syncs the planes of one unit. Returns the offset, bytes and checksum of each
-    plane.
-    """
-    entries: dict[str, dict[str, Any]] = {}
-    position = 0
-    synced = 0
-    with path.open("xb", buffering=0) as file:
-        for plane in _plane_bytes(layout, store.dtype):
-            digest = new_digest()
-            begin = position
-            for chunk in chunks(store, layout.unit, plane):
-                digest.update(chunk)
-                rest = chunk
-                while rest:  # an unbuffered write may be partial
-                    rest = rest[file.write(rest) :]
-                position += len(chunk)
-                if position - synced >= UNSYNCED_BYTES:
-                    # Only pages that are on the disk can be dropped from the page cache.
-                    os.fdatasync(file.fileno())
-                    os.posix_fadvise(
-                        file.fileno(), synced, position - synced, os.POSIX_FADV_DONTNEED
-                    )
-                    synced = position
-                meter.add(len(chunk))
-            entries[plane] = {
-                "offset": begin,
-                "bytes": position - begin,
-                "checksum": digest.hexdigest(),
-            }
-        # The manifest is written later and must not reach the disk before this file.
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return entries
 
 
 def _move_into_place(root: Path, step: int, unfinished: Path) -> None:
@@ -354,71 +302,3 @@ def newest_step(root: Path) -> int | None:
 def _plane_bytes(layout: UnitLayout, dtype: str) -> dict[str, int]:
     """Returns the bytes of each plane that a checkpoint holds, in file order."""
     return {plane: size for plane, size in layout.plane_bytes(dtype).items() if plane != "grad"}
-
-
-def description(layout: UnitLayout) -> dict[str, Any]:
-    """Describes a layout. Two layouts with the same description have interchangeable planes."""
-    parameters = []
-    for spec, offset in zip(layout.parameters, layout.offsets):
-        fields = asdict(spec)
-        del fields["exact"]  # the planes are the same, whatever the device computes with
-        parameters.append({**fields, "offset": offset})
-    return {
-        "unit": layout.unit,
-        "numel": layout.numel,
-        "decay_numel": layout.decay_numel,
-        "parameters": parameters,
-    }
-
-
-def chunks(store: HostStore, unit: str, plane: str) -> Iterator[memoryview]:
-    """Yields writable views of the plane's own memory, as bytes."""
-    memory = store.array(unit, plane).view("uint8").data
-    for begin in range(0, len(memory), CHUNK_BYTES):
-        yield memory[begin : begin + CHUNK_BYTES]
-
-
-class Meter:
-    """A meter adds up the bytes from all threads for one progress callback."""
-
-    def __init__(self, total: int, progress: Progress):
-        self._stopped = False
-        self._total = total
-        self._progress = progress
-        self._done = 0
-        self._lock = threading.Lock()
-
-    def add(self, count: int) -> None:
-        """Adds `count` bytes that a thread has written or read.
-
-        Raises what the callback raises, and RuntimeError once the meter has been stopped.
-        """
-        # The callback is called under the lock, because only one thread at a time may call it.
-        with self._lock:
-            if self._stopped:
-                raise RuntimeError("stopped, since another thread failed")
-            self._done += count
-            self._progress(self._done, self._total)
-
-    def stop(self) -> None:
-        """Makes the next `add` of every thread raise, which ends its task."""
-        self._stopped = True
-
-
-def in_threads(tasks: Sequence[Callable[[], Any]], meter: Meter) -> list[Any]:
-    """Returns the results of all tasks, in order.
-
-    The first exception is raised. The other tasks end soon, because their meter is stopped.
-    """
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint") as pool:
-        futures: list[Future] = [pool.submit(task) for task in tasks]
-        try:
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            for future in done:
-                future.result()
-            return [future.result() for future in futures]
-        except BaseException:
-            meter.stop()
-            for future in futures:
-                future.cancel()
-            raise

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,12 +24,11 @@ from engine.checkpoints.checkpoint import (
     FORMAT,
     MANIFEST,
     CheckpointInfo,
-    Meter,
-    chunks,
-    description,
     folders_by_step,
-    in_threads,
 )
+from engine.checkpoints.copies import PIECE_BYTES
+from engine.checkpoints.threads import Meter, in_threads
+from engine.checkpoints.unit_files import description, piece_checksum
 from engine.errors import CheckpointError
 from engine.files import body_checksum, checksum_of, new_digest
 from engine.model.layout import PLANE_ITEM_BYTES
@@ -53,6 +52,8 @@ class _Target:
     buffers: Mapping[str, Tensor]
     planes: tuple[str, ...]
     """Only these planes are loaded."""
+    piece_bytes: int = PIECE_BYTES
+    """The planes were written in pieces of this many bytes, of which each may have a checksum."""
 
     @classmethod
     def of(
@@ -132,7 +133,8 @@ def load_checkpoint(
 
 def _fill(path: Path, manifest: dict[str, Any], target: _Target, progress: Progress) -> None:
     try:
-        _read_planes(path, manifest["units"], target, progress)
+        cut = replace(target, piece_bytes=manifest.get("piece_bytes", PIECE_BYTES))
+        _read_planes(path, manifest["units"], cut, progress)
         _read_buffers(path, manifest["buffers"], target.buffers)
     except OSError as error:
         raise CheckpointError(f"Checkpoint {path} cannot be read ({error.strerror}).") from None
@@ -285,7 +287,8 @@ def _read_planes(
     for unit in units:
         total += sum(unit["planes"][plane]["bytes"] for plane in _wanted(unit, target))
     meter = Meter(total, progress)
-    in_threads([partial(_read_unit, path, unit, target, meter) for unit in units], meter)
+    read_unit = partial(_read_unit, path, target=target, meter=meter)
+    in_threads([partial(read_unit, unit) for unit in units], meter)
 
 
 def _wanted(unit: dict[str, Any], target: _Target) -> list[str]:
@@ -298,9 +301,11 @@ def _read_unit(path: Path, unit: dict[str, Any], target: _Target, meter: Meter) 
         for plane in _wanted(unit, target):
             entry = unit["planes"][plane]
             file.seek(entry["offset"])
-            digest = new_digest()
-            for chunk in chunks(target.store, unit["unit"], plane):
-                rest = chunk
+            memory = target.store.array(unit["unit"], plane).view("uint8").data
+            verifier = _verifier(entry)
+            for begin in range(0, len(memory), target.piece_bytes):
+                piece = memory[begin : begin + target.piece_bytes]
+                rest = piece
                 while rest:  # an unbuffered read may be partial
                     count = file.readinto(rest)
                     if not count:
@@ -308,12 +313,51 @@ def _read_unit(path: Path, unit: dict[str, Any], target: _Target, meter: Meter) 
                             f"Checkpoint {path} is damaged: {unit['file']} ends too early."
                         )
                     rest = rest[count:]
-                digest.update(chunk)
-                meter.add(len(chunk))
-            if digest.hexdigest() != entry["checksum"]:
+                verifier.add(piece)
+                meter.add(len(piece))
+            if not verifier.is_right():
                 raise CheckpointError(
                     f"Checkpoint {path} is damaged: {plane} of unit {unit['unit']} "
                     f"({unit['file']}) does not match its checksum."
                 )
         # The page cache need not keep what the planes now hold.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+class _WholePlane:
+    """A `_WholePlane` verifies a plane of format 1, which has one BLAKE2b checksum."""
+
+    def __init__(self, checksum: str):
+        self._checksum = checksum
+        self._digest = new_digest()
+
+    def add(self, piece: memoryview) -> None:
+        """Adds the next bytes of the plane."""
+        self._digest.update(piece)
+
+    def is_right(self) -> bool:
+        """Returns whether the bytes are those that were written."""
+        return self._digest.hexdigest() == self._checksum
+
+
+class _Pieces:
+    """A `_Pieces` verifies a plane whose pieces have checksums of their own."""
+
+    def __init__(self, checksums: list[str]):
+        self._checksums = checksums
+        self._found: list[str] = []
+
+    def add(self, piece: memoryview) -> None:
+        """Adds the next piece of the plane."""
+        self._found.append(piece_checksum(piece))
+
+    def is_right(self) -> bool:
+        """Returns whether the pieces are those that were written."""
+        return self._found == self._checksums
+
+
+def _verifier(entry: dict[str, Any]) -> _WholePlane | _Pieces:
+    """Returns what verifies the plane with this entry in the manifest."""
+    if "checksums" in entry:
+        return _Pieces(entry["checksums"])
+    return _WholePlane(entry["checksum"])

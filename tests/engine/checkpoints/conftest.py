@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.checkpoints import checkpoint
+from engine.checkpoints import copies, unit_files
 from engine.checkpoints.checkpoint import Contents, write_checkpoint
 from engine.runtime.host_store import HostStore
 from tests.support.stores import content, fill, layouts
@@ -31,11 +31,11 @@ def new_store():
         store.close()
 
 
-@pytest.fixture
-def small_chunks(monkeypatch):
-    """So that planes of a few KiB are written in several pieces, and synced in between."""
-    monkeypatch.setattr(checkpoint, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(checkpoint, "UNSYNCED_BYTES", 5000)
+@pytest.fixture(params=[1000, 4096], ids=["uneven pieces", "whole pages"])
+def small_pieces(monkeypatch, request):
+    """Planes of a few KiB are written in several pieces: through the page cache, and directly."""
+    monkeypatch.setattr(copies, "PIECE_BYTES", request.param)
+    monkeypatch.setattr(unit_files, "ALIGNED_BYTES", 5000 if request.param == 1000 else 4096)
 
 
 # ---------------------------------------------------------------------- damage

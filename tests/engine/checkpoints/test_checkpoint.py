@@ -14,8 +14,9 @@ import sys
 import pytest
 import torch
 
-from engine.checkpoints import checkpoint
+from engine.checkpoints import copies, threads
 from engine.checkpoints.checkpoint import Contents, checkpoint_bytes, write_checkpoint
+from engine.checkpoints.piece_files import PAGE
 from engine.checkpoints.restore import load_checkpoint, load_newest_checkpoint, newest_checkpoint
 from engine.errors import CheckpointError
 from engine.files import body_checksum
@@ -25,7 +26,7 @@ from engine.progress import untold
 from engine.runtime.host_store import HostStore
 from tests.support.stores import content, names
 
-pytestmark = pytest.mark.usefixtures("small_chunks")
+pytestmark = pytest.mark.usefixtures("small_pieces")
 
 STATE = {
     "schedule": {"step": 10},
@@ -55,8 +56,10 @@ def test_every_bit_comes_back(tmp_path, new_store, dtype):
         == planes
         == sum(map(len, content(store).values()))
     )
-    assert planes < written < planes + 10_000
-    assert told == sorted(told) and told[-1] == (planes, planes) and len(told) > 100
+    # A piece has a checksum of 32 digits, and a plane begins at a whole page.
+    checksums = 40 * sum(-(-len(plane) // copies.PIECE_BYTES) for plane in content(store).values())
+    assert planes < written < planes + 10_000 + checksums + PAGE * len(content(store))
+    assert told == sorted(told) and told[-1] == (planes, planes) and len(told) > 40
     assert names(root) == ["step-10"]
 
     other, told = new_store(dtype, seed=2), []
@@ -132,12 +135,20 @@ def falls_back(root, held, store, says: str) -> None:
         load_checkpoint(root / "step-2", store, {})
 
 
+def ends_of_planes(units: list[dict], file: str) -> list[int]:
+    """Returns where each plane of a file begins and ends; between planes there may be gaps."""
+    planes = [plane for unit in units if unit["file"] == file for plane in unit["planes"].values()]
+    begins = [plane["offset"] for plane in planes]
+    return begins + [plane["offset"] + plane["bytes"] - 1 for plane in planes]
+
+
 def test_a_flipped_bit_in_any_file_is_found(two, new_store):
     root, held = two
     store = new_store()
+    units = json.loads((root / "step-2" / "manifest.json").read_text())["units"]
     for path in sorted((root / "step-2").iterdir()):
         good = path.read_bytes()
-        for place in (0, len(good) // 3, len(good) - 1):
+        for place in (0, *ends_of_planes(units, path.name), len(good) - 1):
             bad = bytearray(good)
             bad[place] ^= 4
             path.write_bytes(bad)
@@ -190,12 +201,12 @@ def test_a_newer_format_is_named_and_not_passed_over(two, new_store):
     root, _ = two
     path = root / "step-2" / "manifest.json"
     whole = json.loads(path.read_text())
-    body = {name: value for name, value in whole.items() if name != "checksum"} | {"format": 2}
+    body = {name: value for name, value in whole.items() if name != "checksum"} | {"format": 3}
     path.write_text(json.dumps(body | {"checksum": body_checksum(body)}))
     for find in (newest_checkpoint, lambda root: load_newest_checkpoint(root, new_store(), {})):
-        with pytest.raises(CheckpointError, match="format 2, which this version cannot read"):
+        with pytest.raises(CheckpointError, match="format 3, which this version cannot read"):
             find(root)
-    path.write_text(json.dumps(whole | {"format": 3}))  # a flipped bit, not a later version
+    path.write_text(json.dumps(whole | {"format": 4}))  # a flipped bit, not a later version
     assert newest_checkpoint(root).step == 1 and "damaged" in newest_checkpoint(root).skipped[0]
 
 
@@ -278,7 +289,7 @@ def test_cancelling_from_the_progress_callback(two, new_store):
 
 
 def test_one_failing_thread_stops_the_others():
-    meter, reached = checkpoint.Meter(10**6, untold), []
+    meter, reached = threads.Meter(10**6, untold), []
 
     def long() -> None:
         for count in range(10**6):
@@ -291,7 +302,7 @@ def test_one_failing_thread_stops_the_others():
         raise OSError("disk")
 
     with pytest.raises(OSError, match="disk"):
-        checkpoint.in_threads([long, failing], meter)
+        threads.in_threads([long, failing], meter)
     assert len(reached) < 10**6
 
 

@@ -14,7 +14,7 @@ from engine.checkpoints.restore import load_checkpoint, load_newest_checkpoint, 
 from engine.errors import CheckpointError
 from tests.support.stores import content, names
 
-pytestmark = pytest.mark.usefixtures("small_chunks")
+pytestmark = pytest.mark.usefixtures("small_pieces")
 
 
 # ---------------------------------------------------------------------- space on the disk

@@ -51,7 +51,7 @@ def kill_in_checkpoint(draw: random.Random) -> None:
     """Kills the process while it writes a unit, or before or after any sync, rename or deletion."""
     import shutil
 
-    from engine.checkpoints import checkpoint
+    from engine.checkpoints import threads
 
     where = draw.choice(["meter", "fsync", "rename", "renamed", "rmtree"])
     countdown = [draw.randint(1, {"meter": 60, "fsync": 25}.get(where, 4))]
@@ -62,13 +62,13 @@ def kill_in_checkpoint(draw: random.Random) -> None:
             die()
 
     if where == "meter":
-        real_add = checkpoint.Meter.add
+        real_add = threads.Meter.add
 
         def add(self, count):
             due()
             real_add(self, count)
 
-        checkpoint.Meter.add = add
+        threads.Meter.add = add
     elif where == "fsync":
         os.fsync = before(os.fsync, due)
     elif where in ("rename", "renamed"):

@@ -1,0 +1,83 @@
+"""A `PieceFile` is a file of a checkpoint that several threads write, piece by piece.
+
+Whole pages go to the disk directly, past the page cache (``O_DIRECT``). Dirty pages of the cache
+would count against the same memory limit as the planes, and the kernel would stop training while it
+writes them back. It is also faster: nothing is copied on the way. What is left, less than a page at
+a plane's end, goes through the cache. Where the file system refuses direct writes, everything does;
+each piece is then synced and dropped from the cache before its thread writes the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+PAGE = 4096
+"""Direct writes begin and end at multiples of this many bytes, in memory and in the file."""
+
+
+class PieceFile:
+    """A `PieceFile` is created by its constructor and must be closed. Any thread may write."""
+
+    def __init__(self, path: Path):
+        self._cached = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        self._direct: int | None = None
+        # Some file systems, such as older versions of tmpfs, have no direct writes.
+        with contextlib.suppress(OSError):
+            self._direct = os.open(path, os.O_WRONLY | os.O_DIRECT)
+
+    def write(self, content: memoryview, offset: int) -> None:
+        """Writes `content` to the bytes from `offset` on. Raises OSError.
+
+        No two writes may share a page, unless neither begins at a page's start.
+        """
+        done = 0
+        if self._direct is not None and offset % PAGE == 0:
+            done = self._write_direct(content[: len(content) // PAGE * PAGE], offset)
+        rest = content[done:]
+        if not rest:
+            return
+        begin = offset + done
+        _write_all(self._cached, rest, begin)
+        if len(rest) >= PAGE:
+            # Only pages that are on the disk can be dropped from the page cache.
+            os.fdatasync(self._cached)
+            os.posix_fadvise(self._cached, begin, len(rest), os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        """Waits until all that was written is on the disk, and closes the file. Raises OSError."""
+        try:
+            os.fsync(self._cached)
+            os.posix_fadvise(self._cached, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Closes the file without waiting for the disk. May be called twice."""
+        for descriptor in (self._cached, self._direct):
+            if descriptor is not None and descriptor >= 0:
+                os.close(descriptor)
+        self._cached, self._direct = -1, None
+
+    def _write_direct(self, content: memoryview, offset: int) -> int:
+        """Writes whole pages directly, and returns how many bytes the system took that way."""
+        done = 0
+        while done < len(content) and done % PAGE == 0 and self._direct is not None:
+            try:
+                done += os.pwrite(self._direct, content[done:], offset + done)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                # The file system takes the flag but not the write. The descriptor stays open until
+                # the end, because another thread may be using it.
+                break
+        return done // PAGE * PAGE
+
+
+def _write_all(descriptor: int, content: memoryview, offset: int) -> None:
+    while content:  # a write may be partial
+        count = os.pwrite(descriptor, content, offset)
+        content = content[count:]
+        offset += count

@@ -1,0 +1,258 @@
+"""A `Snapshot` is the state after one step, while it is written and later steps go on.
+
+The planes are cut into pieces, in the order in which a step updates the units. Each piece becomes
+safe in one of two ways: it is written from the plane, or it is copied to `CopyMemory` and written
+from there. The rules are these:
+
+- An update of a later step waits in `protect` until all pieces of its unit are safe. While there is
+  room for copies, it copies what is left of its unit itself, and so waits for no disk.
+- Copying threads do not wait for an update. They copy from the first piece on, while the device
+  computes, until there is no room.
+- Writing threads first take pieces that are not safe, in order, and then the copies. So with room
+  for P bytes, updates wait for the disk only until all but P bytes are written.
+- When the snapshot is ended before it is written, every waiting update goes on.
+
+A piece is compared by identity: it is an entry of a work list.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.checkpoints import copies as copying
+from engine.checkpoints.copies import CopyMemory
+
+if TYPE_CHECKING:
+    from engine.runtime.host_store import HostStore
+
+
+class Ended(Exception):
+    """The snapshot was ended, so the checkpoint that is being written is given up."""
+
+
+@dataclass(eq=False)
+class Piece:
+    """A piece is a range of one plane."""
+
+    unit: str
+    plane: str
+    begin: int
+    """The piece begins at this byte of the plane."""
+    content: memoryview
+    """This is the plane's own memory or, once the piece is copied, the copy."""
+    room: memoryview | None = None
+    """The copy lies in this room of `CopyMemory`; None where the piece is not copied."""
+
+    def copy_to(self, room: memoryview) -> memoryview:
+        """Copies the content to `room`, and returns the copy. The piece has its old content still,
+        so that its user decides when the copy counts.
+        """
+        copy = room[: len(self.content)]
+        # Numpy copies without the interpreter's lock.
+        np.copyto(np.frombuffer(copy, np.uint8), np.frombuffer(self.content, np.uint8))
+        return copy
+
+    def use(self, copy: memoryview, room: memoryview) -> None:
+        """Makes a copy, which lies in `room`, the content of this piece."""
+        self.content, self.room = copy, room
+
+    def leave_room(self) -> memoryview:
+        """Returns the room of the copy, which may be overwritten from now on."""
+        assert self.room is not None
+        room, self.room = self.room, None
+        return room
+
+
+class Snapshot:
+    """A `Snapshot` holds what is to be written: `planes` of all units in a store.
+
+    It is ready at once, or with `is_ready=False` once `arm` is called: then all updates of its step
+    are applied, and no later one has begun. Any thread may call the methods.
+    """
+
+    def __init__(
+        self,
+        store: HostStore,
+        planes: Sequence[str],
+        copies: CopyMemory | None = None,
+        is_ready: bool = True,
+    ):
+        self._copies = copies
+        self._changed = threading.Condition()
+        self._ready = threading.Event()
+        self._ended = False
+        self._pending: deque[Piece] = deque()
+        for unit in store.layouts:
+            for plane in planes:
+                self._pending.extend(_cut(store, unit, plane))
+        self._unsafe = Counter(piece.unit for piece in self._pending)
+        """This many pieces of each unit are not safe yet."""
+        self._copied: deque[Piece] = deque()
+        self._copying = 0
+        self._waiting = 0
+        self._waiting_since = 0.0
+        self._waited = 0.0
+        self.copied_bytes = 0
+        """This many bytes were copied before they were written."""
+        if is_ready:
+            self._ready.set()
+
+    # ------------------------------------------------------------------ training
+
+    def arm(self) -> None:
+        """Says that the planes now hold the state to be written."""
+        self._ready.set()
+
+    def protect(self, unit: str) -> None:
+        """Returns once an update may change the planes of `unit`."""
+        if self._ended or (self._ready.is_set() and not self._unsafe[unit]):
+            return
+        self._begin_waiting()
+        try:
+            self._ready.wait()
+            while not self._is_safe(unit):
+                self._copy(unit)
+        finally:
+            self._end_waiting()
+
+    def end(self) -> None:
+        """Lets all updates go on. Threads that write the snapshot get `Ended`."""
+        with self._changed:
+            self._ended = True
+            self._ready.set()
+            self._changed.notify_all()
+
+    @property
+    def is_ready(self) -> bool:
+        """Tells whether the planes hold the state to be written, or the snapshot was ended."""
+        return self._ready.is_set()
+
+    @property
+    def waited_seconds(self) -> float:
+        """Returns for how many seconds so far any update was held back, copying included."""
+        with self._changed:
+            going_on = time.monotonic() - self._waiting_since if self._waiting else 0.0
+            return self._waited + going_on
+
+    # ------------------------------------------------------------------ copying and writing
+
+    def wait_until_ready(self) -> None:
+        """Waits until the planes hold the state to be written. Raises Ended."""
+        self._ready.wait()
+        if self._ended:
+            raise Ended
+
+    def copy_ahead(self) -> None:
+        """Copies pieces in order while there is room, and returns when there is no more to do."""
+        self._ready.wait()
+        while self._copy(None):
+            pass
+
+    def next_to_write(self) -> Piece | None:
+        """Returns the next piece to write, or None when each piece is written or in work.
+
+        It waits until the snapshot is ready. Raises Ended.
+        """
+        self._ready.wait()
+        with self._changed:
+            while True:
+                if self._ended:
+                    raise Ended
+                if self._pending:
+                    return self._pending.popleft()
+                if self._copied:
+                    return self._copied.popleft()
+                if not self._copying:
+                    return None
+                self._changed.wait()
+
+    def written(self, piece: Piece) -> None:
+        """Says that a piece is in its file, so that its plane may change."""
+        with self._changed:
+            if piece.room is None:
+                self._unsafe[piece.unit] -= 1
+            else:
+                self._give_back(piece)
+            self._changed.notify_all()
+
+    def release(self) -> None:
+        """Gives back the room of all copies. No thread may write any more."""
+        with self._changed:
+            while self._copying:  # an update may still copy its unit
+                self._changed.wait()
+            while self._copied:
+                self._give_back(self._copied.popleft())
+
+    # ------------------------------------------------------------------ inside
+
+    def _is_safe(self, unit: str) -> bool:
+        return self._ended or not self._unsafe[unit]
+
+    def _copy(self, unit: str | None) -> bool:
+        """Copies the next piece, of `unit` or of any. Returns whether there may be more to copy.
+
+        Where nothing of `unit` can be copied now, it waits until something has changed.
+        """
+        with self._changed:
+            piece = self._taken(unit)
+            if piece is None or self._copies is None:
+                if unit is None:
+                    return False
+                if not self._is_safe(unit):
+                    self._changed.wait()
+                return True
+            self._copying += 1
+            room = self._copies.take()
+        copy = piece.copy_to(room)
+        with self._changed:
+            piece.use(copy, room)
+            self._copying -= 1
+            self._unsafe[piece.unit] -= 1
+            self.copied_bytes += len(copy)
+            self._copied.append(piece)
+            self._changed.notify_all()
+        return True
+
+    def _taken(self, unit: str | None) -> Piece | None:
+        """Returns a piece that nobody works on yet, of `unit` or of any, if there is room for its
+        copy.
+        """
+        if self._ended or self._copies is None or not self._copies.has_room:
+            return None
+        for piece in self._pending:
+            if unit in (None, piece.unit):
+                self._pending.remove(piece)
+                return piece
+        return None
+
+    def _give_back(self, piece: Piece) -> None:
+        assert self._copies is not None  # a piece with a copy came from there
+        self._copies.give(piece.leave_room())
+
+    def _begin_waiting(self) -> None:
+        with self._changed:
+            if not self._waiting:
+                self._waiting_since = time.monotonic()
+            self._waiting += 1
+
+    def _end_waiting(self) -> None:
+        with self._changed:
+            self._waiting -= 1
+            if not self._waiting:
+                self._waited += time.monotonic() - self._waiting_since
+
+
+def _cut(store: HostStore, unit: str, plane: str) -> list[Piece]:
+    """Returns the pieces of one plane, in order."""
+    memory = store.array(unit, plane).view("uint8").data
+    return [
+        Piece(unit, plane, begin, memory[begin : begin + copying.PIECE_BYTES])
+        for begin in range(0, len(memory), copying.PIECE_BYTES)
+    ]
