@@ -34,6 +34,7 @@ PART_COLOURS = {
     MemoryItem.GRAD: ORANGE,
     MemoryItem.HOST_BOUNDARIES: AMBER,
     MemoryItem.LOADING_PEAK: PINK,
+    MemoryItem.CHECKPOINT_COPIES: BLUE,
     MemoryItem.RESIDENT_BLOCKS: BLUE,
     MemoryItem.BLOCK_SLOTS: TEAL,
     MemoryItem.OUTER_SLOTS: PINK,

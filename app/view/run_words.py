@@ -9,7 +9,7 @@ from typing import Any
 from app.view.run_bar import recent_median
 from app.words import in_bytes, in_count, in_digits, in_share, in_short_time, in_step_time
 from engine.fit.predicted import QUANTITIES
-from engine.runs.events import Comparison, PromptsAnswered
+from engine.runs.events import CheckpointWritten, Comparison, PromptsAnswered
 from engine.runs.snapshot import RunSnapshot
 from engine.words import counted
 
@@ -240,13 +240,22 @@ def _by_prompt(event: PromptsAnswered) -> dict[str, str]:
 
 
 def _files(snapshot: RunSnapshot) -> list[str]:
-    checkpoints = [
-        f"Checkpoint of step {written.step:,}: {in_bytes(written.bytes)} in "
-        f"{in_short_time(written.seconds)}"
-        for written in snapshot.checkpoints
-    ]
+    checkpoints = [_checkpoint(written) for written in snapshot.checkpoints]
     exports = [
         f"Exported step {written.step:,} to {written.path} ({in_bytes(written.bytes)})"
         for written in snapshot.exports
     ]
     return checkpoints + exports
+
+
+def _checkpoint(written: CheckpointWritten) -> str:
+    """Says how a checkpoint was written. Older records do not say how long training waited."""
+    text = f"Checkpoint of step {written.step:,}: {in_bytes(written.bytes)} in "
+    text += in_short_time(written.seconds)
+    if written.seconds:
+        text += f" ({in_bytes(written.bytes / written.seconds)}/s)"
+    if written.waited_seconds:
+        text += f"; training waited {1e3 * written.waited_seconds:,.0f} ms for it"
+    if written.due_step:
+        text += f"; due after step {written.due_step:,}, postponed while another was written"
+    return text

@@ -192,7 +192,10 @@ def _write_files(folder: Path, step: int, contents: Contents, progress: Progress
     store = contents.store
     layouts = list(store.layouts.values())
     sizes = [_plane_bytes(layout, store.dtype) for layout in layouts]
-    snapshot = contents.snapshot or Snapshot(store, list(sizes[0]) if sizes else ())
+    snapshot = contents.snapshot
+    if snapshot is None:
+        snapshot = Snapshot(store, list(sizes[0]) if sizes else ())
+        snapshot.arm()  # nothing changes the planes
     files = UnitFiles(folder, layouts, sizes)
     units = files.write(snapshot, Meter(contents.plane_bytes, progress))
     buffers = _write_buffers(folder, contents.buffers) if contents.buffers else None

@@ -12,7 +12,9 @@ import mmap
 
 import numpy as np
 
-PIECE_BYTES = 32 << 20
+from engine.fit.checkpoint_needs import COPY_PIECE_BYTES
+
+PIECE_BYTES = COPY_PIECE_BYTES
 """Planes are written, copied, read and hashed in pieces of this many bytes, which are whole pages.
 """
 

@@ -10,7 +10,8 @@ from there. The rules are these:
   computes, until there is no room.
 - Writing threads first take pieces that are not safe, in order, and then the copies. So with room
   for P bytes, updates wait for the disk only until all but P bytes are written.
-- When the snapshot is ended before it is written, every waiting update goes on.
+- When the snapshot is ended before it is written, every waiting update goes on. An update that
+  waits ends it itself where `gives_way` says so: a person wants the run to end, for example.
 
 A piece is compared by identity: it is an entry of a work list.
 """
@@ -20,7 +21,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,10 @@ from engine.checkpoints.copies import CopyMemory
 
 if TYPE_CHECKING:
     from engine.runtime.host_store import HostStore
+
+
+LOOK_SECONDS = 0.1
+"""An update that waits asks each time this many seconds have passed whether it still must."""
 
 
 class Ended(Exception):
@@ -73,8 +78,8 @@ class Piece:
 class Snapshot:
     """A `Snapshot` holds what is to be written: `planes` of all units in a store.
 
-    It is ready at once, or with `is_ready=False` once `arm` is called: then all updates of its step
-    are applied, and no later one has begun. Any thread may call the methods.
+    It is ready once `arm` is called: then all updates of its step are applied, and no later one has
+    begun. Any thread may call the methods.
     """
 
     def __init__(
@@ -82,9 +87,10 @@ class Snapshot:
         store: HostStore,
         planes: Sequence[str],
         copies: CopyMemory | None = None,
-        is_ready: bool = True,
+        gives_way: Callable[[], bool] | None = None,
     ):
         self._copies = copies
+        self._gives_way = gives_way
         self._changed = threading.Condition()
         self._ready = threading.Event()
         self._ended = False
@@ -101,8 +107,6 @@ class Snapshot:
         self._waited = 0.0
         self.copied_bytes = 0
         """This many bytes were copied before they were written."""
-        if is_ready:
-            self._ready.set()
 
     # ------------------------------------------------------------------ training
 
@@ -116,9 +120,11 @@ class Snapshot:
             return
         self._begin_waiting()
         try:
-            self._ready.wait()
+            while not self._ready.wait(LOOK_SECONDS):
+                self._ask()
             while not self._is_safe(unit):
-                self._copy(unit)
+                if not self._copy(unit):
+                    self._wait_for(unit)
         finally:
             self._end_waiting()
 
@@ -152,8 +158,9 @@ class Snapshot:
     def copy_ahead(self) -> None:
         """Copies pieces in order while there is room, and returns when there is no more to do."""
         self._ready.wait()
-        while self._copy(None):
-            pass
+        is_copying = True
+        while is_copying:
+            is_copying = self._copy(None)
 
     def next_to_write(self) -> Piece | None:
         """Returns the next piece to write, or None when each piece is written or in work.
@@ -195,19 +202,26 @@ class Snapshot:
     def _is_safe(self, unit: str) -> bool:
         return self._ended or not self._unsafe[unit]
 
-    def _copy(self, unit: str | None) -> bool:
-        """Copies the next piece, of `unit` or of any. Returns whether there may be more to copy.
+    def _wait_for(self, unit: str) -> None:
+        """Waits until something has changed, unless `unit` is safe already."""
+        with self._changed:
+            has_changed = self._is_safe(unit) or self._changed.wait(LOOK_SECONDS)
+        if not has_changed:
+            self._ask()
 
-        Where nothing of `unit` can be copied now, it waits until something has changed.
+    def _ask(self) -> None:
+        """Ends the snapshot if it is to give way to the update that waits."""
+        if self._gives_way is not None and self._gives_way():
+            self.end()
+
+    def _copy(self, unit: str | None) -> bool:
+        """Copies the next piece, of `unit` or of any. Returns False if there is none, or no room
+        for its copy.
         """
         with self._changed:
             piece = self._taken(unit)
             if piece is None or self._copies is None:
-                if unit is None:
-                    return False
-                if not self._is_safe(unit):
-                    self._changed.wait()
-                return True
+                return False
             self._copying += 1
             room = self._copies.take()
         copy = piece.copy_to(room)

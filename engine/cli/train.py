@@ -241,7 +241,8 @@ class _Screen:
             case CheckpointWritten():
                 line = (
                     f"Step {event.step}: checkpoint of {event.bytes / 1e9:.2f} GB saved in "
-                    f"{event.seconds:.1f} s"
+                    f"{event.seconds:.1f} s, for which training waited "
+                    f"{in_seconds(event.waited_seconds)}"
                 )
             case ExportWritten():
                 line = f"Model written to {self._run.folder.path / event.path}"

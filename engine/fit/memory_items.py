@@ -51,6 +51,8 @@ class MemoryItem(Word):
     """While weights are read, this much more is taken than by the planes and boundaries of
     training.
     """
+    CHECKPOINT_COPIES = "Checkpoint copies"
+    """Steps go on while a checkpoint is written; this holds what it has yet to write."""
     # On the device, buffers that are kept throughout the run.
     BLOCK_SLOTS = "Block slots"
     OUTER_SLOTS = "Embed and head slots"

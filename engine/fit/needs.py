@@ -15,6 +15,7 @@ from typing import Any
 from engine.config.export_choice import written_dtype
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
+from engine.fit.checkpoint_needs import checkpoints_at_once, copy_bytes
 from engine.fit.choose import Chosen, choose, least_choices
 from engine.fit.cost import MicroBatch, largest_product
 from engine.fit.job import Job, Target
@@ -247,6 +248,11 @@ class Needs:
             )
         if self.config.model.init == "pretrained":
             items.append(self._loading_peak())
+        taken = sum(item.bytes for item in items)
+        copies = copy_bytes(self.config, self.shape, taken, self.machine.ram_available)
+        if copies:
+            note = "planes that a checkpoint has yet to write while steps go on, if they fit"
+            items.append(Item(MemoryItem.CHECKPOINT_COPIES, copies, note))
         return tuple(items)
 
     def _program(self, resident: Resident | None) -> list[Item]:
@@ -389,20 +395,6 @@ def rates_of(config: TrainConfig, machine: Machine) -> Rates | None:
     if device_of(config, machine) == "cpu":
         return None
     return measured_rates(config, machine) or known_rates(machine)
-
-
-def checkpoints_at_once(config: TrainConfig) -> int:
-    """Returns the most checkpoints that are on the disk at the same time: those that are kept, and
-    the next one while it is written. A run that writes few checkpoints has fewer; a stop may add
-    one.
-    """
-    every, steps = config.output.checkpoint_every, config.train.steps
-    kept = config.output.keep_checkpoints
-    if every == 0:
-        return min(kept, 1) + 1
-    if steps is None:
-        return kept + 1
-    return min(kept, -(-steps // every)) + 1
 
 
 def _data_bytes(config: TrainConfig) -> int:

@@ -257,6 +257,13 @@ class CheckpointWritten(Event, frozen=True):
     path: str = ""
     bytes: Whole = 0
     seconds: Number = 0.0
+    """It was whole this long after its writing began."""
+    waited_seconds: Number = 0.0
+    """Training waited this long for it: updates were held back, or everything stood still."""
+    copied_bytes: Whole = 0
+    """So much of it was copied in RAM first, so that updates could go on."""
+    due_step: Whole = 0
+    """It fell due after this step, and was postponed while another was written; 0 if it was not."""
 
 
 class ExportWritten(Event, frozen=True):

@@ -200,14 +200,14 @@ def _offload_weights(context: OpContext, op: OffloadWeights, step: StepUnderWay)
     """Sends what a prefetch of the unit reads: weight_high, and weight_low of the weights that stay
     in fp32.
     """
-    context.store.held.begin(step.inputs.number)
+    context.store.held.begin(step.inputs.number, op.unit)
     _copy_states(context, op, ["weight_high"], to_device=False)
     for part in context.units[op.unit].layout.exact_within(*op.piece):
         _send_range(context, op, "weight_low", (part.start, part.stop))
 
 
 def _offload_states(context: OpContext, op: OffloadStates, step: StepUnderWay) -> None:
-    context.store.held.begin(step.inputs.number)
+    context.store.held.begin(step.inputs.number, op.unit)
     sent = context.units[op.unit].layout.exact_within(*op.piece)
     if not sent:
         names = [plane for plane in context.store.planes if plane not in ("weight_high", "grad")]
@@ -278,7 +278,7 @@ def _update(context: OpContext, op: Update, step: StepUnderWay) -> None:
     assert adamw is not None  # an engine without an optimizer has no plan with updates
     assert result is not None  # every update waits for `clip`
     held, number = context.store.held, step.inputs.number
-    held.begin(number)
+    held.begin(number, op.unit)
     adamw.update(op.unit, held.update_number(number), step.inputs.learning_rate, result.clip_factor)
 
 

@@ -9,12 +9,35 @@ written. So a run that fails at any moment knows whether its planes are whole, a
   device that is lost then stops no update, and the planes soon hold the whole step.
 - With an optimizer on the device, a device that is lost among the updates leaves a mixture.
 
-No lock is needed: every field is written by one lane at a time, by the plan's waits.
+A checkpoint may read the planes while steps go on. An op that is about to change planes then waits
+until the reader lets it (`engine.checkpoints.plane_snapshot`). No plan knows of this wait: it
+delays an op on its own lane, and delays change no result (law 3).
+
+No lock is needed. The lanes' fields are written by one lane at a time, by the plan's waits. A
+reader is set between two steps, before any op of a later step is submitted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
+
+
+class PlaneReader(Protocol):
+    """A `PlaneReader` reads the planes as they are after one step. Any thread may call it."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Returns whether `arm` or `end` was called."""
+
+    def arm(self) -> None:
+        """Says that the planes now hold that step, and no later one."""
+
+    def protect(self, unit: str) -> None:
+        """Returns once an op of a later step may change the planes of `unit`."""
+
+    def end(self) -> None:
+        """Says that the planes will not be read any more; every op may go on."""
 
 
 class HeldStep:
@@ -24,6 +47,7 @@ class HeldStep:
         self._applied = 0
         self._writing = 0
         self._skipped: list[int] = []
+        self._reader: tuple[int, PlaneReader] | None = None
 
     @property
     def step(self) -> int:
@@ -56,13 +80,19 @@ class HeldStep:
         self._applied = self._writing = step
         self._skipped = list(skipped)
 
-    def begin(self, step: int) -> None:
-        """Says that an update of `step` is about to change a plane."""
+    def begin(self, step: int, unit: str) -> None:
+        """Says that an update of `step` is about to change planes of `unit`. It returns once no
+        reader needs these planes as they are.
+        """
+        reader = self._reader  # read once, since another thread may release it
+        if reader is not None and step > reader[0]:
+            reader[1].protect(unit)
         self._writing = step
 
     def complete(self, step: int) -> None:
         """Says that every update of `step` is in the planes."""
         self._applied = self._writing = step
+        self._arm()
 
     def give_up(self) -> None:
         """Says that the updates that began changed no bit.
@@ -76,3 +106,27 @@ class HeldStep:
         """Says that `step` is over without an update. The planes must be whole."""
         self.complete(step)
         self._skipped.append(step)
+
+    # ------------------------------------------------------------------ a reader of the planes
+
+    def read_by(self, step: int, reader: PlaneReader) -> None:
+        """Lets `reader` read the planes as they are after `step`, which was submitted last."""
+        self._reader = (step, reader)
+        self._arm()  # the step may be complete already
+
+    def release(self) -> None:
+        """Says that the reader is done."""
+        self._reader = None
+
+    def fail(self) -> None:
+        """Says that a step has failed. A reader whose step is not complete would wait for ever, and
+        so would the ops that wait for it.
+        """
+        reader = self._reader
+        if reader is not None and not reader[1].is_ready:
+            reader[1].end()
+
+    def _arm(self) -> None:
+        reader = self._reader
+        if reader is not None and reader[0] == self._applied:
+            reader[1].arm()

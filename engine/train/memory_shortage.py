@@ -30,6 +30,7 @@ class ShareName(Word):
     PLANES = "planes"
     BOUNDARIES = "boundaries"
     DATA = "data"
+    COPIES = "checkpoint copies"
     REST = "the rest of it"
     OTHERS = "everything else"
     # Of the GPU.
@@ -100,10 +101,10 @@ class GpuFigures:
 class HostFigures:
     """The figures of host memory were measured, in bytes.
 
-    `held` is what planes, boundaries and data hold on purpose. `rss` is the resident memory of this
-    process. `others` is what other programs take, and `others_before` what they took when the plan
-    was made. `loading` says that weights are being read; once the planes take more than the weights
-    alone, reading is over.
+    `held` is what planes, boundaries, data and copies hold on purpose. `rss` is the resident memory
+    of this process. `others` is what other programs take, and `others_before` what they took when
+    the plan was made. `loading` says that weights are being read; once the planes take more than
+    the weights alone, reading is over.
     """
 
     held: Mapping[ShareName, int]
@@ -129,16 +130,18 @@ def host_shares(report: Mapping[str, Any], figures: HostFigures) -> tuple[Share,
     planes = sum(item.bytes for item in taken if item.kind.is_plane)
     boundaries = sum(item.bytes for item in taken if item.kind == MemoryItem.HOST_BOUNDARIES)
     data = sum(item.bytes for item in taken if item.kind == MemoryItem.DATA)
-    rest = sum(item.bytes for item in taken) - planes - boundaries - data
+    copies = sum(item.bytes for item in taken if item.kind == MemoryItem.CHECKPOINT_COPIES)
+    rest = sum(item.bytes for item in taken) - planes - boundaries - data - copies
     weights = sum(item.bytes for item in taken if item.kind.is_weights)
     if figures.loading and held.get(ShareName.PLANES, 0) <= weights:
         # While loading, the plan includes only the weights and the memory needed to read them.
-        planes, boundaries = weights, 0
+        planes, boundaries, copies = weights, 0, 0
         rest = max(0, round(loading_peak(items, report.get("model") or {})) - planes - data)
     shares = (
         Share(ShareName.PLANES, planes, held.get(ShareName.PLANES, 0)),
         Share(ShareName.BOUNDARIES, boundaries, held.get(ShareName.BOUNDARIES, 0)),
         Share(ShareName.DATA, data, held.get(ShareName.DATA, 0)),
+        Share(ShareName.COPIES, copies, held.get(ShareName.COPIES, 0)),
         Share(ShareName.REST, rest, max(0, figures.rss - sum(held.values()))),
         Share(ShareName.OTHERS, figures.others_before, figures.others, ours=False),
     )

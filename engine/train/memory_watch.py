@@ -64,6 +64,11 @@ class MemoryWatch:
                 self._low_since = now
             return rss, available
 
+    @property
+    def is_low(self) -> bool:
+        """Returns whether memory has run low, as far as samples were taken."""
+        return self._problem is not None
+
     def check(self) -> None:
         """Raises HostMemoryError, which says how much each item takes, once memory has run low.
 

@@ -25,6 +25,7 @@ from engine.errors import FitError, GpuMemoryError
 from engine.fit.choose import Chosen, choose
 from engine.fit.cost import MicroBatch, largest_product
 from engine.fit.job import Job, Target
+from engine.fit.memory_items import MemoryItem
 from engine.fit.needs import RUNTIME_GROWTH_BYTES, Resident, SessionFacts, Verdict, rates_of_steps
 from engine.fit.predict import predicted_step
 from engine.fit.predicted import predictions
@@ -66,6 +67,8 @@ class Planned:
     job: Job
     target: Target
     """The choices were made for this job on this target."""
+    copy_bytes: int = 0
+    """The fit report set aside this much RAM for copies of planes, for checkpoints."""
     ceiling: float | None = None
     """Large matrix products reach this many FLOPs a second, as measured on the device."""
 
@@ -131,6 +134,7 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
         account,
         planned_job,
         target,
+        sum(item.bytes for item in report.host.items if item.kind == MemoryItem.CHECKPOINT_COPIES),
         _ceiling(matmul_rates, shape, device),
     )
 

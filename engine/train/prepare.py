@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from engine.checkpoints.checkpoint import CheckpointInfo
+from engine.checkpoints.copies import CopyMemory
 from engine.checkpoints.restore import load_newest_checkpoint, newest_checkpoint
 from engine.checkpoints.start_from import load_start, newest_weights
 from engine.checkpoints.weights import initialise, load_pretrained
@@ -74,6 +75,8 @@ class Prepared:
     config: TrainConfig
     """These are the settings that the session began with."""
     planned: Planned
+    copies: CopyMemory
+    """Planes are copied to this memory while a checkpoint is written beside training."""
     total_steps: int
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     """A copy of the model's persistent buffers is kept on the host: they are never trained, and a
@@ -128,7 +131,7 @@ class Prepared:
 
     def _tell_account(self) -> None:
         """Tells the account of memory what the run holds on purpose."""
-        held = {ShareName.DATA: data_bytes(self.data)}
+        held = {ShareName.DATA: data_bytes(self.data), ShareName.COPIES: self.copies.nbytes}
         engine, store = self._engine, self.store
         buffers = 0
         if engine is not None:
@@ -163,7 +166,7 @@ class Prepared:
         """
         # The stack closes in reverse order: the engine uses the optimizer, and both use the planes.
         with contextlib.ExitStack() as parts:
-            for part in (self.backend, self.store, self.adamw, self._engine):
+            for part in (self.backend, self.store, self.adamw, self._engine, self.copies):
                 if part is not None:
                     parts.callback(part.close)
 
@@ -253,6 +256,8 @@ def _build(
         train = config.train
         hyperparameters = AdamWSettings(train.beta1, train.beta2, train.eps, train.weight_decay)
         adamw = HostAdamW(store, hyperparameters)
+        copies = CopyMemory(planned.copy_bytes)
+        allocated.callback(copies.close)
         prepared = Prepared(
             model=model,
             tokenizer=tokenizer,
@@ -262,6 +267,7 @@ def _build(
             adamw=adamw,
             config=config,
             planned=planned,
+            copies=copies,
             total_steps=job.total_steps,
             buffers=buffers,
             loading_peak=loading_peak,

@@ -26,6 +26,7 @@ from engine.runs.folder import RunFolder, create_run, lasting_config, open_run
 from engine.runs.listing import summarise
 from engine.runs.recorder import RunRecorder
 from engine.train.paused_calls import PausedCalls
+from engine.train.requests import Requests
 from engine.train.webhook import message, tell
 
 ENDINGS = ("stop", "discard")
@@ -195,7 +196,8 @@ class Run:
         try:
             event: RunStarted = started_event(config, prepared, program_version(), os.getpid())
             self.recorder.emit(event)
-            ended = Trainer(session, prepared, self._next_commands, self.paused).run()
+            requests = Requests(self._next_commands, self._count_endings)
+            ended = Trainer(session, prepared, requests, self.paused).run()
         except BaseException as error:
             note_memory(error, prepared.planned.account.note)
             # While a lane waits for disk space, it cannot be drained.

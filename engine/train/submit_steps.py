@@ -175,6 +175,7 @@ class Steps:
         prepared = self._prepared
         note_memory(error, prepared.planned.account.note)
         failure = failure_of(error, prepared.chosen.gpu_items)
+        prepared.store.held.fail()
         # The first error counts. A lost device raises again; then, too, its lanes have ended.
         with contextlib.suppress(Exception):
             prepared.drain()

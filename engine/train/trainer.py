@@ -8,8 +8,9 @@
   last good step is saved, and the run ends (`engine.train.failures`).
 - A submitted step is executed while the loop submits the next one. The HOST lane records its
   `StepFinished` when it is applied.
-- The engine is drained, so that every submitted step is applied, before anything is saved or
-  evaluated and before a pause.
+- A checkpoint that falls due is written while steps go on (`engine.train.saving`).
+- The engine is drained, so that every submitted step is applied, before an evaluation, a pause and
+  the last checkpoint.
 - At the end, the run is saved first, so that a failed or interrupted evaluation loses nothing.
 - If the disk is full when a checkpoint is written, the run is paused until there is space or a
   request ends the wait.
@@ -22,19 +23,17 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable
 
-from engine.checkpoints.checkpoint import Contents, write_checkpoint
 from engine.checkpoints.export import TrainedModel, write_model
 from engine.config.changes import CHANGE, Change
 from engine.errors import (
     CheckpointError,
     DiskFullError,
+    HostMemoryError,
     RamstreamError,
     RunError,
 )
 from engine.runs.events import (
-    CheckpointWritten,
     ControlReceived,
     ExportWritten,
     RunEnded,
@@ -50,7 +49,8 @@ from engine.train.memory_watch import MemoryWatch
 from engine.train.observe import Observer
 from engine.train.paused_calls import PausedCalls
 from engine.train.prepare import Prepared
-from engine.train.resume import resume_state
+from engine.train.requests import Requests
+from engine.train.saving import Saver
 from engine.train.session import Session
 from engine.train.submit_steps import Steps
 
@@ -69,15 +69,14 @@ class Stopped(Exception):
 class Trainer:
     """A `Trainer` executes a prepared run to its end.
 
-    `next_commands` returns the requests that arrived since its last call. `paused` lets other
-    threads use the weights while the run is paused.
+    `paused` lets other threads use the weights while the run is paused.
     """
 
     def __init__(
         self,
         session: Session,
         prepared: Prepared,
-        next_commands: Callable[[], list[str | Change]],
+        requests: Requests,
         paused: PausedCalls,
     ):
         recorder = session.recorder
@@ -87,15 +86,15 @@ class Trainer:
         self.recorder = recorder
         self.prepared = prepared
         self._session = session
-        self._next_commands = next_commands
+        self._requests = requests
         self._paused = paused
-        self._saved_step = prepared.step or None
         self._watch = MemoryWatch(prepared.planned.account.ran_low)
         self._forecast = Forecast(
             prepared.planned.predicted,
             prepared.loading_peak,
             prepared.backend.memory if prepared.backend.device.type != "cpu" else None,
         )
+        self._saver = Saver(session, prepared, self._forecast, self._asks_to_end)
         self._observer = Observer(session, prepared, self._watch, self._forecast)
         # A wait for disk space does not count as part of a step's time.
         recorder.call_after_wait(self._observer.start_clock)
@@ -133,6 +132,7 @@ class Trainer:
         except (RunError, CheckpointError):
             raise  # the record or a checkpoint cannot be written, so nothing more can be saved
         except Discarded:
+            self._saver.cancel()
             self.prepared.drain()
             shutil.rmtree(self.folder.checkpoints_path, ignore_errors=True)
             return RunEnded(
@@ -142,6 +142,7 @@ class Trainer:
         except Exception as error:  # noqa: BLE001  the last good step is saved whatever the cause
             return self._failed(error)
         finally:
+            self._saver.close()
             # The record outlives its run, and a listener would keep everything that was allocated
             # alive.
             self.recorder.call_after_wait(None)
@@ -156,6 +157,7 @@ class Trainer:
         self._state("running")
         self._observer.start_clock()
         while self._steps.done < self.prepared.total_steps:
+            self._attend_to_checkpoint(self._steps.done)
             self._obey(self._steps.done)
             if not self._steps.advance():
                 continue
@@ -163,11 +165,12 @@ class Trainer:
             if step >= self.prepared.total_steps:
                 break
             if output.checkpoint_every and step % output.checkpoint_every == 0:
-                self._save(step)
+                self._save_beside(step)
             if output.eval_every and step % output.eval_every == 0:
                 self._evaluate(step)
         # The run is saved before an evaluation can fail or be interrupted.
         step = self._steps.done
+        self._attend_to_checkpoint(step, to_its_end=True)
         self._save(step)
         self._evaluate(step)
         self._evaluator.measure_exact_match("after", step, self._look)
@@ -179,6 +182,7 @@ class Trainer:
     def _stop(self) -> RunEnded:
         step = self._steps.done
         self._state("stopping")
+        self._saver.cancel(but_of=step)  # the last step is saved instead
         self._steps.settle()
         # A resume uses the changes that were requested before the stop.
         self._make_changes(step)
@@ -195,10 +199,13 @@ class Trainer:
         how the run ended.
         """
         self.recorder.wait_for_disk_space(None)
+        if isinstance(error, HostMemoryError):
+            self._saver.cancel()  # an update may be waiting for the disk, and memory is needed now
         failure = self._steps.failure(error)
         if failure.trace:
             self._session.log("error", failure.trace)
         held = self.prepared.store.held
+        self._saver.settle(held.step, not held.is_mixed)
         problem = ""
         if held.step and not held.is_mixed:
             self._state("stopping", "The run failed; its last good step is being saved.")
@@ -208,7 +215,7 @@ class Trainer:
                 problem = str(unsaved)
         with contextlib.suppress(Exception):  # a lost device does not tell its memory
             self._observer.compare(held.step, "end")
-        return failure.ended(kept_in_words(held, self._saved_step, problem))
+        return failure.ended(kept_in_words(held, self._saver.saved_step, problem))
 
     # ------------------------------------------------------------------ requests
 
@@ -217,9 +224,11 @@ class Trainer:
         waiting, self._waiting = self._waiting, []
         commands = waiting + self._commands()
         self._make_changes(step)
+        if "stop" in commands:
+            raise Stopped
         for place, command in enumerate(commands):
             if command == "save":
-                self._save(step)
+                self._save_beside(step)
             # A pause that was followed by a resume is ignored.
             elif command == "pause" and "resume" not in commands[place:]:
                 self._pause(step)
@@ -251,14 +260,19 @@ class Trainer:
         self._session.log("info", f"From step {step + 1:,} on: {told}.")
 
     def _commands(self) -> list[str]:
-        """Records the new requests and returns those that the caller must obey.
-
-        Changes wait until they can be made. Stop, discard and a lack of memory end the loop with an
-        exception.
+        """Returns the new requests that the caller must obey. A lack of memory ends the loop with
+        an exception.
         """
         self._watch.check()
+        return self._new_requests()
+
+    def _new_requests(self) -> list[str]:
+        """Records the new requests and returns those that the caller must obey.
+
+        Changes wait until they can be made. Stop and discard end the loop with an exception.
+        """
         found: list[str] = []
-        for command in self._next_commands():
+        for command in self._requests.take():
             if isinstance(command, Change):
                 self.recorder.emit(ControlReceived(CHANGE, dict(command.values)))
                 self._asked.append(command)
@@ -296,45 +310,40 @@ class Trainer:
         raises DiskFullError.
         """
         self._steps.settle()
+        with contextlib.suppress(DiskFullError):  # the last step is saved in its place
+            self._saver.finish(self._look)
         self._write(step, back_to, waits)
 
     def _write(self, step: int, back_to: RunState, waits: bool) -> None:
         """Writes a checkpoint as `_save` does; the planes must hold `step`."""
-        prepared = self.prepared
-        if step == self._saved_step or step == 0:
-            self._observer.start_clock()
-            return
-        while True:
+        while not self._saver.has(step):
             self._state("saving")
             try:
-                state = resume_state(
-                    self.config,
-                    prepared.data.fingerprint,
-                    prepared.chosen.rounding,
-                    prepared.total_steps,
-                    prepared.store.held.skipped,
-                )
-                info = write_checkpoint(
-                    self.folder.checkpoints_path,
-                    step,
-                    Contents(prepared.store, state, prepared.buffers),
-                    self.config.output.keep_checkpoints,
-                    self._session.progress("checkpoint"),
-                )
-                break
+                self._saver.save(step, self.config, self._look_while_saving if waits else None)
+                self._state(back_to)
             except DiskFullError as lacks:
                 if not waits:
                     raise
                 self._wait_for_disk_space(lacks, step, back_to == "stopping")
-        self._saved_step = step
-        self._forecast.checkpoint(info.bytes)
-        self.recorder.emit(
-            CheckpointWritten(
-                step, str(info.path.relative_to(self.folder.path)), info.bytes, info.seconds
-            )
-        )
-        self._state(back_to)
         self._observer.start_clock()
+
+    def _save_beside(self, step: int) -> None:
+        """Begins a checkpoint of `step`, which was submitted last, while steps go on."""
+        if not self._saver.begin(step, self.config):
+            self._save(step)
+
+    def _attend_to_checkpoint(self, step: int, to_its_end: bool = False) -> None:
+        """Sees to the checkpoint that is written while steps go on, or waits for its end.
+
+        If the disk had no space for it, training stands still until the last step is saved.
+        """
+        try:
+            if to_its_end:
+                self._saver.finish(self._look)
+            else:
+                self._saver.look(step, self.config)
+        except DiskFullError:
+            self._save(step)
 
     def _wait_for_disk_space(self, lacks: DiskFullError, step: int, is_stopping: bool) -> None:
         """Pauses until the disk has space for the checkpoint of `step`, or a person asks to try
@@ -382,6 +391,23 @@ class Trainer:
     def _look(self) -> None:
         """Obeys stop and discard during long work; other requests wait for the next step."""
         self._waiting += self._commands()
+        if "stop" in self._waiting:
+            raise Stopped
+
+    def _look_while_saving(self) -> None:
+        """Obeys a discard. Other requests wait, and so does a lack of memory: they need the
+        checkpoint, too.
+        """
+        try:
+            self._waiting += self._new_requests()
+        except Stopped:
+            self._waiting.append("stop")
+
+    def _asks_to_end(self) -> bool:
+        """Returns whether somebody wants the run to end, or memory is low. Any thread may call
+        it.
+        """
+        return self._watch.is_low or self._requests.count_endings() > 0
 
     def _export(self, step: int) -> None:
         progress = self._session.progress("export")

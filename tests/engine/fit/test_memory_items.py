@@ -30,6 +30,7 @@ HOST = (
     "Boundaries on the host",
     "Tokenised data",
     "Loading peak",
+    "Checkpoint copies",
 )
 DEVICE = (
     "Block slots",
@@ -58,6 +59,7 @@ COLOURS = {
     "grad": ORANGE,
     "Boundaries on the host": AMBER,
     "Loading peak": PINK,
+    "Checkpoint copies": BLUE,
     "Resident blocks": BLUE,
     "Block slots": TEAL,
     "Embed and head slots": PINK,
@@ -104,7 +106,10 @@ def test_a_prediction_leaves_out_what_is_set_aside_and_what_is_only_there_while_
 
 @pytest.mark.parametrize("dtype, copy", [("bfloat16", 2), ("float32", 4)])
 def test_loading_that_takes_no_more_than_training_is_the_weights_and_a_copy(dtype, copy):
-    items, model = of_powers(HOST[:-1]), {"parameters": 1 << 20, "dtype": dtype}
+    items, model = (
+        of_powers(HOST[: HOST.index("Loading peak")]),
+        {"parameters": 1 << 20, "dtype": dtype},
+    )
     drawn = predictions({"host": {"items": items}, "model": model})["loading_peak_bytes"]
     assert in_sum(drawn, HOST) == {"Runtime", "Tokenised data", "weight_high", "weight_low"}
     read = [*items, {"name": "Loading peak", "bytes": 0, "note": ""}]
@@ -124,9 +129,11 @@ def test_shares_of_the_host_are_of_planes_boundaries_data_and_the_rest():
         "Tokenised data"
     }
     assert in_sum(found["boundaries"], names) == {"Boundaries on the host"}
+    assert in_sum(found["checkpoint copies"], names) == {"Checkpoint copies"}
     assert in_sum(found["the rest of it"], names) == set(names) - planes - {
         "Tokenised data",
         "Boundaries on the host",
+        "Checkpoint copies",
         "Margin",
         "Loading peak",
     }

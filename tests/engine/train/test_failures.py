@@ -176,12 +176,12 @@ def test_a_skipped_step_is_one_that_torch_does_not_take():
 def test_a_held_step_is_whole_or_mixed():
     held = HeldStep()
     assert (held.step, held.is_mixed) == (0, False)
-    held.begin(1)
+    held.begin(1, "head")
     assert (held.step, held.is_mixed, held.writing) == (0, True, 1)
     held.complete(1)
     assert (held.step, held.is_mixed) == (1, False)
     held.skip(2)
-    held.begin(3)
+    held.begin(3, "head")
     held.give_up()
     assert (held.step, held.is_mixed, held.update_number(3)) == (2, False, 2)
     held.restore(7, [2, 5])
@@ -227,7 +227,7 @@ def test_a_step_that_cannot_be_saved_is_told(tmp_path, monkeypatch):
 
     def work(self, op, step):
         if step.inputs.number == 5:
-            monkeypatch.setattr("engine.train.trainer.write_checkpoint", broken)
+            monkeypatch.setattr("engine.train.saving.write_checkpoint", broken)
             raise ZeroDivisionError("division by zero")
         return real(self, op, step)
 

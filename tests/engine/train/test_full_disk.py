@@ -209,17 +209,19 @@ def test_a_checkpoint_waits_for_disk_space(capsys, preset, no_space_for_a_checkp
 
 def test_a_disk_that_fills_up_within_a_checkpoint(capsys, preset, disk, monkeypatch, whole):
     from engine.checkpoints import checkpoint
+    from engine.checkpoints.piece_files import PieceFile
 
     monkeypatch.setattr(checkpoint, "_SPARE_BYTES", 0)
-    real, calls = checkpoint._write_unit, []
+    real, pieces = PieceFile.write, []
 
-    def write_unit(path, *arguments):
-        calls.append(path)
-        if len(calls) == 8:  # of the second checkpoint
-            fill(disk)
-        return real(path, *arguments)
+    def write(self, content, offset):
+        if list(disk.rglob(".step-6.partial")):
+            pieces.append(offset)
+            if len(pieces) == 3:  # of the second checkpoint
+                fill(disk)
+        real(self, content, offset)
 
-    monkeypatch.setattr(checkpoint, "_write_unit", write_unit)
+    monkeypatch.setattr(PieceFile, "write", write)
     folder, _ = trains(capsys, disk, preset, free_disk_space)
     went_on(folder, whole, "The disk is full: the checkpoint of step 6 needs", "checkpoint")
 

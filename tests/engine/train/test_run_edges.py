@@ -36,7 +36,7 @@ def test_a_last_evaluation_that_fails_costs_nothing_and_is_made_up_for(tmp_path,
         tmp_path, **{"output.checkpoint_every": 0, "output.eval_every": 0, "output.export": True}
     )
     with monkeypatch.context() as broken:
-        broken.setattr(StreamingEngine, "evaluate", lambda self, batches: float("nan"))
+        broken.setattr(StreamingEngine, "evaluate", lambda *_: float("nan"))
         run = start_run(config, tmp_path / "runs")
         ended = execute(run)
     assert (

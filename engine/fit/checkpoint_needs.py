@@ -1,0 +1,57 @@
+"""Checkpoints need space on the disk, and RAM for copies while training goes on. No torch."""
+
+from __future__ import annotations
+
+from engine.config.settings import TrainConfig
+from engine.model.layout import PLANE_ITEM_BYTES
+from engine.model.shape import ModelShape
+from engine.words import MIB
+
+COPY_PIECE_BYTES = 8 * MIB
+"""Planes are copied in pieces of this many bytes; the end of a plane takes a whole piece."""
+SMALL_BYTES = 64 * MIB
+"""A checkpoint smaller than this is written while training stands still, which takes a moment."""
+FILLED_SHARE = 0.89
+"""Copies fill RAM up to this share of it: the verdict on a job remains what it is without them."""
+FREE_SHARE = 0.5
+"""Copies take at most this share of the RAM that is left, so that other programs keep the rest."""
+
+
+def checkpoints_at_once(config: TrainConfig) -> int:
+    """Returns the most checkpoints that are on the disk at the same time: those that are kept, and
+    the next one while it is written. A run that writes few checkpoints has fewer; a stop may add
+    one.
+    """
+    every, steps = config.output.checkpoint_every, config.train.steps
+    kept = config.output.keep_checkpoints
+    if every == 0:
+        return min(kept, 1) + 1
+    if steps is None:
+        return kept + 1
+    return min(kept, -(-steps // every)) + 1
+
+
+def copy_bytes(config: TrainConfig, shape: ModelShape, taken: int, limit: int | None) -> int:
+    """Returns the RAM for copies of planes that a checkpoint has yet to write, in bytes.
+
+    They let updates go on before the disk has taken the planes of a step. A run has them if it
+    writes checkpoints between its steps. They take what is free, but not all of it: at most
+    `FREE_SHARE` of the rest, and only up to `FILLED_SHARE` of the whole. `taken` is what the run
+    takes otherwise, and `limit` what it may take; where that is not known, there are no copies.
+    """
+    every, steps = config.output.checkpoint_every, config.train.steps
+    is_periodic = every > 0 and (steps is None or every < steps)
+    if not is_periodic or limit is None or shape.checkpoint_bytes < SMALL_BYTES:
+        return 0
+    room = min(FREE_SHARE * (limit - taken), FILLED_SHARE * limit - taken, _in_pieces(shape))
+    return max(0, int(room) // COPY_PIECE_BYTES * COPY_PIECE_BYTES)
+
+
+def _in_pieces(shape: ModelShape) -> int:
+    """Returns the bytes of all pieces of one checkpoint."""
+    pieces = 0
+    for unit in shape.units:
+        for plane, item_bytes in PLANE_ITEM_BYTES[shape.dtype].items():
+            if plane != "grad":
+                pieces += -(-unit.numel * item_bytes // COPY_PIECE_BYTES)
+    return pieces * COPY_PIECE_BYTES

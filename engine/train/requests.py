@@ -1,0 +1,18 @@
+"""`Requests` are what people ask of a run while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.config.changes import Change
+
+
+@dataclass(frozen=True)
+class Requests:
+    """A `Requests` object gives the training loop what was asked of its run, from any process."""
+
+    take: Callable[[], list[str | Change]]
+    """It returns the requests that arrived since its last call; only the training loop calls it."""
+    count_endings: Callable[[], int]
+    """It returns how many requests to end the run have arrived so far. Any thread may call it."""

@@ -1,0 +1,240 @@
+"""A `Saver` writes the checkpoints of one run: periodic ones, the last one, and those at a stop or
+a failure.
+
+There are two ways. While steps go on, `begin` writes the state of the step that was submitted last
+(`engine.checkpoints.beside`); updates of later steps wait for it as little as the RAM for copies
+allows. While training stands still, `save` writes and waits. Only one checkpoint is written at a
+time: one that falls due meanwhile is postponed to the first step at which the disk is free again.
+
+A checkpoint beside training gives way where an update waits for it while somebody wants the run to
+end, or while host memory is low.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from engine.checkpoints.beside import BesideTraining
+from engine.checkpoints.checkpoint import CheckpointInfo, Contents, write_checkpoint
+from engine.checkpoints.plane_snapshot import Ended, Snapshot
+from engine.config.settings import TrainConfig
+from engine.fit import checkpoint_needs
+from engine.runs.events import CheckpointWritten
+from engine.train.forecast import Forecast
+from engine.train.prepare import Prepared
+from engine.train.resume import resume_state
+from engine.train.session import Session
+
+_LOOK_SECONDS = 0.1
+"""Whoever waits for a checkpoint checks for requests each time this many seconds have passed."""
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """A checkpoint is being written while steps go on."""
+
+    step: int
+    snapshot: Snapshot
+    writing: BesideTraining
+
+
+class Saver:
+    """A `Saver` belongs to one session of a run; only the training loop calls it.
+
+    `asks_to_end` tells whether somebody wants the run to end, or memory is low. Any thread calls
+    it.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        prepared: Prepared,
+        forecast: Forecast,
+        asks_to_end: Callable[[], bool],
+    ):
+        self._session = session
+        self._prepared = prepared
+        self._forecast = forecast
+        self._asks_to_end = asks_to_end
+        self._saved_step = prepared.step
+        self._under_way: _UnderWay | None = None
+        self._due: int | None = None
+        """A checkpoint fell due after this step and is postponed."""
+
+    @property
+    def saved_step(self) -> int | None:
+        """Returns the step of the newest checkpoint, or None if there is none."""
+        return self._saved_step or None
+
+    # ------------------------------------------------------------------ while steps go on
+
+    def begin(self, step: int, config: TrainConfig) -> bool:
+        """Begins to write the state after `step`, the last step that was submitted, or postpones
+        that. Returns False for a small model, which is to be saved at once while training stands
+        still.
+        """
+        contents = self._contents(config)
+        if contents.plane_bytes < checkpoint_needs.SMALL_BYTES:
+            return False
+        if self._under_way is not None:
+            if self._due is None:
+                self._due = step
+                self._session.log(
+                    "info",
+                    f"The checkpoint that fell due after step {step:,} is postponed: that of step "
+                    f"{self._under_way.step:,} is still being written.",
+                )
+        elif not self.has(step):
+            self._begin(step, contents, config.output.keep_checkpoints)
+        return True
+
+    def look(self, step: int, config: TrainConfig) -> None:
+        """Takes note of a checkpoint that was written meanwhile, and begins one that was postponed.
+
+        `step` is the last step that was submitted. Raises what the writing raised, DiskFullError
+        for example.
+        """
+        if self._under_way is not None and self._under_way.writing.is_done:
+            self._take_note()
+        # A step that failed may have to be repeated before it can be saved.
+        if self._due is not None and self._due <= step and self._under_way is None:
+            self.begin(step, config)
+            self._due = None
+
+    def _begin(self, step: int, contents: Contents, keep: int) -> None:
+        prepared = self._prepared
+        planes = [plane for plane in prepared.store.planes if plane != "grad"]
+        snapshot = Snapshot(prepared.store, planes, prepared.copies, self._asks_to_end)
+        prepared.store.held.read_by(step, snapshot)
+        write = partial(
+            self._write_snapshot,
+            step,
+            Contents(contents.store, contents.state, contents.buffers, snapshot),
+            keep,
+        )
+        told = partial(self._record, snapshot=snapshot, due_step=self._due or 0)
+        self._under_way = _UnderWay(step, snapshot, BesideTraining(snapshot, write, told))
+
+    def _write_snapshot(self, step: int, contents: Contents, keep: int) -> CheckpointInfo:
+        assert contents.snapshot is not None
+        contents.snapshot.wait_until_ready()
+        return write_checkpoint(self._session.folder.checkpoints_path, step, contents, keep)
+
+    def _record(self, info: CheckpointInfo, snapshot: Snapshot, due_step: int) -> None:
+        """Records a checkpoint that is whole; its own thread calls this."""
+        self._session.recorder.emit(
+            CheckpointWritten(
+                info.step,
+                str(info.path.relative_to(self._session.folder.path)),
+                info.bytes,
+                info.seconds,
+                snapshot.waited_seconds,
+                snapshot.copied_bytes,
+                due_step,
+            )
+        )
+
+    def _take_note(self) -> None:
+        """Takes note of the checkpoint under way, which is done. Raises what its writing raised."""
+        assert self._under_way is not None
+        done, self._under_way = self._under_way, None
+        self._prepared.store.held.release()
+        try:
+            info = done.writing.result()
+        except Ended:
+            # Its step failed before it was applied, or it gave way to an update.
+            self._due = self._due or done.step
+            return
+        self._saved_step = info.step
+        self._forecast.checkpoint(info.bytes)
+
+    # ------------------------------------------------------------------ while training stands still
+
+    def has(self, step: int) -> bool:
+        """Returns whether the state after `step` needs no saving."""
+        return step in (0, self._saved_step)
+
+    def save(self, step: int, config: TrainConfig, look: Callable[[], None] | None) -> None:
+        """Writes the state after `step`, the last one, once every submitted step is applied.
+
+        No other checkpoint may be under way. `look` is called often, and may raise to give the
+        checkpoint up. Raises what the writing raises, DiskFullError for example.
+        """
+        due_step, self._due = self._due or 0, None
+        info = write_checkpoint(
+            self._session.folder.checkpoints_path,
+            step,
+            self._contents(config),
+            config.output.keep_checkpoints,
+            self._session.progress("checkpoint", look),
+        )
+        self._saved_step = info.step
+        self._forecast.checkpoint(info.bytes)
+        path = str(info.path.relative_to(self._session.folder.path))
+        self._session.recorder.emit(
+            CheckpointWritten(
+                info.step, path, info.bytes, info.seconds, info.seconds, due_step=due_step
+            )
+        )
+
+    def finish(self, look: Callable[[], None] | None = None) -> None:
+        """Waits for the checkpoint that is under way, if there is one.
+
+        `look` is called meanwhile, and may raise to end the wait. Raises what the writing raised.
+        """
+        while self._under_way is not None:
+            if self._under_way.writing.wait(_LOOK_SECONDS):
+                self._take_note()
+            elif look is not None:
+                look()
+
+    def cancel(self, but_of: int | None = None) -> None:
+        """Gives up the checkpoint that is under way, unless it is that of step `but_of`."""
+        self._due = None
+        if self._under_way is not None and self._under_way.step != but_of:
+            self._under_way.writing.cancel()
+            with contextlib.suppress(Exception):  # it was not to be written any more
+                self._take_note()
+            self._due = None
+
+    def settle(self, step: int, is_whole: bool) -> None:
+        """Brings the checkpoint under way to an end, after a failure.
+
+        `step` is the last good one. Where the planes are whole, it is saved next, so an older one
+        is given up. Otherwise the checkpoint under way is the best there is.
+        """
+        if is_whole:
+            self.cancel(but_of=step)
+        with contextlib.suppress(Exception):  # the error that ends the run is known already
+            self.finish()
+
+    def close(self) -> None:
+        """Finishes the checkpoint under way, after an error too, if its step was applied."""
+        if self._under_way is None:
+            return
+        if not self._under_way.snapshot.is_ready:
+            # While a lane waits for disk space, it cannot be drained.
+            self._session.recorder.wait_for_disk_space(None)
+            with contextlib.suppress(Exception):  # the error that ends the run is known already
+                self._prepared.drain()
+        if self._under_way.snapshot.is_ready:
+            with contextlib.suppress(Exception):
+                self.finish()
+        else:
+            self.cancel()
+
+    # ------------------------------------------------------------------ inside
+
+    def _contents(self, config: TrainConfig) -> Contents:
+        prepared = self._prepared
+        state = resume_state(
+            config,
+            prepared.data.fingerprint,
+            prepared.chosen.rounding,
+            prepared.total_steps,
+            prepared.store.held.skipped,
+        )
+        return Contents(prepared.store, state, prepared.buffers)

@@ -1,0 +1,151 @@
+"""A snapshot is one step's state, however its pieces are written, copied and waited for."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from engine.checkpoints import piece_files, threads
+from engine.checkpoints.beside import BesideTraining
+from engine.checkpoints.checkpoint import Contents, write_checkpoint
+from engine.checkpoints.copies import CopyMemory
+from engine.checkpoints.plane_snapshot import Ended, Snapshot
+from engine.checkpoints.restore import load_checkpoint, newest_checkpoint
+from engine.errors import CheckpointError
+from tests.support.stores import content, names, planes_of
+
+pytestmark = pytest.mark.usefixtures("small_pieces")
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """Every write takes three milliseconds, so that updates overtake the disk."""
+    write = piece_files.PieceFile.write
+
+    def slowly(self, piece, offset):
+        time.sleep(0.003)
+        write(self, piece, offset)
+
+    monkeypatch.setattr(piece_files.PieceFile, "write", slowly)
+
+
+def begin(root, store, snapshot, step: int = 1, told=lambda info: None) -> BesideTraining:
+    contents = Contents(store, {"step": step}, snapshot=snapshot)
+
+    def write():
+        snapshot.wait_until_ready()
+        return write_checkpoint(root, step, contents, keep=2)
+
+    return BesideTraining(snapshot, write, told)
+
+
+def update_all(store, snapshot, other) -> None:
+    """Changes all planes of one unit after the other, as a step does, to those of `other`."""
+    for unit in store.layouts:
+        snapshot.protect(unit)
+        for plane in planes_of(store):
+            store.array(unit, plane)[:] = other.array(unit, plane)
+
+
+@pytest.mark.parametrize("room", [0, 40_000, 1 << 20], ids=["waits", "both", "copies"])
+def test_updates_go_on_and_the_file_is_of_one_step(tmp_path, new_store, slow_disk, room):
+    store, copies = new_store(seed=1), CopyMemory(room)
+    held, rooms = content(store), len(copies._free)
+    snapshot = Snapshot(store, planes_of(store), copies)
+    writing = begin(tmp_path, store, snapshot)
+    snapshot.arm()
+    for seed in (2, 3, 4):
+        update_all(store, snapshot, new_store(seed=seed))
+    assert writing.wait(20)
+    path = writing.result().path
+    changed = content(store)
+    other = new_store(seed=9)
+    load_checkpoint(path, other, {})
+    assert content(other) == held != changed
+    assert (snapshot.copied_bytes > 0) == (room > 0)
+    if room == 1 << 20:  # all is copied, so no update waited for the disk
+        assert snapshot.waited_seconds < 0.5 * writing.result().seconds
+    else:
+        assert snapshot.waited_seconds > 0
+    assert len(copies._free) == rooms, "the room of every copy was given back"
+    copies.close()
+
+
+def test_the_checksums_are_those_of_a_checkpoint_written_standing_still(tmp_path, new_store):
+    store, copies = new_store(seed=1), CopyMemory(30_000)
+    still = write_checkpoint(tmp_path / "still", 1, Contents(store, {"step": 1}), keep=1)
+    snapshot = Snapshot(store, planes_of(store), copies)
+    writing = begin(tmp_path / "beside", store, snapshot)
+    snapshot.arm()
+    update_all(store, snapshot, new_store(seed=2))
+    writing.wait()
+    beside = writing.result()
+    for path in still.path.iterdir():
+        assert (beside.path / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_an_update_waits_until_the_step_before_is_applied(new_store):
+    store = new_store(seed=1)
+    snapshot, done = Snapshot(store, planes_of(store), CopyMemory(1 << 20)), []
+    thread = threading.Thread(target=lambda: done.append(snapshot.protect("embed")))
+    thread.start()
+    time.sleep(0.05)
+    assert not done
+    snapshot.arm()
+    thread.join(5)
+    assert done and snapshot.copied_bytes == 12 * store.layouts["embed"].numel
+
+
+def test_a_snapshot_that_is_ended_holds_back_nothing_and_leaves_no_checkpoint(
+    two, new_store, slow_disk
+):
+    root, _ = two
+    store = new_store(seed=3)
+    snapshot = Snapshot(store, planes_of(store))
+    writing = begin(root, store, snapshot, step=3)
+    snapshot.arm()
+    time.sleep(0.02)
+    writing.cancel()
+    with pytest.raises(Ended):
+        writing.result()
+    snapshot.protect("head")
+    assert names(root) == ["step-1", "step-2"] and newest_checkpoint(root).step == 2
+
+
+def test_a_disk_that_fails_lets_updates_go_on_and_is_told(two, new_store, monkeypatch):
+    root, _ = two
+    store = new_store(seed=3)
+    write, count = piece_files.PieceFile.write, [0]
+
+    def failing(self, piece, offset):
+        count[0] += 1
+        if count[0] > 20:
+            raise OSError(5, "Input/output error")
+        write(self, piece, offset)
+
+    monkeypatch.setattr(piece_files.PieceFile, "write", failing)
+    snapshot = Snapshot(store, planes_of(store))
+    writing = begin(root, store, snapshot, step=3)
+    snapshot.arm()
+    update_all(store, snapshot, new_store(seed=4))
+    writing.wait()
+    with pytest.raises(CheckpointError, match="step 3 cannot be written in .*Input/output"):
+        writing.result()
+    assert names(root) == ["step-1", "step-2"]
+
+
+def test_units_are_written_in_the_order_of_updates_and_copies_last(new_store):
+    store = new_store(seed=1)
+    snapshot = Snapshot(store, planes_of(store), CopyMemory(1 << 20))
+    snapshot.arm()
+    first = snapshot.next_to_write()
+    assert first.unit == "embed"
+    snapshot.protect("head")  # copied, so it is no longer urgent
+    units = []
+    while (piece := snapshot.next_to_write()) is not None:
+        units.append(piece.unit)
+    in_order = list(store.layouts)
+    assert units == sorted(units, key=in_order.index) and units[-1] == "head"
+    assert threads.THREADS > 1  # pieces are taken by several threads, in this order

@@ -1,0 +1,227 @@
+"""Checkpoints that are written while steps go on hold one step's state, and the record tells it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from engine.checkpoints import copies, piece_files, unit_files
+from engine.fit import checkpoint_needs
+from engine.runs.events import CheckpointWritten, LogLine
+from engine.runtime.held_step import HeldStep
+from engine.train.run import Run, resume_run, start_run
+from tests.support.folders import make_config
+from tests.support.trained_runs import events_of
+
+EVERY = {"output.checkpoint_every": 1, "output.keep_checkpoints": 9, "output.eval_every": 0}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Even a tiny model is written beside training, in pieces of a page."""
+    monkeypatch.setattr(checkpoint_needs, "SMALL_BYTES", 0)
+    for place, name in ((checkpoint_needs, "COPY_PIECE_BYTES"), (copies, "PIECE_BYTES")):
+        monkeypatch.setattr(place, name, 4096)
+    monkeypatch.setattr(unit_files, "ALIGNED_BYTES", 4096)
+
+
+def slow(monkeypatch, seconds: float = 0.002) -> None:
+    write = piece_files.PieceFile.write
+
+    def slowly(self, piece, offset):
+        time.sleep(seconds)
+        write(self, piece, offset)
+
+    monkeypatch.setattr(piece_files.PieceFile, "write", slowly)
+
+
+def files_of(run: Run) -> dict[int, dict[str, bytes]]:
+    """Returns the unit files of all checkpoints of a run, by step and name."""
+    found = {}
+    for path in run.folder.checkpoints_path.glob("step-*"):
+        files = [file for file in path.iterdir() if file.suffix == ".planes"]
+        found[int(path.name[5:])] = {file.name: file.read_bytes() for file in files}
+    return found
+
+
+def train(tmp_path, name: str, **values) -> Run:
+    run = start_run(make_config(tmp_path, **EVERY, **values), tmp_path / name)
+    ended = run.execute()
+    assert ended.state == "finished", ended.reason
+    return run
+
+
+@pytest.mark.parametrize("room", [0, 100_000, 1 << 30], ids=["waits", "both", "copies"])
+def test_each_checkpoint_is_that_of_a_run_that_stood_still(tmp_path, monkeypatch, small, room):
+    monkeypatch.setattr(checkpoint_needs, "SMALL_BYTES", 1 << 40)
+    still = files_of(train(tmp_path, "still"))
+    monkeypatch.setattr(checkpoint_needs, "SMALL_BYTES", 0)
+    whole = checkpoint_needs._in_pieces
+    monkeypatch.setattr(checkpoint_needs, "_in_pieces", lambda shape: min(room, whole(shape)))
+    slow(monkeypatch)
+    run = train(tmp_path, "beside")
+    beside, told = files_of(run), events_of(run, CheckpointWritten)
+    assert beside.keys() < still.keys() and 8 in beside
+    for step, files in beside.items():
+        assert files == still[step], step
+    assert [event.step for event in told] == sorted(beside)
+    first = told[0]
+    assert first.step == 1 and 0 <= first.waited_seconds <= first.seconds
+    assert (first.copied_bytes > 0) == (room > 0) and (first.waited_seconds > 0 or room)
+    # The second fell due while the first was written.
+    lines = [event.text for event in events_of(run, LogLine)]
+    assert any("fell due after step 2 is postponed: that of step 1" in line for line in lines)
+    assert [event.due_step for event in told[:2]] == [0, 2] and told[1].step > 2
+    assert "Checkpoint copies" in str(run.recorder.snapshot.fit) or not room
+
+
+def asks(run: Run, command: str, writing: threading.Event) -> None:
+    """Makes a run ask for `command` once step 2 is applied and a checkpoint is being written."""
+
+    def ask(record) -> None:
+        if record.event.kind == "step_finished" and record.event.step == 2:
+            assert writing.wait(20)
+            run.request(command)
+
+    run.recorder.subscribe(ask)
+
+
+@pytest.mark.parametrize("command", ["stop", "discard"])
+def test_a_request_to_end_does_not_wait_for_the_disk(tmp_path, monkeypatch, small, command):
+    write, writing = piece_files.PieceFile.write, threading.Event()
+    run = start_run(make_config(tmp_path, **EVERY), tmp_path / "runs")
+    asks(run, command, writing)
+
+    def stuck(self, piece, offset):
+        if run.recorder.snapshot.state == "running":
+            writing.set()
+            time.sleep(0.02)
+        write(self, piece, offset)
+
+    monkeypatch.setattr(piece_files.PieceFile, "write", stuck)
+    ended = run.execute()
+    if command == "discard":
+        assert ended.state == "discarded" and not run.folder.checkpoints_path.exists()
+        return
+    assert ended.state == "stopped"
+    newest = max(files_of(run))
+    assert newest == run.recorder.snapshot.step
+    monkeypatch.setattr(piece_files.PieceFile, "write", write)
+    again = resume_run(tmp_path / "runs", run.id)
+    assert again.execute().state == "finished"
+    still = files_of(train(tmp_path, "still"))
+    assert files_of(again)[8] == still[8]
+
+
+def test_a_step_that_fails_leaves_the_checkpoint_of_the_step_before(tmp_path, monkeypatch, small):
+    """The checkpoint of a good step is finished, though the step after it ends the run."""
+    from engine.runtime.streaming_engine import StreamingEngine
+
+    slow(monkeypatch)
+    train_step = StreamingEngine.train_step
+
+    def failing(self, number, *arguments):
+        if number == 4:
+            raise RuntimeError("broken")
+        train_step(self, number, *arguments)
+
+    monkeypatch.setattr(StreamingEngine, "train_step", failing)
+    run = start_run(make_config(tmp_path, **EVERY), tmp_path / "runs")
+    assert run.execute().state == "failed"
+    steps = [event.step for event in events_of(run, CheckpointWritten)]
+    assert steps and set(steps) == set(files_of(run)) and max(steps) <= 3
+    assert not list(run.folder.checkpoints_path.glob(".*"))
+
+
+def test_a_disk_that_is_full_meanwhile_is_told_and_the_last_step_is_saved(
+    tmp_path, monkeypatch, small
+):
+    import errno
+
+    write, fails = piece_files.PieceFile.write, [True]
+
+    def full(self, piece, offset):
+        if fails:
+            fails.clear()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, piece, offset)
+
+    monkeypatch.setattr(piece_files.PieceFile, "write", full)
+    values = EVERY | {"output.checkpoint_every": 3}
+    run = start_run(make_config(tmp_path, **values), tmp_path / "runs")
+    assert run.execute().state == "finished"
+    steps = [event.step for event in events_of(run, CheckpointWritten)]
+    assert 3 < steps[0] <= steps[-1] == 8, "the step at which it was found was saved"
+
+
+@pytest.mark.parametrize("command", ["stop", "discard"])
+def test_an_update_that_waits_for_a_stuck_disk_gives_way(tmp_path, monkeypatch, small, command):
+    """Without RAM for copies, the update of step 2 waits for the disk, which takes nothing."""
+    monkeypatch.setattr(checkpoint_needs, "_in_pieces", lambda shape: 0)
+    write, asked = piece_files.PieceFile.write, threading.Event()
+    run = start_run(make_config(tmp_path, **EVERY), tmp_path / "runs")
+
+    def stuck(self, piece, offset):
+        if not asked.is_set():
+            asked.set()
+            threading.Timer(0.3, run.request, [command]).start()
+            step = run.recorder.snapshot.step
+            while run.recorder.snapshot.step == step:  # until the update has gone on
+                time.sleep(0.01)
+        write(self, piece, offset)
+
+    monkeypatch.setattr(piece_files.PieceFile, "write", stuck)
+    ended = run.execute()
+    assert ended.state == {"stop": "stopped", "discard": "discarded"}[command]
+    if command == "stop":
+        assert set(files_of(run)) == {2}, "the step whose update waited was applied and saved"
+
+
+class Reader:
+    """A reader of planes that notes what it is told."""
+
+    def __init__(self):
+        self.told = []
+        self.is_ready = False
+
+    def arm(self):
+        self.told.append("arm")
+        self.is_ready = True
+
+    def protect(self, unit):
+        self.told.append(unit)
+
+    def end(self):
+        self.told.append("end")
+        self.is_ready = True
+
+
+def test_a_reader_of_the_planes_is_told_when_its_step_is_whole_and_what_is_to_change():
+    held, reader = HeldStep(), Reader()
+    held.begin(1, "embed")
+    held.read_by(1, reader)
+    held.begin(1, "head")  # of its own step
+    assert reader.told == []
+    held.complete(1)
+    held.begin(2, "embed")
+    held.fail()  # a later step failed, which is nothing to this reader
+    assert reader.told == ["arm", "embed"] and held.is_mixed
+    held.complete(2)
+    held.release()
+    held.begin(3, "embed")
+    assert reader.told == ["arm", "embed"]
+    late = Reader()
+    held.complete(3)
+    held.read_by(3, late)
+    assert late.told == ["arm"]
+
+
+def test_a_reader_whose_step_fails_is_ended_so_that_nothing_waits_for_ever():
+    held, reader = HeldStep(), Reader()
+    held.complete(1)
+    held.read_by(2, reader)
+    held.begin(3, "embed")
+    held.fail()
+    assert reader.told == ["embed", "end"]
