@@ -1,0 +1,124 @@
+"""Checkpoints that are written on a GPU machine while steps go on, with lanes that work at the same
+time, hold one step's state, wherever optimizers run.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from engine.checkpoints import copies, piece_files, unit_files
+from engine.errors import NonFiniteError
+from engine.fit import checkpoint_needs
+from engine.plan.ops import OpKind
+from engine.runs.events import CheckpointWritten, PlanBuilt, StepSkipped
+from engine.runtime import block_ops
+from engine.train import planning
+from engine.train.run import Run, start_run
+from tests.gpu.test_whole_job import gpu_config
+from tests.support.trained_runs import events_of, execute
+
+pytestmark = pytest.mark.gpu
+
+UNITS = ("embed", "block 0", "block 1", "head")
+VALUES = {
+    "train.steps": 24,
+    "output.checkpoint_every": 1,
+    "output.keep_checkpoints": 24,
+    "output.eval_every": 0,
+    "engine.kernels": "eager",
+}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Even this model is written beside training, in small pieces, more slowly than it trains."""
+    monkeypatch.setattr(checkpoint_needs, "SMALL_BYTES", 0)
+    for place, name in ((checkpoint_needs, "COPY_PIECE_BYTES"), (copies, "PIECE_BYTES")):
+        monkeypatch.setattr(place, name, 64 << 10)
+    monkeypatch.setattr(unit_files, "ALIGNED_BYTES", 64 << 10)
+    write = piece_files.PieceFile.write
+
+    def slowly(self, piece, offset):
+        time.sleep(0.003)
+        write(self, piece, offset)
+
+    monkeypatch.setattr(piece_files.PieceFile, "write", slowly)
+
+
+@pytest.fixture(params=[(), UNITS, ("block 1",)], ids=["host", "device", "mixed"])
+def homes(request, monkeypatch):
+    """Optimizers of these units run on the device."""
+    choose = planning.choose
+
+    def with_homes(job, target):
+        chosen = choose(job, target)
+        buffers = 2 if request.param else 0
+        choices = replace(
+            chosen.choices,
+            device_homes=request.param,
+            update_buffers=buffers,
+            spare_buffers=0,
+            spare_blocks=0,
+        )
+        return replace(chosen, choices=choices)
+
+    monkeypatch.setattr(planning, "choose", with_homes)
+    return request.param
+
+
+def files_of(run: Run) -> dict[int, dict[str, bytes]]:
+    """Returns the unit files of all checkpoints of a run, by step and name."""
+    found = {}
+    for path in run.folder.checkpoints_path.glob("step-*"):
+        files = [file for file in path.iterdir() if file.suffix == ".planes"]
+        found[int(path.name[5:])] = {file.name: file.read_bytes() for file in files}
+    return found
+
+
+def trained(tmp_path, **values) -> Run:
+    run = start_run(gpu_config(tmp_path, "bfloat16", **VALUES | values), tmp_path / "runs")
+    ended = execute(run)
+    assert ended.state == "finished", ended.reason
+    return run
+
+
+@pytest.mark.parametrize("room", [0, 1 << 20, 1 << 30], ids=["waits", "both", "copies"])
+def test_each_is_that_of_a_run_that_stood_still(
+    deterministic, tmp_path, monkeypatch, small, homes, room
+):
+    with monkeypatch.context() as standing:
+        standing.setattr(checkpoint_needs, "SMALL_BYTES", 1 << 40)
+        standing.setattr(time, "sleep", lambda seconds: None)
+        still = files_of(trained(tmp_path))
+    whole = checkpoint_needs._in_pieces
+    monkeypatch.setattr(checkpoint_needs, "_in_pieces", lambda shape: min(room, whole(shape)))
+    run = trained(tmp_path)
+    (built,) = events_of(run, PlanBuilt)
+    assert tuple(built.choices["device_homes"]) == homes
+    beside = files_of(run)
+    assert set(beside) <= set(still) and 1 in beside and 24 in beside and len(beside) > 2
+    for step, files in beside.items():
+        assert files == still[step], step
+    first = events_of(run, CheckpointWritten)[0]
+    assert (first.copied_bytes > 0) == (room > 0)
+
+
+def test_a_step_that_is_skipped_just_before_its_checkpoint_leaves_no_one_waiting(
+    deterministic, tmp_path, monkeypatch, small, homes
+):
+    """The checkpoint of step 5 is asked for while that step runs, and then the step fails."""
+    clip = block_ops._clip
+
+    def failing(context, op, step):
+        if step.inputs.number == 5:
+            raise NonFiniteError("The loss of step 5 is not a finite number.", 5, "loss")
+        clip(context, op, step)
+
+    monkeypatch.setitem(block_ops.WORK, OpKind.CLIP, failing)
+    run = trained(tmp_path, **{"train.nonfinite": "skip", "output.checkpoint_every": 5})
+    assert [event.step for event in events_of(run, StepSkipped)] == [5]
+    written = events_of(run, CheckpointWritten)
+    assert written[-1].step == 24 and min(event.step for event in written) in range(5, 12)
