@@ -273,7 +273,6 @@ def turns(*pairs) -> str:
 
 GOOD = turns(("user", "say after one"), ("assistant", "two"))
 DATA = {
-    "not there": (lambda p: p.unlink(), "There is no"),
     "a folder": (lambda p: (p.unlink(), p.mkdir()), "data"),
     "no bytes": (lambda p: p.write_bytes(b""), "data.jsonl"),
     "blank lines": (lambda p: p.write_bytes(b"\n\n \n"), "data.jsonl"),
@@ -312,6 +311,14 @@ DATA = {
     ),
     "bytes": (lambda p: p.write_bytes(bytes(range(256)) * 40), "data.jsonl"),
 }
+
+
+def test_data_that_is_not_there_is_refused_before_a_run_is_made(capsys, tmp_path, preset):
+    source = tmp_path / "data.jsonl"
+    source.unlink()
+    sentence = refused(capsys, tmp_path / "runs", "train", preset)
+    assert sentence == f"There is no file {source}; check data.source."
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("damage, told", DATA.values(), ids=DATA)
