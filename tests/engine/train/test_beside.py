@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 from engine.checkpoints import copies, piece_files, unit_files
 from engine.fit import checkpoint_needs
-from engine.runs.events import CheckpointWritten, LogLine
+from engine.runs.events import CheckpointWritten, LogLine, PlanBuilt
 from engine.runtime.held_step import HeldStep
+from engine.train import planning
 from engine.train.run import Run, resume_run, start_run
 from tests.support.folders import make_config
 from tests.support.trained_runs import events_of
@@ -75,6 +77,31 @@ def test_each_checkpoint_is_that_of_a_run_that_stood_still(tmp_path, monkeypatch
     assert any("fell due after step 2 is postponed: that of step 1" in line for line in lines)
     assert [event.due_step for event in told[:2]] == [0, 2] and told[1].step > 2
     assert "Checkpoint copies" in str(run.recorder.snapshot.fit) or not room
+
+
+@pytest.mark.parametrize("homes", [("embed", "block 0", "block 1", "head"), ("block 1",)])
+def test_so_it_is_where_optimizers_run_on_the_device(tmp_path, monkeypatch, small, homes):
+    choose = planning.choose
+
+    def with_homes(job, target):
+        chosen = choose(job, target)
+        choices = replace(chosen.choices, device_homes=homes, update_buffers=2)
+        return replace(chosen, choices=choices)
+
+    monkeypatch.setattr(planning, "choose", with_homes)
+    monkeypatch.setattr(checkpoint_needs, "SMALL_BYTES", 1 << 40)
+    still = files_of(train(tmp_path, "still"))
+    monkeypatch.setattr(checkpoint_needs, "SMALL_BYTES", 0)
+    monkeypatch.setattr(checkpoint_needs, "_in_pieces", lambda shape: 0)
+    slow(monkeypatch, 0.005)
+    run = train(tmp_path, "beside")
+    (built,) = events_of(run, PlanBuilt)
+    assert tuple(built.choices["device_homes"]) == homes
+    beside = files_of(run)
+    assert {step: files == still[step] for step, files in beside.items()} == dict.fromkeys(
+        beside, True
+    )
+    assert events_of(run, CheckpointWritten)[0].waited_seconds > 0
 
 
 def asks(run: Run, command: str, writing: threading.Event) -> None:
