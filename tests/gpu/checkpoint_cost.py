@@ -52,6 +52,8 @@ class Job:
     every: int
     steps: int
     rows: int
+    length: int
+    device: str
     is_evaluated: bool
 
     def config(self) -> TrainConfig:
@@ -75,11 +77,11 @@ class Job:
             "model.dtype": "bfloat16",
             "data.source": str(self.folder / "data.jsonl"),
             "data.format": "messages",
-            "data.max_seq_len": 1024,
+            "data.max_seq_len": self.length,
             "data.eval_fraction": 0.1,
             "train.steps": self.steps,
             "train.batch_size": self.rows,
-            "engine.device": "cuda",
+            "engine.device": self.device,
             "output.checkpoint_every": self.every,
             "output.keep_checkpoints": 1,
             "output.eval_every": self.every if self.is_evaluated else 0,
@@ -103,7 +105,7 @@ def report(record: Path, every: int) -> str:
     records = list(replay(record))
     steps = [item for item in records if isinstance(item.event, StepFinished)]
     last_period = len(steps) - len(steps) % every if every else len(steps)
-    counted = steps[max(WARM_UP, every) - 1 : last_period]
+    counted = steps[(every or WARM_UP) - 1 : last_period]
     inside = [item for item in records if counted[0].seq <= item.seq <= counted[-1].seq]
     evaluating = sum(item.event.seconds for item in inside if isinstance(item.event, EvalFinished))
     seconds = counted[-1].time - counted[0].time - evaluating
@@ -160,7 +162,9 @@ def main() -> None:
     parser.add_argument("--size", choices=WIDTHS, default="1.5b")
     parser.add_argument("--every", type=int, nargs="+", default=[0, 40, 20])
     parser.add_argument("--steps", type=int, nargs="+", default=[60, 128, 108])
-    parser.add_argument("--rows", type=int, default=32, help="rows of 1,024 tokens in a step")
+    parser.add_argument("--rows", type=int, default=32, help="rows in a step")
+    parser.add_argument("--length", type=int, default=1024, help="tokens in a row")
+    parser.add_argument("--device", default="cuda")
     parser.add_argument("--copies", type=float, help="at most so many GiB of RAM for copies")
     parser.add_argument("--evaluate", action="store_true")
     parser.add_argument("--folder", type=Path, help="used by the processes it starts")
@@ -177,11 +181,14 @@ def main() -> None:
                 chosen.every[0],
                 chosen.steps[0],
                 chosen.rows,
+                chosen.length,
+                chosen.device,
                 chosen.evaluate,
             )
         )
         return
-    same = ["--size", chosen.size, "--rows", str(chosen.rows)]
+    same = ["--size", chosen.size, "--rows", str(chosen.rows), "--length", str(chosen.length)]
+    same += ["--device", chosen.device]
     same += ["--copies", str(chosen.copies)] if chosen.copies is not None else []
     same += ["--evaluate"] if chosen.evaluate else []
     for every, steps in zip(chosen.every, chosen.steps):
