@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from app.form.settings_form import Setting, settings, shown_values
+from engine.checkpoints.checkpoint import newest_step
 from engine.errors import ConfigError, RunError
 from engine.files import write_whole
-from engine.runs.folder import open_run
+from engine.runs.folder import RunFolder, open_run
 
 DRAFT_FILE = ".draft.json"
 
@@ -75,8 +76,9 @@ def settings_of_run(
     """Returns the component values of a run's settings with `changes` (config values by name).
 
     With `trains_on`, they are those of a new run that starts from this run's newest weights.
-    Raises RunError for a run that does not exist or whose settings this version cannot use, and
-    ConfigError for a change of an unknown setting or to a value out of range.
+    Raises RunError for a run that does not exist, whose settings this version cannot use or which
+    has no weights to train on from, and ConfigError for a change of an unknown setting or to a
+    value out of range.
     """
     folder = open_run(runs_dir, run_id)
     try:
@@ -87,5 +89,20 @@ def settings_of_run(
             "mend its config.yaml."
         ) from None
     if trains_on:
+        _refuse_without_weights(folder)
         changes = changes | {"model.start_from": str(folder.path.resolve())}
     return shown_values(config.with_values(changes))
+
+
+def _refuse_without_weights(folder: RunFolder) -> None:
+    """Raises RunError if a new run cannot start from this run's newest weights."""
+    if folder.is_running():
+        raise RunError(
+            f"Run {folder.id} is still training, so its newest weights change; stop it or wait for "
+            "its end, then train on from it."
+        )
+    if newest_step(folder.checkpoints_path) is None:
+        raise RunError(
+            f"Run {folder.id} has no checkpoint, so there are no weights to train on from; New run "
+            "from this one takes its settings alone."
+        )

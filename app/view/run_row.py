@@ -78,7 +78,7 @@ def _row_actions(run: RunSummary, weights: Weights) -> list[str]:
         ("export", is_readable and weights.saved_step is not None),
         ("details", True),
         ("draft", is_readable),
-        ("train-on", weights.can_talk and is_readable and can_delete),
+        ("train-on", is_readable and can_delete and weights.saved_step is not None),
         ("compare", is_readable),
         ("delete", can_delete),
     ]

@@ -2,8 +2,9 @@
 
 POST /api/runs/RUN/draft {changes, trains_on}
     The form gets this run's settings with `changes`, which are config values by dotted name. With
-    `trains_on`, which may be left out, a new run starts from this run's newest weights. No run is
-    started. The next page that is opened shows the form.
+    `trains_on`, which may be left out, a new run starts from this run's newest weights; a run that
+    is still training, or has no checkpoint, is refused. No run is started. The next page that is
+    opened shows the form.
 """
 
 from __future__ import annotations

@@ -1,0 +1,59 @@
+"""Train on, in Chromium: a run's weights are where a new run begins."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from engine.runs.events import LogLine, RunEnded, RunStarted, StepFinished
+from engine.runs.folder import open_run
+from engine.runs.following import replay
+from tests.browser.conftest import WAIT_MILLISECONDS
+from tests.browser.test_app_in_browser import start_short_run, state
+from tests.support.routes import wait_for
+from tests.support.tiers import BROWSER_FLOWS
+
+pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+
+expect.set_options(timeout=WAIT_MILLISECONDS)
+
+STEPS = 12
+
+
+def events_of(folder, kind):
+    return [record.event for record in replay(folder.events_path) if isinstance(record.event, kind)]
+
+
+def run_in(page) -> str:
+    return re.search(r"run=([^&]+)", page.url).group(1)
+
+
+def test_a_new_run_begins_from_the_weights_of_the_one_before(page, server):
+    first_id = start_short_run(page, "Taught", steps=STEPS)
+    expect(state(page)).to_have_text("Finished")
+    page.locator("#rs-tab-runs-button").click()
+    row = page.locator(f".rs-runs [data-part=rows] tr[data-run='{first_id}']")
+    row.get_by_role("button", name="Train on").click()
+    expect(page).to_have_url(re.compile(r"tab=train"))
+    first = open_run(server.runs, first_id)
+    page.wait_for_selector("#start:not([disabled])")
+    page.get_by_role("button", name="All other settings").click()
+    field = page.locator("#field-model-start_from :is(input, textarea)")
+    expect(field).to_have_value(str(first.path.resolve()))
+    page.locator("#start:not([disabled])").click()
+    expect(page).to_have_url(re.compile(rf"tab=live&run=(?!{first_id}$)\w+"))
+    second = open_run(server.runs, run_in(page))
+    # For a moment the bar still shows the first run, which has finished.
+    wait_for(lambda: events_of(second, RunEnded), seconds=60)
+    expect(state(page)).to_have_text("Finished")
+    assert second.id != first_id and second.config.name == "Taught"
+    assert events_of(second, RunStarted)[0].resumed_step is None, "its steps begin anew"
+    said = f"The weights are those of {first.path.resolve()}/checkpoints/step-{STEPS}."
+    assert said in [line.text for line in events_of(second, LogLine)]
+    before, after = (events_of(folder, StepFinished) for folder in (first, second))
+    assert [step.step for step in after] == list(range(1, STEPS + 1))
+    # Both runs begin with the same rows, so the loss of their first steps tells the weights apart.
+    assert after[0].loss < 0.9 * before[0].loss, (before[0].loss, after[0].loss)
+    assert events_of(second, RunEnded)[-1].state == "finished"
