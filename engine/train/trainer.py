@@ -311,7 +311,7 @@ class Trainer:
         """
         self._steps.settle()
         with contextlib.suppress(DiskFullError):  # the last step is saved in its place
-            self._saver.finish(self._look)
+            self._saver.finish(self._look_while_saving)
         self._write(step, back_to, waits)
 
     def _write(self, step: int, back_to: RunState, waits: bool) -> None:

@@ -206,6 +206,33 @@ def test_an_update_that_waits_for_a_stuck_disk_gives_way(tmp_path, monkeypatch, 
         assert set(files_of(run)) == {2}, "the step whose update waited was applied and saved"
 
 
+@pytest.mark.parametrize("second, state", [("stop", "stopped"), ("discard", "discarded")])
+def test_a_second_request_while_the_last_checkpoint_is_finished(
+    tmp_path, monkeypatch, small, second, state
+):
+    """The checkpoint of the last step is under way when the run is stopped, so it is finished."""
+    write, asked = piece_files.PieceFile.write, []
+    run = start_run(make_config(tmp_path, **EVERY), tmp_path / "runs")
+
+    def slowly(self, piece, offset):
+        time.sleep(0.05)
+        if len(asked) == 1 and run.recorder.snapshot.state == "stopping":
+            asked.append(second)
+            run.request(second)
+        write(self, piece, offset)
+
+    def ask(record) -> None:
+        if record.event.kind == "step_finished" and not asked:
+            asked.append("stop")
+            run.request("stop")
+
+    monkeypatch.setattr(piece_files.PieceFile, "write", slowly)
+    run.recorder.subscribe(ask)
+    ended = run.execute()
+    assert asked == ["stop", second] and ended.state == state, ended.reason
+    assert set(files_of(run)) == ({1} if second == "stop" else set())
+
+
 class Reader:
     """A reader of planes that notes what it is told."""
 
