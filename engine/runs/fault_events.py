@@ -24,15 +24,20 @@ class StepSkipped(Event, frozen=True):
 class PlannedAnew(Event, frozen=True):
     """The GPU ran out of memory before the updates of `step`, so the step was planned with less.
 
-    The new plan follows as a `PlanBuilt`.
+    It may also run out in an evaluation, which is then repeated. The new plan follows as a
+    `PlanBuilt`.
     """
 
     step: Whole = 0
     """The step is 0 if the dry run ran out of memory."""
     attempt: Whole = 0
-    """The step has run out of memory this many times."""
+    """This is how often the step, or what `during` names, ran out of memory."""
     before: dict[str, Any] = {}
     after: dict[str, Any] = {}
     """`before` and `after` hold the choices that differ, by name."""
     changes_rounding: bool = False
     """The order of sums differs from here on, or where an optimizer runs."""
+    during: str = ""
+    """It is empty for a step. After `step`, or before training if that is 0, it is `evaluation`,
+    `prompts` (the sample prompts) or `exact_match` (the held-out prompts).
+    """

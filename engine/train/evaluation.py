@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from engine.runs.events import EvalFinished, ExactMatchMeasured
 from engine.runtime.generate import AnswerLimits, end_tokens, longest_row
 from engine.train.prepare import Prepared
 from engine.train.prompts import FixedPrompts
+from engine.train.replanning import Moment, Replanner
 from engine.train.session import Session
 
 Look = Callable[[], None]
@@ -28,12 +30,15 @@ class Evaluator:
     Its methods call `look` often, to check for requests; if `look` raises an exception, the work
     ends. The evaluator does not store `look`: a method of its owner would form a reference cycle,
     which would keep the memory of a finished run allocated.
+
+    If the GPU's memory does not last, what was begun is planned with less and repeated.
     """
 
-    def __init__(self, session: Session, prepared: Prepared):
+    def __init__(self, session: Session, prepared: Prepared, replanner: Replanner):
         """Raises DataError for a fixed prompt that the model cannot be given."""
         self._session = session
         self._prepared = prepared
+        self._replanner = replanner
         model, tokenizer, config = prepared.model, prepared.tokenizer, session.config
         self._ends = end_tokens(model.config, tokenizer, config.model.source)
         self._prompts = FixedPrompts(config, model, tokenizer, self._ends)
@@ -43,6 +48,10 @@ class Evaluator:
 
         Raises NonFiniteError if the loss is NaN or infinite.
         """
+        work = functools.partial(self._measure_loss, step, look)
+        self._replanner.repeated(Moment(step, "evaluation"), work)
+
+    def _measure_loss(self, step: int, look: Look) -> None:
         prepared = self._prepared
         rows = prepared.data.eval
         if not len(rows) or not rows.loss_tokens:
@@ -61,6 +70,10 @@ class Evaluator:
 
     def answer_prompts(self, step: int, look: Look) -> None:
         """Answers the fixed prompts, if there are any, and records the answers."""
+        work = functools.partial(self._answer_prompts, step, look)
+        self._replanner.repeated(Moment(step, "prompts"), work)
+
+    def _answer_prompts(self, step: int, look: Look) -> None:
         progress = self._session.progress("prompts")
         answered = self._prompts.answer(self._prepared.sampler, step, progress, look)
         if answered is not None:
@@ -71,6 +84,10 @@ class Evaluator:
 
         `moment` is before or after training.
         """
+        work = functools.partial(self._measure_exact_match, moment, step, look)
+        self._replanner.repeated(Moment(step, "exact_match"), work)
+
+    def _measure_exact_match(self, moment: str, step: int, look: Look) -> None:
         prepared, output = self._prepared, self._session.config.output
         prompts = prepared.data.eval_prompts(output.exact_match_samples)
         if not prompts:

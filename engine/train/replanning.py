@@ -1,4 +1,5 @@
-"""A step for which the GPU's memory does not last is planned anew with less.
+"""A step for which the GPU's memory does not last is planned anew with less. So is an evaluation,
+which is then repeated.
 
 The first two attempts plan for a share of what the failed plan takes, or for what is free now if
 that is less. They keep the order of sums if they can: fewer blocks keep their activations or stay
@@ -7,24 +8,122 @@ resident, and boundaries go to the host. The third attempt takes the leanest pla
 
 from __future__ import annotations
 
-from dataclasses import replace
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from engine.config.settings import AUTO
+from engine.errors import GpuMemoryError
 from engine.fit.choose import CPU_RUNTIME_BYTES, Chosen, choose
 from engine.fit.job import Job, Target
 from engine.fit.sizes import CUDA_CONTEXT_BYTES
 from engine.machine.cgroups import sample_host_memory
+from engine.runs.events import PlannedAnew
 from engine.runtime.backend import Backend
-from engine.train.planning import Planned
+from engine.train.explain import explained, note_memory
+from engine.train.failures import forget_frames
+from engine.train.planning import Planned, simulated_step, typical_length
+from engine.train.prepare import Prepared
+from engine.train.session import Session
 from engine.words import in_gib
 
 SHARES = (0.8, 0.5)
 """The first attempts plan for these shares of what the failed plan takes."""
 MOST_ATTEMPTS = len(SHARES) + 1
-"""A step is planned anew at most this many times."""
+"""A step, or an evaluation, is planned anew at most this many times."""
+OUT_OF_MEMORY = (torch.OutOfMemoryError, GpuMemoryError)
+"""The GPU's memory does not last where one of these is raised."""
 _LOOSE = ("train.micro_batch_size", "engine.save_level", "engine.residency", "engine.slots")
 """These settings are chosen anew, also where a person has set them."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A `Moment` says for what the GPU's memory did not last."""
+
+    step: int
+    """It is 0 in the dry run and before training."""
+    during: str = ""
+    """It is as in `PlannedAnew`, and empty for a step and for the dry run."""
+
+    def in_words(self) -> str:
+        """Returns a clause that says when this is."""
+        if not self.during:
+            return f"before the updates of step {self.step:,}" if self.step else "in the dry run"
+        when = f"after step {self.step:,}" if self.step else "before training"
+        return f"{_DURING[self.during]} {when}"
+
+
+_DURING = {
+    "evaluation": "in the evaluation",
+    "prompts": "while the sample prompts were answered",
+    "exact_match": "while held-out prompts were answered",
+}
+
+
+class Replanner:
+    """A `Replanner` plans a prepared run anew with less, at most three times for one moment."""
+
+    def __init__(self, session: Session, prepared: Prepared):
+        self._session = session
+        self._prepared = prepared
+        self._moment = Moment(0)
+        """This ran out of memory last."""
+        self._attempt = 0
+        """So often it was planned anew."""
+
+    def repeated(self, moment: Moment, work: Callable[[], None]) -> None:
+        """Does `work`, which updates nothing, once every submitted step is applied. If the GPU's
+        memory does not last, it is planned with less and repeated. Raises GpuMemoryError if there
+        is nothing less, and every other error of `work`.
+        """
+        while True:
+            try:
+                work()
+                return
+            except OUT_OF_MEMORY as error:
+                failed = error
+            note_memory(failed, self._prepared.planned.account.note)
+            # The first error counts, and the lanes have ended if another one follows.
+            with contextlib.suppress(Exception):
+                self._prepared.drain()
+            self.plan(moment, failed)
+
+    def plan(self, moment: Moment, error: Exception) -> None:
+        """Makes a plan with less, and its engine, after `error`. No lane may be working. Raises
+        GpuMemoryError if there is nothing less.
+        """
+        prepared, recorder = self._prepared, self._session.recorder
+        note_memory(error, prepared.planned.account.note)
+        while True:
+            before = prepared.planned
+            self._attempt = self._attempt + 1 if moment == self._moment else 1
+            self._moment = moment
+            forget_frames(error)
+            prepared.close_engine()
+            chosen = None
+            if self._attempt <= MOST_ATTEMPTS:
+                chosen = plan_with_less(before, prepared.backend, self._attempt)
+            if chosen is None:
+                raise explained(error, before.chosen.gpu_items, is_least=True) or error
+            length = typical_length(self._session.config, prepared.data, chosen)
+            simulated = simulated_step(before.job, chosen, before.target, length)
+            try:
+                built = prepared.build_engine(replace(before, chosen=chosen, simulated=simulated))
+                break
+            except OUT_OF_MEMORY as again:
+                note_memory(again, before.account.note)
+                error = again
+        old, new = differences(before.chosen, chosen)
+        anew = chosen.rounding != before.chosen.rounding
+        recorder.emit(PlannedAnew(moment.step, self._attempt, old, new, anew, moment.during))
+        self._session.log("warning", replanned_in_words(moment, before.chosen, chosen))
+        recorder.emit(built)
+        if simulated is not None:
+            recorder.emit(simulated)
 
 
 def plan_with_less(planned: Planned, backend: Backend, attempt: int) -> Chosen | None:
@@ -77,9 +176,8 @@ def _values(chosen: Chosen) -> dict[str, Any]:
     return values | {"device_homes": list(chosen.choices.device_homes)}
 
 
-def replanned_in_words(step: int, before: Chosen, after: Chosen) -> str:
-    """Returns a sentence for the log about a step that is planned anew."""
-    where = f"before the updates of step {step:,}" if step else "in the dry run"
+def replanned_in_words(moment: Moment, before: Chosen, after: Chosen) -> str:
+    """Returns a sentence for the log about what is planned anew."""
     parts = [f"{in_gib(after.gpu_bytes)} instead of {in_gib(before.gpu_bytes)}"]
     if after.micro_batch_size != before.micro_batch_size:
         parts.append(
@@ -94,10 +192,11 @@ def replanned_in_words(step: int, before: Chosen, after: Chosen) -> str:
     sums = "No result changes by that."
     if after.rounding != before.rounding:
         sums = "Sums are rounded in another order from here on."
-    return (
-        f"The GPU ran out of memory {where}. The step is planned anew with less "
-        f"({', '.join(parts)}) and the run goes on. {sums}"
-    )
+    lack = f"The GPU ran out of memory {moment.in_words()}."
+    less = f"planned anew with less ({', '.join(parts)})"
+    if moment.during:
+        return f"{lack} Steps are {less}, this is repeated, and the run goes on. {sums}"
+    return f"{lack} The step is {less} and the run goes on. {sums}"
 
 
 _COUNTED = {

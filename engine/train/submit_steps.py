@@ -15,28 +15,19 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import replace
-
-import torch
 
 from engine.config.settings import OptimConfig, TrainConfig
 from engine.data.rows import batches, rows_of_step
-from engine.errors import GpuMemoryError, NonFiniteError
-from engine.runs.events import PlannedAnew, StepSkipped
+from engine.errors import NonFiniteError
+from engine.runs.events import StepSkipped
 from engine.train.dry_run import LEAST_STEPS, longest_batches
-from engine.train.explain import explained, note_memory
-from engine.train.failures import Failure, FailureKind, failure_of, forget_frames
+from engine.train.explain import note_memory
+from engine.train.failures import Failure, FailureKind, failure_of
 from engine.train.forecast import Forecast
 from engine.train.memory_watch import MemoryWatch
 from engine.train.observe import Observer
-from engine.train.planning import simulated_step, typical_length
 from engine.train.prepare import Prepared
-from engine.train.replanning import (
-    MOST_ATTEMPTS,
-    differences,
-    plan_with_less,
-    replanned_in_words,
-)
+from engine.train.replanning import OUT_OF_MEMORY, Moment, Replanner
 from engine.train.schedule import fitting_warm_up, learning_rate
 from engine.train.session import Session
 from engine.train.skipping import refuse_further, skipped_in_words
@@ -45,11 +36,16 @@ from engine.words import in_seconds
 
 class Steps:
     """The `Steps` of a prepared run; `observer` records them. `watch` ends a step for which host
-    memory does not last.
+    memory does not last, and `replanner` plans one with less for which the GPU's does not.
     """
 
     def __init__(
-        self, session: Session, prepared: Prepared, observer: Observer, watch: MemoryWatch
+        self,
+        session: Session,
+        prepared: Prepared,
+        observer: Observer,
+        watch: MemoryWatch,
+        replanner: Replanner,
     ):
         self._session = session
         self._prepared = prepared
@@ -58,8 +54,7 @@ class Steps:
         self._config = session.config
         self._done = prepared.step
         self._optim = self._fitting_warm_up()
-        self._attempts = (0, 0)
-        """The step that ran out of memory last, and how often it was planned anew."""
+        self._replanner = replanner
 
     @property
     def done(self) -> int:
@@ -114,9 +109,9 @@ class Steps:
             try:
                 prepared.engine.dry_run(micro_batches, look)
                 return
-            except (torch.OutOfMemoryError, GpuMemoryError) as error:
+            except OUT_OF_MEMORY as error:
                 failed = error
-            self._plan_with_less(0, failed)
+            self._replanner.plan(Moment(0), failed)
 
     @property
     def _pad_up_to(self) -> int:
@@ -191,48 +186,17 @@ class Steps:
             step = held.step + 1
             refuse_further(error, step, held.skipped)
             self._skip(step, error)
-        elif isinstance(error, (torch.OutOfMemoryError, GpuMemoryError)):
+        elif isinstance(error, OUT_OF_MEMORY):
             self.failure(error)
             if held.is_mixed:
                 raise error
             step = held.step + 1
-            self._plan_with_less(step, error)
+            self._replanner.plan(Moment(step), error)
         else:
             raise error
         self._done = held.step
         self._observer.forget(step)
         self._observer.start_clock()
-
-    def _plan_with_less(self, step: int, error: Exception) -> None:
-        """Plans `step`, or the dry run, anew. Raises GpuMemoryError if there is nothing less."""
-        prepared, recorder = self._prepared, self._session.recorder
-        note_memory(error, prepared.planned.account.note)
-        while True:
-            before, last = prepared.planned, self._attempts
-            attempt = last[1] + 1 if last[0] == step else 1
-            self._attempts = (step, attempt)
-            forget_frames(error)
-            prepared.close_engine()
-            chosen = None
-            if attempt <= MOST_ATTEMPTS:
-                chosen = plan_with_less(before, prepared.backend, attempt)
-            if chosen is None:
-                raise explained(error, before.chosen.gpu_items, is_least=True) or error
-            length = typical_length(self._config, prepared.data, chosen)
-            simulated = simulated_step(before.job, chosen, before.target, length)
-            try:
-                built = prepared.build_engine(replace(before, chosen=chosen, simulated=simulated))
-                break
-            except (torch.OutOfMemoryError, GpuMemoryError) as again:
-                note_memory(again, before.account.note)
-                error = again
-        old, new = differences(before.chosen, chosen)
-        anew = chosen.rounding != before.chosen.rounding
-        recorder.emit(PlannedAnew(step, attempt, old, new, anew))
-        self._session.log("warning", replanned_in_words(step, before.chosen, chosen))
-        recorder.emit(built)
-        if simulated is not None:
-            recorder.emit(simulated)
 
     def _skip(self, step: int, error: NonFiniteError) -> None:
         prepared, held = self._prepared, self._prepared.store.held

@@ -5,7 +5,8 @@
 - Before each step is submitted, the loop obeys the new requests: pause, save, or a change of
   settings. A stop, a discard or a lack of host memory ends the loop at once.
 - A step that fails before its updates is skipped or planned with less, where that helps. Else the
-  last good step is saved, and the run ends (`engine.train.failures`).
+  last good step is saved, and the run ends (`engine.train.failures`). An evaluation for which the
+  GPU's memory does not last is planned with less and repeated (`engine.train.replanning`).
 - A submitted step is executed while the loop submits the next one. The HOST lane records its
   `StepFinished` when it is applied.
 - A checkpoint that falls due is written while steps go on (`engine.train.saving`).
@@ -49,6 +50,7 @@ from engine.train.memory_watch import MemoryWatch
 from engine.train.observe import Observer
 from engine.train.paused_calls import PausedCalls
 from engine.train.prepare import Prepared
+from engine.train.replanning import Replanner
 from engine.train.requests import Requests
 from engine.train.saving import Saver
 from engine.train.session import Session
@@ -98,12 +100,13 @@ class Trainer:
         self._observer = Observer(session, prepared, self._watch, self._forecast)
         # A wait for disk space does not count as part of a step's time.
         recorder.call_after_wait(self._observer.start_clock)
-        self._evaluator = Evaluator(session, prepared)
+        replanner = Replanner(session, prepared)
+        self._evaluator = Evaluator(session, prepared, replanner)
         self._waiting: list[str] = []
         """These requests arrived during long work and are obeyed before the next step."""
         self._asked: list[Change] = []
         """These changes are made before the next step."""
-        self._steps = Steps(session, prepared, self._observer, self._watch)
+        self._steps = Steps(session, prepared, self._observer, self._watch, replanner)
         output = session.config.output
         is_evaluated = output.eval_every or output.exact_match_samples
         if is_evaluated and not len(prepared.data.eval):

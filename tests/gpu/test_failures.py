@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from engine.checkpoints.restore import newest_checkpoint
-from engine.runs.events import LogLine, PlanBuilt, PlannedAnew, StepFinished
+from engine.runs.events import EvalFinished, LogLine, PlanBuilt, PlannedAnew, StepFinished
 from engine.runs.listing import list_runs
+from engine.runtime.block_ops import BlockOps
 from engine.train.run import resume_run, start_run
 from tests.support.folders import make_config, make_data, make_model
 from tests.support.trained_runs import events_of, execute
@@ -140,3 +141,38 @@ def test_a_lost_device_leaves_the_last_finished_step_and_a_resume_goes_on(tmp_pa
     assert newest_checkpoint(run.folder.checkpoints_path).step == 3
     assert execute(run).state == "finished"
     assert [event.step for event in events_of(run, StepFinished)][-3:] == [4, 5, 6]
+
+
+def test_a_cap_that_is_lowered_before_an_evaluation_makes_the_plan_smaller_and_repeats_it(
+    tmp_path, monkeypatch
+):
+    """Another program takes the memory while the evaluation has its hidden states on the card."""
+    values = {"output.eval_every": 4, "data.eval_fraction": 0.05}
+    whole = start_run(large_config(tmp_path, **values), tmp_path / "runs")
+    assert execute(whole).state == "finished"
+    expected = [event.loss for event in events_of(whole, EvalFinished)]
+    run = start_run(whole.folder.config, tmp_path / "runs")
+    work, lowered = BlockOps.work, []
+
+    def lowering(self, op, step):
+        if not step.inputs.training and op.kind == "forward" and not lowered:
+            lowered.append(op)
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            # Less than what is there already, so the next buffer of a block has no room.
+            total = torch.cuda.get_device_properties(0).total_memory
+            fraction = torch.cuda.memory_allocated() / total
+            torch.cuda.set_per_process_memory_fraction(fraction)
+        return work(self, op, step)
+
+    monkeypatch.setattr(BlockOps, "work", lowering)
+    try:
+        ended = execute(run)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert ended.state == "finished", ended.reason
+    events = events_of(run, PlannedAnew)
+    assert events[0].during == "evaluation" and events[0].step == 4
+    found = [event.loss for event in events_of(run, EvalFinished)]
+    assert found == pytest.approx(expected, rel=1e-2) and len(found) == 2
+    assert newest_checkpoint(run.folder.checkpoints_path).step == 8
