@@ -198,6 +198,7 @@ SINCE_THEN = {
     "train.nonfinite": "stop",
     "model.start_from": None,
     "output.export_dtype": "auto",
+    "output.checkpoint": "full",
 }
 """These settings are newer than the preset. They have the values with which nothing changes."""
 

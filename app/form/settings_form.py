@@ -68,6 +68,7 @@ LABELS = {
     "train.max_grad_norm": "Gradient norm to clip to",
     "train.nonfinite": "A loss that is not finite",
     "engine.gpu_memory_gib": "GPU memory cap (GiB)",
+    "output.checkpoint": "Checkpoints hold",
     "output.checkpoint_every": "Checkpoint every (steps)",
     "output.keep_checkpoints": "Checkpoints to keep",
     "output.eval_every": "Evaluate every (steps)",
@@ -87,6 +88,11 @@ CHOICE_LABELS = {
         "random": "random weights (from scratch)",
     },
     "model.dtype": {"bfloat16": "bfloat16, fp32 masters", "float32": "float32"},
+    "output.checkpoint": {
+        "full": "weights and moments",
+        "weights": "weights alone, no resume",
+        "none": "nothing: none is written",
+    },
     "output.export_dtype": {
         "bfloat16": "bfloat16",
         "float32": "float32, the whole masters",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from app.form.settings_form import Setting, settings, shown_values
-from engine.checkpoints.checkpoint import newest_step
+from engine.checkpoints.saved_steps import saved_steps
 from engine.errors import ConfigError, RunError
 from engine.files import write_whole
 from engine.runs.folder import RunFolder, open_run
@@ -101,7 +101,7 @@ def _refuse_without_weights(folder: RunFolder) -> None:
             f"Run {folder.id} is still training, so its newest weights change; stop it or wait for "
             "its end, then train on from it."
         )
-    if newest_step(folder.checkpoints_path) is None:
+    if saved_steps(folder.checkpoints_path).newest is None:
         raise RunError(
             f"Run {folder.id} has no checkpoint, so there are no weights to train on from; New run "
             "from this one takes its settings alone."

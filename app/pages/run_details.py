@@ -8,7 +8,7 @@ import shlex
 from typing import Any
 
 from app.session.detached import STDERR_FILE, STDOUT_FILE, last_lines
-from engine.checkpoints.checkpoint import newest_step
+from engine.checkpoints.saved_steps import saved_steps
 from engine.errors import RamstreamError
 from engine.runs.about import NAME_LIMIT, NOTE_LIMIT, read_about
 from engine.runs.folder import CONFIG_FILE, RunFolder
@@ -67,9 +67,10 @@ def _commands(folder: RunFolder, state: str) -> list[dict[str, str]]:
     runs = str(folder.path.resolve().parent)
     config = str(folder.path.resolve() / CONFIG_FILE)
     commands = []
-    if state not in ("finished", "unreadable"):
+    saved = saved_steps(folder.checkpoints_path)
+    if state not in ("finished", "unreadable") and not saved.is_weights_alone:
         commands.append(("Go on with this run", ["--resume", folder.id, "--runs-dir", runs]))
-    if state != "unreadable" and newest_step(folder.checkpoints_path) is not None:
+    if state != "unreadable" and saved.newest is not None:
         trained_on = ["--from", folder.id, "--runs-dir", runs]
         commands.append(("A new run that starts from its weights", trained_on))
     if state != "unreadable":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from app.session.detached import PROCESS_FILE, DetachedRuns, is_starting
 from app.view.run_row import Weights
-from engine.checkpoints.checkpoint import newest_step
+from engine.checkpoints.saved_steps import saved_steps
 from engine.runs.folder import RUN_ID, RunFolder
 from engine.runs.listing import RunSummary, list_runs, summarise
 
@@ -111,11 +111,11 @@ class RunList:
 
     def _weights_of(self, run: RunSummary) -> Weights:
         folder = RunFolder(Path(run.path))
-        saved_step = newest_step(folder.checkpoints_path)
+        saved = saved_steps(folder.checkpoints_path)
         is_paused_here = run.state == "paused" and run.id == self._active_id()
         return Weights(
-            can_talk=is_paused_here or saved_step is not None or _has_export(folder),
-            saved_step=saved_step,
+            can_talk=is_paused_here or saved.newest is not None or _has_export(folder),
+            saved=saved,
         )
 
     # ------------------------------------------------------------------ runs of other processes

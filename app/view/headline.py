@@ -13,6 +13,7 @@ from app.view.learning_signs import Divergence, HeldOut, divergence, held_out
 from app.view.memory_words import MemoryKind, full_at, is_in_danger, memory_kinds
 from app.view.outcome import how_it_can_go_on, how_it_ended, what_it_reached
 from app.words import STATE_TONES, in_bytes, in_digits
+from engine.checkpoints.saved_steps import NOTHING_SAVED, SavedSteps
 from engine.config.settings import TrainConfig
 from engine.runs.snapshot import OVER_STATES, RunSnapshot
 
@@ -23,15 +24,15 @@ LOWER_RATE = 3
 def headline(
     snapshot: RunSnapshot,
     state: str,
-    saved_step: int | None = None,
+    saved: SavedSteps = NOTHING_SAVED,
     config: TrainConfig | None = None,
 ) -> Diagnosis:
-    """Returns what is shown first of a run in `state`, with the rest as remarks. `saved_step` is
-    the step of its newest checkpoint on the disk, or None. Without `config` (if the configuration
+    """Returns what is shown first of a run in `state`, with the rest as remarks. `saved` are its
+    checkpoints on the disk. Without `config` (if the configuration
     does not load) no change of settings is offered.
     """
     if state in OVER_STATES or state == "interrupted":
-        return _of_a_run_that_is_over(snapshot, state, saved_step, config)
+        return _of_a_run_that_is_over(snapshot, state, saved, config)
     speed = diagnosis(snapshot, config)
     kinds = [kind for kind in memory_kinds(snapshot) if kind.growth.is_growing]
     danger = [kind for kind in kinds if is_in_danger(snapshot, kind)]
@@ -41,7 +42,7 @@ def headline(
 
 
 def _of_a_run_that_is_over(
-    snapshot: RunSnapshot, state: str, saved_step: int | None, config: TrainConfig | None
+    snapshot: RunSnapshot, state: str, saved: SavedSteps, config: TrainConfig | None
 ) -> Diagnosis:
     learning = _learning(snapshot, config)
     if state == "finished":
@@ -50,7 +51,7 @@ def _of_a_run_that_is_over(
         first = Diagnosis(what_it_reached(snapshot), "warn" if learning else tone)
     else:
         first = Diagnosis(
-            how_it_ended(snapshot, state), STATE_TONES[state], how_it_can_go_on(state, saved_step)
+            how_it_ended(snapshot, state), STATE_TONES[state], how_it_can_go_on(state, saved)
         )
     speed = diagnosis(snapshot, config)
     slow = [speed] if speed.tone == "warn" else []

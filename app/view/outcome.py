@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from app.view.learning_signs import held_out
 from app.words import in_digits, in_share, in_time
+from engine.checkpoints.saved_steps import SavedSteps
 from engine.runs.snapshot import RunSnapshot
 from engine.words import counted
 
@@ -25,14 +26,19 @@ def how_it_ended(snapshot: RunSnapshot, state: str) -> str:
     return snapshot.reason or words[state]
 
 
-def how_it_can_go_on(state: str, saved_step: int | None) -> str:
-    """Returns one sentence that says what the run's button in the bar does, or an empty text if it
-    has none. `saved_step` is the step of the newest checkpoint on the disk, or None.
+def how_it_can_go_on(state: str, saved: SavedSteps) -> str:
+    """Returns one sentence that says what the run's button in the bar does, or what can be done
+    where it has none; the text is empty for a run that is not over, or has all its steps.
     """
     if state not in ("stopped", "failed", "interrupted"):
         return ""
-    if saved_step is not None:
-        return f"Resume goes on from the checkpoint of step {saved_step:,}."
+    if saved.full is not None:
+        return f"Resume goes on from the checkpoint of step {saved.full:,}."
+    if saved.newest is not None:
+        return (
+            f"The weights of step {saved.newest:,} are kept alone, so the run cannot be resumed: "
+            "Train on, in Runs, starts a new run from them."
+        )
     return "Nothing was saved: Start again begins anew with the same settings."
 
 

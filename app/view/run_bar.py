@@ -13,6 +13,7 @@ import numpy as np
 from app.view.headline import headline
 from app.view.outcome import how_it_can_go_on, how_it_ended
 from app.words import STATE_TONES, STATE_WORDS, in_count, in_share, in_time
+from engine.checkpoints.saved_steps import NOTHING_SAVED, SavedSteps
 from engine.runs.folder import shown_state
 from engine.runs.snapshot import OVER_STATES, RECENT_STEPS, Job, RunSnapshot
 
@@ -77,14 +78,15 @@ class ShownRun:
     """This command was requested and has not been taken yet."""
     learning_rate: float | None = None
     """This is the peak learning rate in the settings, or None if they cannot be read."""
-    saved_step: int | None = None
-    """The newest checkpoint on the disk is of this step; it is None if there is none."""
+    saved: SavedSteps = NOTHING_SAVED
+    """These checkpoints of the run are on the disk."""
+    saves: bool = True
+    """The run writes checkpoints."""
 
 
 def run_bar(snapshot: RunSnapshot, run: ShownRun) -> dict[str, Any]:
     """Returns the texts and numbers of the bar, and the possible requests to the run."""
     state = shown_state(snapshot.state, run.is_running)
-    saved_step = run.saved_step
     tone = STATE_TONES[state]
     rates = snapshot.steps.tokens_per_second
     seconds = snapshot.steps.seconds
@@ -92,7 +94,8 @@ def run_bar(snapshot: RunSnapshot, run: ShownRun) -> dict[str, Any]:
     # A run that cannot write its record cannot report that it has taken a request. Its actions stay
     # available in that case.
     pending = None if lacks_space_for == "record" else run.pending
-    actions = ACTIONS_ON_A_FULL_DISK.get(lacks_space_for) or ACTIONS.get(state, ())
+    actions = ACTIONS_ON_A_FULL_DISK.get(lacks_space_for) or actions_in(state, run.saved)
+    stop_saves = run.saves and lacks_space_for not in ("record", "stop")
     return {
         "run_id": run.run_id,
         "name": run.name,
@@ -103,12 +106,12 @@ def run_bar(snapshot: RunSnapshot, run: ShownRun) -> dict[str, Any]:
         "step": f"{snapshot.step:,} of {snapshot.total_steps:,}" if snapshot.total_steps else "–",
         "left": _time_left(snapshot, state),
         "rate": in_count(recent_median(rates)) if rates else "–",
-        "sentence": PENDING_WORDS[pending] if pending else sentence(snapshot, state, saved_step),
-        "actions": [] if pending else list(actions),
+        "sentence": _pending(pending, stop_saves) or sentence(snapshot, state, run.saved),
+        "actions": [each for each in actions if not pending and (run.saves or each != "save")],
         "pending": pending,
         "waits": bool(lacks_space_for),
-        "begins_anew": saved_step is None and state != "paused",
-        "stop_saves": lacks_space_for not in ("record", "stop"),
+        "begins_anew": run.saved.newest is None and state != "paused",
+        "stop_saves": stop_saves,
         "settings": {
             "learning_rate": run.learning_rate,
             "steps": snapshot.total_steps,
@@ -117,6 +120,16 @@ def run_bar(snapshot: RunSnapshot, run: ShownRun) -> dict[str, Any]:
         "title": f"{_mark(snapshot, state)} {run.name} · Ramstream",
         "step_seconds": recent_median(seconds) if seconds else None,
     }
+
+
+def actions_in(state: str, saved: SavedSteps) -> tuple[str, ...]:
+    """Returns the requests that a person can make to a run in `state`. A run of which weights alone
+    are kept is not resumed.
+    """
+    actions = ACTIONS.get(state, ())
+    if saved.is_weights_alone and state != "paused":
+        return tuple(action for action in actions if action != "resume")
+    return actions
 
 
 def recent_median(values: Sequence[float]) -> float:
@@ -142,15 +155,22 @@ def _time_left(snapshot: RunSnapshot, state: str) -> str:
 # ------------------------------------------------------------------ the sentence
 
 
-def sentence(snapshot: RunSnapshot, state: str, saved_step: int | None = None) -> str:
-    """Returns one sentence on how the run is doing, or how it ended. `saved_step` is the step of
-    the newest checkpoint on the disk, or None if there is none.
+def _pending(command: str | None, stop_saves: bool) -> str:
+    """Returns what is said while a request waits to be taken; an empty text if none does."""
+    if command == "stop" and not stop_saves:
+        return "Stop requested: finishing the step."
+    return PENDING_WORDS[command] if command else ""
+
+
+def sentence(snapshot: RunSnapshot, state: str, saved: SavedSteps = NOTHING_SAVED) -> str:
+    """Returns one sentence on how the run is doing, or how it ended. `saved` are its checkpoints
+    on the disk.
     """
     if state in OVER_STATES or state == "interrupted":
         ended = how_it_ended(snapshot, state)
         # A recorded reason, which an interrupted run lacks, says by itself what can be done.
         tells_all = snapshot.reason and state != "interrupted"
-        return ended if tells_all else f"{ended} {how_it_can_go_on(state, saved_step)}".rstrip()
+        return ended if tells_all else f"{ended} {how_it_can_go_on(state, saved)}".rstrip()
     if snapshot.job is not None:
         return _job_sentence(snapshot.job)
     if state == "paused":

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from app.view.run_bar import ACTIONS
+from app.view.run_bar import actions_in
 from app.words import STATE_TONES, STATE_WORDS, in_digits, in_time
+from engine.checkpoints.saved_steps import NOTHING_SAVED, SavedSteps
 from engine.runs.listing import RunSummary
 
 
@@ -16,8 +17,8 @@ class Weights:
 
     can_talk: bool = False
     """There are weights to talk to: a checkpoint, an export, or those of a paused run."""
-    saved_step: int | None = None
-    """The newest checkpoint on the disk is of this step; it is None if there is none."""
+    saved: SavedSteps = NOTHING_SAVED
+    """These checkpoints of the run are on the disk."""
 
 
 NO_WEIGHTS = Weights()
@@ -59,14 +60,14 @@ def _run_row(run: RunSummary, weights: Weights) -> dict[str, Any]:
         "at_work": in_time(run.seconds),
         "reason": run.reason,
         "actions": _row_actions(run, weights),
-        "begins_anew": weights.saved_step is None,
+        "begins_anew": weights.saved.newest is None,
         "export_folder": f"exports/{run.id}",
     }
 
 
 def _row_actions(run: RunSummary, weights: Weights) -> list[str]:
     """Returns the actions of a row, in the order of its buttons."""
-    asked = ACTIONS.get(run.state, ())
+    asked = actions_in(run.state, weights.saved)
     is_readable = run.state != "unreadable"
     # A paused run is resumed in the run bar, which also offers its other actions.
     can_resume = "resume" in asked and run.state != "paused"
@@ -75,10 +76,10 @@ def _row_actions(run: RunSummary, weights: Weights) -> list[str]:
         ("open", is_readable),
         ("resume", can_resume),
         ("talk", weights.can_talk and is_readable),
-        ("export", is_readable and weights.saved_step is not None),
+        ("export", is_readable and weights.saved.newest is not None),
         ("details", True),
         ("draft", is_readable),
-        ("train-on", is_readable and can_delete and weights.saved_step is not None),
+        ("train-on", is_readable and can_delete and weights.saved.newest is not None),
         ("compare", is_readable),
         ("delete", can_delete),
     ]

@@ -27,7 +27,7 @@ from app.view.run_bar import ShownRun, run_bar
 from app.view.run_figures import FIGURES, alarms, summaries
 from app.view.run_words import details, prompt_answers, tiles
 from app.view.timeline_figure import timeline_part
-from engine.checkpoints.checkpoint import newest_step
+from engine.checkpoints.saved_steps import saved_steps
 from engine.config.settings import TrainConfig
 from engine.errors import RamstreamError
 from engine.runs.about import read_about
@@ -146,7 +146,8 @@ class Watch:
             is_running,
             pending,
             None if config is None else config.train.learning_rate,
-            newest_step(self.folder.checkpoints_path),
+            saved_steps(self.folder.checkpoints_path),
+            config is None or config.output.checkpoint != "none",
         )
         bar = run_bar(snapshot, run)
         head = {
@@ -154,7 +155,7 @@ class Watch:
             "seq": snapshot.last_seq,
             "bar": bar | {"note": about.note},
             "tiles": tiles(snapshot),
-            "diagnosis": headline(snapshot, bar["state"], run.saved_step, config).to_dict(),
+            "diagnosis": headline(snapshot, bar["state"], run.saved, config).to_dict(),
         }
         return _serialised(head)[1:-1]
 

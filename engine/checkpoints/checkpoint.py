@@ -1,10 +1,10 @@
-"""A checkpoint holds every plane except the gradients, written straight from the host store's
-memory.
+"""A full checkpoint holds every plane except the gradients, and one of weights alone the weight
+planes (`output.checkpoint`). Both are written straight from the host store's memory, in one way.
 
 ``checkpoints/step-N/`` holds one file per unit (its planes one after another),
-``buffers.safetensors`` if the model has persistent buffers, and ``manifest.json`` with sizes,
-checksums and whatever else a resume needs. The steps below run in this order, so that a crash or a
-power failure at any moment loses no complete checkpoint:
+``buffers.safetensors`` if the model has persistent buffers, and ``manifest.json`` with what the
+checkpoint holds, sizes, checksums and whatever else a resume needs. The steps below run in this
+order, so that a crash or a power failure at any moment loses no complete checkpoint:
 
 - The leftovers of a killed writer are removed. If it was killed between the two renames below, the
   old checkpoint gets its name back.
@@ -34,7 +34,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from engine.checkpoints import copies
 from engine.checkpoints.plane_snapshot import Snapshot
@@ -50,7 +50,7 @@ from engine.files import (
     sync_folder,
     write_synced,
 )
-from engine.model.layout import UnitLayout
+from engine.model.layout import UnitLayout, checkpoint_planes
 from engine.progress import Progress, untold
 
 if TYPE_CHECKING:
@@ -62,6 +62,10 @@ FORMAT = 2
 """Format 1 had one BLAKE2b checksum for each plane. It can still be read."""
 MANIFEST = "manifest.json"
 BUFFERS = "buffers.safetensors"
+HOLDS = "holds"
+"""The manifest says under this name, near its beginning, whether the checkpoint is `full` or holds
+`weights` alone. Earlier versions wrote full ones, without this entry.
+"""
 
 _SPARE_BYTES = 1 << 20
 """The disk must have this many bytes more than the planes, the buffers and the state need. They
@@ -83,11 +87,18 @@ class Contents:
     snapshot: Snapshot | None = None
     """Steps go on while this snapshot of the planes is written; None where training stands still.
     """
+    holds: Literal["full", "weights"] = "full"
+    """The checkpoint holds the moments too, or weights alone."""
+
+    @property
+    def planes(self) -> tuple[str, ...]:
+        """These planes of each unit are written, in this order."""
+        return tuple(checkpoint_planes(self.store.dtype, self.holds))
 
     @property
     def plane_bytes(self) -> int:
         """The planes take this many bytes in the checkpoint."""
-        return checkpoint_bytes(self.store.layouts, self.store.dtype)
+        return checkpoint_bytes(self.store.layouts, self.store.dtype, self.holds)
 
     def needed_bytes(self) -> int:
         """Returns the free space that the checkpoint needs at most, in bytes.
@@ -115,13 +126,17 @@ class CheckpointInfo:
     """Each sentence says which newer checkpoint could not be used, and why."""
 
 
-def checkpoint_bytes(layouts: Mapping[str, UnitLayout] | Iterable[UnitLayout], dtype: str) -> int:
+def checkpoint_bytes(
+    layouts: Mapping[str, UnitLayout] | Iterable[UnitLayout],
+    dtype: str,
+    holds: Literal["full", "weights"] = "full",
+) -> int:
     """Returns the bytes of the planes in one checkpoint.
 
     The manifest, about 100 bytes per parameter tensor, is not included.
     """
     units = layouts.values() if isinstance(layouts, Mapping) else layouts
-    return sum(sum(_plane_bytes(layout, dtype).values()) for layout in units)
+    return sum(sum(_plane_bytes(layout, dtype, holds).values()) for layout in units)
 
 
 # ---------------------------------------------------------------------- writing
@@ -191,10 +206,10 @@ def _write_files(folder: Path, step: int, contents: Contents, progress: Progress
     """
     store = contents.store
     layouts = list(store.layouts.values())
-    sizes = [_plane_bytes(layout, store.dtype) for layout in layouts]
+    sizes = [_plane_bytes(layout, store.dtype, contents.holds) for layout in layouts]
     snapshot = contents.snapshot
     if snapshot is None:
-        snapshot = Snapshot(store, list(sizes[0]) if sizes else ())
+        snapshot = Snapshot(store, contents.planes)
         snapshot.arm()  # nothing changes the planes
     files = UnitFiles(folder, layouts, sizes)
     units = files.write(snapshot, Meter(contents.plane_bytes, progress))
@@ -202,6 +217,7 @@ def _write_files(folder: Path, step: int, contents: Contents, progress: Progress
     values = {
         "format": FORMAT,
         "step": step,
+        HOLDS: contents.holds,
         "dtype": store.dtype,
         "piece_checksum": CHECKSUM,
         "piece_bytes": copies.PIECE_BYTES,
@@ -292,16 +308,8 @@ def folders_by_step(root: Path) -> dict[int, Path]:
     return found
 
 
-def newest_step(root: Path) -> int | None:
-    """Returns the step of the newest checkpoint folder in `root`, or None if there is none or the
-    folder cannot be read.
-    """
-    try:
-        return max(folders_by_step(root), default=None)
-    except OSError:
-        return None
-
-
-def _plane_bytes(layout: UnitLayout, dtype: str) -> dict[str, int]:
+def _plane_bytes(
+    layout: UnitLayout, dtype: str, holds: Literal["full", "weights"]
+) -> dict[str, int]:
     """Returns the bytes of each plane that a checkpoint holds, in file order."""
-    return {plane: size for plane, size in layout.plane_bytes(dtype).items() if plane != "grad"}
+    return {plane: layout.numel * item for plane, item in checkpoint_planes(dtype, holds).items()}

@@ -6,6 +6,7 @@ written.
   this.
 - The layouts in the manifest must be those of the model. This is checked before anything is written
   to the planes.
+- A checkpoint that holds weights alone is passed over by a resume, which needs the moments too.
 - Planes are read straight into the store's memory, and their checksums are verified on the way. If
   a checkpoint is damaged, the one before it is loaded instead, which overwrites all planes.
 """
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from engine.checkpoints.checkpoint import (
     FORMAT,
+    HOLDS,
     MANIFEST,
     CheckpointInfo,
     folders_by_step,
@@ -31,7 +33,7 @@ from engine.checkpoints.threads import Meter, in_threads
 from engine.checkpoints.unit_files import description, piece_checksum
 from engine.errors import CheckpointError
 from engine.files import body_checksum, checksum_of, new_digest
-from engine.model.layout import PLANE_ITEM_BYTES
+from engine.model.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES
 from engine.progress import Progress, untold
 
 if TYPE_CHECKING:
@@ -63,16 +65,24 @@ class _Target:
         wanted = PLANE_ITEM_BYTES[store.dtype] if planes is None else planes
         return cls(store, buffers, tuple(wanted))
 
+    @property
+    def is_of_a_resume(self) -> bool:
+        """Returns whether more than weights is loaded."""
+        return not set(self.planes) <= set(WEIGHT_PLANES)
 
-def newest_checkpoint(root: str | os.PathLike[str]) -> CheckpointInfo | None:
+
+def newest_checkpoint(
+    root: str | os.PathLike[str], to_resume: bool = False
+) -> CheckpointInfo | None:
     """Returns the newest checkpoint whose manifest and file sizes are right, or None if there are
-    no checkpoints. The checksums of planes are verified only on loading.
+    no checkpoints. The checksums of planes are verified only on loading. `to_resume` passes over
+    those that hold weights alone.
 
     Raises CheckpointError when there are checkpoints but none is right, or when a later version
     wrote the newest.
     """
     skipped: list[str] = []
-    for path, manifest in _whole_ones(root, skipped):
+    for path, manifest in _whole_ones(root, to_resume, skipped):
         return _info(path, manifest, skipped)
     _refuse_if_any(root, skipped)
     return None
@@ -87,13 +97,13 @@ def load_newest_checkpoint(
 ) -> CheckpointInfo | None:
     """Loads the newest checkpoint that verifies, checksums included, as `load_checkpoint` does.
 
-    Returns None if there are no checkpoints. Raises CheckpointError when there are checkpoints but
-    none verifies, when the newest belongs to another model or dtype, or when a later version wrote
-    it.
+    Checkpoints of weights alone are passed over unless `planes` are those of the weights. Returns
+    None if there are no checkpoints. Raises CheckpointError when there are checkpoints but none
+    verifies, when the newest belongs to another model or dtype, or when a later version wrote it.
     """
     target = _Target.of(store, buffers, planes)
     skipped: list[str] = []
-    for path, manifest in _whole_ones(root, skipped):
+    for path, manifest in _whole_ones(root, target.is_of_a_resume, skipped):
         _refuse_other_model(path, manifest, store)
         try:
             _fill(path, manifest, target, progress)
@@ -120,14 +130,17 @@ def load_checkpoint(
     """Fills planes of the store and the model's persistent `buffers` (by full name) in place.
 
     `planes` must be allocated: all of them by default, WEIGHT_PLANES for sampling and export.
-    Raises CheckpointError when the checkpoint belongs to another model or dtype; the planes are
-    then unchanged. Also raises CheckpointError when the checkpoint is damaged; the planes then hold
-    a mixture of old and new values.
+    Raises CheckpointError when the checkpoint belongs to another model or dtype, or holds weights
+    alone and more is to be filled; the planes are then unchanged. Also raises CheckpointError when
+    the checkpoint is damaged; the planes then hold a mixture of old and new values.
     """
     path = Path(path)
+    target = _Target.of(store, buffers, planes)
     manifest = _verified_manifest(path)
     _refuse_other_model(path, manifest, store)
-    _fill(path, manifest, _Target.of(store, buffers, planes), progress)
+    if target.is_of_a_resume:
+        _refuse_weights_alone(path, manifest)
+    _fill(path, manifest, target, progress)
     return _info(path, manifest, [])
 
 
@@ -162,15 +175,18 @@ def _read_buffers(path: Path, entry: dict[str, Any] | None, buffers: Mapping[str
 
 
 def _whole_ones(
-    root: str | os.PathLike[str], skipped: list[str]
+    root: str | os.PathLike[str], to_resume: bool, skipped: list[str]
 ) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yields the checkpoints whose manifest and file sizes are right, newest first.
+    """Yields the checkpoints whose manifest and file sizes are right, newest first; with
+    `to_resume`, only full ones.
 
     For each checkpoint that is left out, the reason is appended to `skipped`.
     """
     for _, path in sorted(folders_by_step(Path(root)).items(), reverse=True):
         try:
             manifest = _verified_manifest(path)
+            if to_resume:
+                _refuse_weights_alone(path, manifest)
         except NewerFormat:
             raise  # resuming from an older checkpoint would delete this one
         except CheckpointError as error:
@@ -237,6 +253,15 @@ def _verify_size(path: Path, entry: dict[str, Any]) -> None:
         raise CheckpointError(
             f"Checkpoint {path} is damaged: {entry['file']} has {size:,} bytes instead of "
             f"{entry['bytes']:,}."
+        )
+
+
+def _refuse_weights_alone(path: Path, manifest: dict[str, Any]) -> None:
+    """Raises CheckpointError for a checkpoint without moments."""
+    if manifest.get(HOLDS) == "weights":
+        raise CheckpointError(
+            f"Checkpoint {path} holds weights alone, which can be trained on from in a new run; a "
+            "resume needs a full checkpoint."
         )
 
 

@@ -27,6 +27,8 @@ AUTO: Final = "auto"
 Auto = Literal["auto"]
 
 
+CheckpointKind = Literal["full", "weights", "none"]
+"""A run writes checkpoints of this kind (`output.checkpoint`)."""
 MOST_PROMPTS = 50
 """An evaluation answers at most this many prompts."""
 
@@ -236,6 +238,13 @@ class EngineConfig:
 @dataclass(frozen=True)
 class OutputConfig:
     """These settings are about what a run writes and reports."""
+
+    checkpoint: CheckpointKind = "full"
+    """`full` checkpoints hold the weights and AdamW's moments: the run can be resumed from them.
+    `weights` hold the fp32 masters alone, in a third of the space. They can be exported, talked to
+    and trained on from in a new run, but the run cannot be resumed. `none` writes no checkpoint,
+    not even at a stop or a failure; only the export at the end is kept.
+    """
 
     checkpoint_every: int = 0
     """A checkpoint is written after every so many steps; 0 writes one at the end only."""

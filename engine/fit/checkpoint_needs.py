@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.config.settings import TrainConfig
-from engine.model.layout import PLANE_ITEM_BYTES
+from engine.config.settings import CheckpointKind, TrainConfig
+from engine.model.layout import checkpoint_planes
 from engine.model.shape import ModelShape
 from engine.words import MIB
 
@@ -17,18 +17,26 @@ FREE_SHARE = 0.5
 """Copies take at most this share of the RAM that is left, so that other programs keep the rest."""
 
 
-def checkpoints_at_once(config: TrainConfig) -> int:
+def checkpoints_at_once(config: TrainConfig, before: int = 0) -> int:
     """Returns the most checkpoints that are on the disk at the same time: those that are kept, and
-    the next one while it is written. A run that writes few checkpoints has fewer; a stop may add
-    one.
+    the next one while it is written. `before` are there already, from earlier sessions of the run.
+
+    A run that writes few checkpoints has fewer: one that writes its first checkpoint at the end has
+    no other. A stop or a failure writes that of the end early. Only a person who saves in between
+    adds one.
     """
-    every, steps = config.output.checkpoint_every, config.train.steps
-    kept = config.output.keep_checkpoints
-    if every == 0:
-        return min(kept, 1) + 1
-    if steps is None:
-        return kept + 1
-    return min(kept, -(-steps // every)) + 1
+    output, steps = config.output, config.train.steps
+    if output.checkpoint == "none":
+        return 0
+    most = output.keep_checkpoints + 1
+    if output.checkpoint_every == 0:
+        written = 1
+    elif steps is None:
+        written = most
+    else:
+        written = -(-steps // output.checkpoint_every)
+    # What is kept beyond the number goes only once the first new one is whole.
+    return max(before + 1, min(most, before + written))
 
 
 def copy_bytes(config: TrainConfig, shape: ModelShape, taken: int, limit: int | None) -> int:
@@ -41,17 +49,19 @@ def copy_bytes(config: TrainConfig, shape: ModelShape, taken: int, limit: int | 
     """
     every, steps = config.output.checkpoint_every, config.train.steps
     is_periodic = every > 0 and (steps is None or every < steps)
-    if not is_periodic or limit is None or shape.checkpoint_bytes < SMALL_BYTES:
+    kind = config.output.checkpoint
+    if not is_periodic or limit is None or kind == "none":
         return 0
-    room = min(FREE_SHARE * (limit - taken), FILLED_SHARE * limit - taken, _in_pieces(shape))
+    if shape.checkpoint_bytes(kind) < SMALL_BYTES:
+        return 0
+    room = min(FREE_SHARE * (limit - taken), FILLED_SHARE * limit - taken, _in_pieces(shape, kind))
     return max(0, int(room) // COPY_PIECE_BYTES * COPY_PIECE_BYTES)
 
 
-def _in_pieces(shape: ModelShape) -> int:
+def _in_pieces(shape: ModelShape, kind: CheckpointKind) -> int:
     """Returns the bytes of all pieces of one checkpoint."""
     pieces = 0
     for unit in shape.units:
-        for plane, item_bytes in PLANE_ITEM_BYTES[shape.dtype].items():
-            if plane != "grad":
-                pieces += -(-unit.numel * item_bytes // COPY_PIECE_BYTES)
+        for item_bytes in checkpoint_planes(shape.dtype, kind).values():
+            pieces += -(-unit.numel * item_bytes // COPY_PIECE_BYTES)
     return pieces * COPY_PIECE_BYTES

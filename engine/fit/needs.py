@@ -107,6 +107,8 @@ class SessionFacts:
     """It returns the length of the rows of a typical step, padding included. Where it is None, all
     rows are taken to be full.
     """
+    checkpoints_before: int = 0
+    """This many checkpoints of earlier sessions of the run are on the disk."""
 
 
 NOTHING_MORE = SessionFacts()
@@ -217,6 +219,11 @@ class Needs:
         return predicted_seconds(shape, self.chosen.choices, rates, micro_batch, self.device)
 
     @property
+    def checkpoints_before(self) -> int:
+        """Returns how many checkpoints of earlier sessions are on the disk."""
+        return self._facts.checkpoints_before
+
+    @property
     def step_length(self) -> int:
         """Returns the length of the rows of a typical step, padding included."""
         typical = self._facts.typical_length
@@ -281,14 +288,14 @@ class Needs:
         return Item(MemoryItem.LOADING_PEAK, max(0, loading - running), note)
 
     def _disk(self) -> tuple[Item, ...]:
-        copies = checkpoints_at_once(self.config)
-        items = [
-            Item(
-                MemoryItem.CHECKPOINTS,
-                copies * self.shape.checkpoint_bytes,
-                f"{copies} of {in_gib(self.shape.checkpoint_bytes)}, one of them being written",
-            )
-        ]
+        items = []
+        kind = self.config.output.checkpoint
+        copies = checkpoints_at_once(self.config, self.checkpoints_before)
+        if copies:
+            size = self.shape.checkpoint_bytes(kind)
+            each = in_gib(size) if kind == "full" else f"{in_gib(size)}, weights alone"
+            last = "one of them being written" if copies > 1 else "written at the end"
+            items.append(Item(MemoryItem.CHECKPOINTS, copies * size, f"{copies} of {each}, {last}"))
         if self.config.output.export:
             dtype = written_dtype(self.config.output.export_dtype, self.shape.dtype)
             size = self.shape.export_bytes(dtype)
@@ -341,13 +348,16 @@ def needs_of(
     return needs
 
 
-def least_needs(config: TrainConfig, machine: Machine, shape: ModelShape) -> Needs:
+def least_needs(
+    config: TrainConfig, machine: Machine, shape: ModelShape, checkpoints_before: int = 0
+) -> Needs:
     """Returns the needs of a job with the leanest plan. Of the plans with boundaries on the host
-    and on the device, it is the one that fits better.
+    and on the device, it is the one that fits better. `checkpoints_before`: as in `SessionFacts`.
     """
     job = Job(shape, config, config.data.max_seq_len)
     ways = least_choices(job, _target(config, machine, None))
-    found = [Needs(config, machine, shape, lean, NOTHING_MORE) for lean in ways]
+    facts = SessionFacts(checkpoints_before=checkpoints_before)
+    found = [Needs(config, machine, shape, lean, facts) for lean in ways]
     return min(found, key=lambda needs: tuple(Verdict).index(needs.verdict(MEMORY)))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine.config.settings import AUTO, TrainConfig
+from engine.config.settings import AUTO, OutputConfig, TrainConfig
 from engine.errors import ConfigError
 from engine.fit.memory_items import MEMORY, PartName
 from engine.fit.needs import PART_WORDS, Needs, Verdict, least_needs
@@ -138,7 +138,8 @@ class _Search:
             shape = self._needs.shape
             if config.model.dtype != shape.dtype:
                 shape = shape.in_dtype(config.model.dtype)
-            return least_needs(config, self._needs.machine, shape)
+            before = self._needs.checkpoints_before
+            return least_needs(config, self._needs.machine, shape, before)
         except ConfigError:
             return None
 
@@ -165,6 +166,7 @@ def _kinds_of_memory_use(needs: Needs) -> list[_Kind]:
     if output.export:
         later = _Option("Export later, not when the run ends", {"output.export": False})
         found.append(_Kind((PartName.DISK,), [later]))
+    found.append(_Kind((PartName.DISK,), _less_written(output)))
     for name in ("slots", "residency", "save_level", "rounds"):
         if getattr(engine, name) != AUTO:
             automatic = _Option(f"Set engine.{name} to auto", {f"engine.{name}": AUTO})
@@ -176,6 +178,35 @@ def _kinds_of_memory_use(needs: Needs) -> list[_Kind]:
         on_host = _Option("Keep boundaries on the host", {"engine.save_level": "boundary_host"})
         found.append(_Kind((PartName.GPU,), [on_host]))
     return found
+
+
+def _less_written(output: OutputConfig) -> list[_Option]:
+    """Returns the changes in which checkpoints a run writes. What loses least comes first; each
+    takes less of the disk than the one before it.
+    """
+    at_end: Changes = {"output.checkpoint_every": 0} if output.checkpoint_every else {}
+    later: Changes = {"output.export": False} if output.export else {}
+    found: list[_Option] = []
+    if output.checkpoint == "none":
+        return found
+    once = "Write one checkpoint, at the end"
+    if at_end:
+        found.append(_Option(once, at_end))
+        if later:
+            found.append(_Option(f"{once}, and export later", at_end | later))
+    if output.checkpoint == "full":
+        weights: Changes = {"output.checkpoint": "weights"}
+        words = "Keep weights alone in checkpoints, from which no run is resumed"
+        found.append(_Option(words, weights))
+        if at_end:
+            words = "Write weights alone, at the end, from which no run is resumed"
+            found.append(_Option(words, weights | at_end))
+        if later:
+            words = "Write weights alone, from which no run is resumed, and export later"
+            found.append(_Option(words, weights | at_end | later))
+    exported: Changes = {} if output.export else {"output.export": True}
+    words = "Write no checkpoint, only the export at the end: nothing of a run that stops is kept"
+    return [*found, _Option(words, {"output.checkpoint": "none"} | exported)]
 
 
 def _kinds_of_steps(needs: Needs) -> list[_Kind]:

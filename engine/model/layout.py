@@ -22,6 +22,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.config.settings import CheckpointKind
+
 Dtype = Literal["bfloat16", "float32"]
 
 ALIGN_ELEMENTS = 64
@@ -45,6 +47,12 @@ weight_high: 4 for its value, and 2 into which its weight_low is copied.
 PLANES = frozenset().union(*PLANE_ITEM_BYTES.values())
 WEIGHT_PLANES = ("weight_high", "weight_low")
 """These planes hold the weights."""
+NOT_IN_CHECKPOINTS: dict[CheckpointKind, frozenset[str]] = {
+    "full": frozenset({"grad"}),
+    "weights": PLANES - frozenset(WEIGHT_PLANES),
+    "none": PLANES,
+}
+"""A checkpoint of each kind lacks these planes."""
 
 DOCUMENTS = "documents"
 """This is the name of the attention that makes no masks (engine.model.attention). Its activations
@@ -55,6 +63,12 @@ MASK_ELEMENTS = 2**20
 """For up to this many pairs of tokens in a micro-batch, attention in float32 on a GPU does use one
 mask, because a call for each document takes longer (measured for the starter, docs/performance.md).
 """
+
+
+def checkpoint_planes(dtype: str, kind: CheckpointKind) -> dict[str, int]:
+    """Returns the planes that a checkpoint holds, in file order, with their bytes an element."""
+    lacks = NOT_IN_CHECKPOINTS[kind]
+    return {plane: item for plane, item in PLANE_ITEM_BYTES[dtype].items() if plane not in lacks}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,14 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-from engine.model.layout import DOCUMENTS, MASK_ELEMENTS, PLANE_ITEM_BYTES, Activations
+from engine.config.settings import CheckpointKind
+from engine.model.layout import (
+    DOCUMENTS,
+    MASK_ELEMENTS,
+    PLANE_ITEM_BYTES,
+    Activations,
+    checkpoint_planes,
+)
 
 FP32_LOGIT_BYTES = 12
 """At its peak the loss holds three fp32 numbers for each logit, whatever the model's dtype."""
@@ -117,10 +124,9 @@ class ModelShape:
     def host_bytes(self) -> int:
         return sum(self.plane_bytes().values())
 
-    @property
-    def checkpoint_bytes(self) -> int:
-        """A checkpoint has planes of this many bytes: all planes except the gradients."""
-        return sum(size for plane, size in self.plane_bytes().items() if plane != "grad")
+    def checkpoint_bytes(self, kind: CheckpointKind = "full") -> int:
+        """Returns the bytes of the planes in one checkpoint of this kind."""
+        return self.plane_numel * sum(checkpoint_planes(self.dtype, kind).values())
 
     def export_bytes(self, dtype: str) -> int:
         """Returns the bytes of weights in an exported folder whose weights are in `dtype`. Weights

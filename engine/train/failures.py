@@ -22,7 +22,6 @@ from engine.errors import (
 )
 from engine.fit.memory_items import Item
 from engine.runs.events import RunEnded
-from engine.runtime.held_step import HeldStep
 from engine.train.explain import explained
 
 
@@ -94,27 +93,3 @@ def forget_frames(error: BaseException) -> None:
     while seen is not None:
         traceback.clear_frames(seen.__traceback__)
         seen = seen.__cause__ or seen.__context__
-
-
-# ---------------------------------------------------------------------- what is kept, in words
-
-
-def kept_in_words(held: HeldStep, saved: int | None, problem: str = "") -> str:
-    """Returns a sentence on what is kept of a run that failed.
-
-    `saved` is the step of the newest checkpoint. `problem` says why the last good step could not be
-    saved.
-    """
-    goes_on = "as there is no checkpoint, a resume begins anew"
-    if saved:
-        goes_on = f"a resume goes on from the checkpoint of step {saved:,}"
-    if held.is_mixed:
-        return (
-            f"The updates of step {held.writing:,} were being written, so the weights are a "
-            f"mixture of two steps and are not saved; {goes_on}."
-        )
-    if not held.step:
-        return "Nothing was trained yet."
-    if problem:
-        return f"Step {held.step:,} could not be saved ({problem.rstrip('.')}); {goes_on}."
-    return f"Nothing good is lost: step {held.step:,} is saved, and a resume goes on from there."

@@ -18,6 +18,7 @@ from typing import Any, Literal, cast
 
 import torch
 
+from engine.checkpoints.checkpoint import folders_by_step
 from engine.config.settings import TrainConfig
 from engine.data.length_groups import padded_length
 from engine.data.loader import PreparedData
@@ -129,7 +130,7 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     )
     return Planned(
         chosen,
-        predictions(told, shape.checkpoint_bytes),
+        predictions(told, shape.checkpoint_bytes(config.output.checkpoint)),
         simulated_step(planned_job, chosen, target, typical_length(config, job.data, chosen)),
         account,
         planned_job,
@@ -176,7 +177,9 @@ def _judged(
     """
     resident = _resident(job.backend.device.type)
     config = session.config.with_values({"data.max_seq_len": row_length})
-    machine = _machine_for(session.folder)
+    kept = shape.checkpoint_bytes(config.output.checkpoint)
+    machine = _machine_for(session.folder, kept)
+    before = len(folders_by_step(session.folder.checkpoints_path))
 
     def judged(rounding: dict[str, Any]) -> FitReport:
         facts = SessionFacts(
@@ -185,6 +188,7 @@ def _judged(
             resident,
             job.total_steps,
             lambda chosen: typical_length(session.config, job.data, chosen),
+            before,
         )
         return estimate(config, machine, shape, facts)
 
@@ -205,15 +209,19 @@ def _judged(
     return report, rounding
 
 
-def _machine_for(folder: RunFolder) -> Machine:
+def _machine_for(folder: RunFolder, checkpoint_bytes: int) -> Machine:
     """Returns this machine, counting what this program and earlier sessions of the run take as
     free.
 
     The memory that this program already has is part of what it needs, and the files that an earlier
-    session left on the disk will be replaced.
+    session left on the disk will be replaced. The report counts each checkpoint with
+    `checkpoint_bytes`, so one that takes more is free only so far.
     """
     machine = read_machine(folder.path)
-    left_behind = _bytes_under(folder.checkpoints_path) + _bytes_under(folder.export_path)
+    left_behind = _bytes_under(folder.export_path)
+    left_behind += _bytes_under(folder.checkpoints_path)
+    for path in folders_by_step(folder.checkpoints_path).values():
+        left_behind -= max(0, _bytes_under(path) - checkpoint_bytes)
     return replace(
         machine,
         ram_available=machine.ram_available + private_memory(),

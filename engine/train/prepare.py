@@ -186,7 +186,7 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     model = build_model(hf_config, config.model)
     check()
     # A damaged checkpoint is found before anything is allocated.
-    newest = newest_checkpoint(session.folder.checkpoints_path) if resume else None
+    newest = newest_checkpoint(session.folder.checkpoints_path, True) if resume else None
     starts_elsewhere = config.model.start_from is not None
     if newest is None and starts_elsewhere:
         newest_weights(config.model.start_from or "")  # a missing checkpoint is told at once

@@ -92,11 +92,11 @@ def refuse_other_data(
             raise RunError(
                 f"{name} of run {run_id} was {_said(before[name])} up to step {step:,} and is "
                 f"{_said(value)} now, which makes other rows of the data; set it back in "
-                f"config.yaml, or {_train_on(run_id)}."
+                f"config.yaml, or {train_on_in_words(run_id)}."
             )
     raise RunError(
         f"The data of run {run_id} is no longer what it was trained on; restore "
-        f"{config.data.title}, or {_train_on(run_id)}."
+        f"{config.data.title}, or {train_on_in_words(run_id)}."
     )
 
 
@@ -118,7 +118,7 @@ def changed_settings(
             what = "the planes" if name == "model.dtype" else "the rows that its steps read"
             raise RunError(
                 f"{name} of run {run_id} was {was} up to step {step:,} and is {is_} now, which "
-                f"changes {what}; set it back in config.yaml, or {_train_on(run_id)}."
+                f"changes {what}; set it back in config.yaml, or {train_on_in_words(run_id)}."
             )
         told.append(f"{name} was {was} up to step {step:,} and is {is_} from here on.")
     anew = plan_changes(config, state)
@@ -139,7 +139,8 @@ def changed_settings(
     return told
 
 
-def _train_on(run_id: str) -> str:
+def train_on_in_words(run_id: str) -> str:
+    """Returns the part of a sentence that tells how a new run starts from these weights."""
     return (
         "train on from its weights in a new run (Train on in the app's Runs, or launch.py train "
         f"--from {run_id})"

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from engine.checkpoints.saved_steps import saved_steps
 from engine.config.changes import Change
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, GpuMemoryError, RamstreamError, RunError
@@ -27,6 +28,7 @@ from engine.runs.listing import summarise
 from engine.runs.recorder import RunRecorder
 from engine.train.paused_calls import PausedCalls
 from engine.train.requests import Requests
+from engine.train.resume import train_on_in_words
 from engine.train.webhook import message, tell
 
 ENDINGS = ("stop", "discard")
@@ -269,7 +271,8 @@ def resume_run(runs_dir: str | os.PathLike[str], run_id: str, overrides: Sequenc
 
     It begins at the start if it never saved a checkpoint or never began to train. `overrides` such
     as ``train.nonfinite=skip`` become part of its settings. Raises RunError for a run that has
-    finished, or whose settings this version cannot use, and ConfigError for a wrong override.
+    finished, that kept weights alone, or whose settings this version cannot use, and ConfigError
+    for a wrong override.
     """
     folder = open_run(runs_dir, run_id)
     try:
@@ -285,6 +288,11 @@ def resume_run(runs_dir: str | os.PathLike[str], run_id: str, overrides: Sequenc
         raise RunError(
             f"Run {run_id} has finished all its {summary.total_steps} steps; start a new run to "
             "train further."
+        )
+    if saved_steps(folder.checkpoints_path).is_weights_alone:
+        raise RunError(
+            f"Run {run_id} kept weights alone (output.checkpoint: weights), so it cannot be "
+            f"resumed; {train_on_in_words(run_id)}."
         )
     config = lasting_config(config.with_overrides(overrides)) if overrides else config
     run = Run(folder, resume=file_size(folder.events_path) > 0)

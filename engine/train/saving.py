@@ -6,6 +6,8 @@ There are two ways. While steps go on, `begin` writes the state of the step that
 allows. While training stands still, `save` writes and waits. Only one checkpoint is written at a
 time: one that falls due meanwhile is postponed to the first step at which the disk is free again.
 
+A run with `output.checkpoint: none` writes none of these, so no step needs saving.
+
 A checkpoint beside training gives way where an update waits for it while somebody wants the run to
 end, or while host memory is low.
 """
@@ -14,12 +16,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import Literal
 
 from engine.checkpoints.beside import BesideTraining
 from engine.checkpoints.checkpoint import CheckpointInfo, Contents, write_checkpoint
+from engine.checkpoints.kept import Kept
 from engine.checkpoints.plane_snapshot import Ended, Snapshot
+from engine.checkpoints.saved_steps import SavedSteps
 from engine.config.settings import TrainConfig
 from engine.fit import checkpoint_needs
 from engine.runs.events import CheckpointWritten
@@ -59,15 +65,30 @@ class Saver:
         self._prepared = prepared
         self._forecast = forecast
         self._asks_to_end = asks_to_end
-        self._saved_step = prepared.step
+        self._kind = session.config.output.checkpoint
+        self._saved_step = self._full_step = prepared.step
         self._under_way: _UnderWay | None = None
+        if self._kind == "none" and not session.config.output.export:
+            session.log(
+                "warning",
+                "This run keeps nothing that it trains, since output.checkpoint is none and "
+                "output.export is false; change one of them to keep its weights.",
+            )
         self._due: int | None = None
         """A checkpoint fell due after this step and is postponed."""
 
     @property
-    def saved_step(self) -> int | None:
-        """Returns the step of the newest checkpoint, or None if there is none."""
-        return self._saved_step or None
+    def kept(self) -> Kept:
+        """Returns what of this run is on the disk."""
+        full = self._full_step
+        if full != self._saved_step and not self._path(full).is_dir():
+            full = 0  # newer checkpoints, of weights alone, have taken its place
+        return Kept(self._kind, SavedSteps(self._saved_step or None, full or None))
+
+    @property
+    def while_stopping(self) -> str:
+        """Returns why a run that was stopped has not ended yet, where the usual reason is wrong."""
+        return "Finishing the step." if self._kind == "none" else ""
 
     # ------------------------------------------------------------------ while steps go on
 
@@ -76,6 +97,8 @@ class Saver:
         that. Returns False for a small model, which is to be saved at once while training stands
         still.
         """
+        if self._kind == "none":
+            return True
         contents = self._contents(config)
         if contents.plane_bytes < checkpoint_needs.SMALL_BYTES:
             return False
@@ -106,13 +129,12 @@ class Saver:
 
     def _begin(self, step: int, contents: Contents, keep: int) -> None:
         prepared = self._prepared
-        planes = [plane for plane in prepared.store.planes if plane != "grad"]
-        snapshot = Snapshot(prepared.store, planes, prepared.copies, self._asks_to_end)
+        snapshot = Snapshot(prepared.store, contents.planes, prepared.copies, self._asks_to_end)
         prepared.store.held.read_by(step, snapshot)
         write = partial(
             self._write_snapshot,
             step,
-            Contents(contents.store, contents.state, contents.buffers, snapshot),
+            replace(contents, snapshot=snapshot),
             keep,
         )
         told = partial(self._record, snapshot=snapshot, due_step=self._due or 0)
@@ -148,14 +170,13 @@ class Saver:
             # Its step failed before it was applied, or it gave way to an update.
             self._due = self._due or done.step
             return
-        self._saved_step = info.step
-        self._forecast.checkpoint(info.bytes)
+        self._is_saved(info)
 
     # ------------------------------------------------------------------ while training stands still
 
     def has(self, step: int) -> bool:
         """Returns whether the state after `step` needs no saving."""
-        return step in (0, self._saved_step)
+        return self._kind == "none" or step in (0, self._saved_step)
 
     def save(self, step: int, config: TrainConfig, look: Callable[[], None] | None) -> None:
         """Writes the state after `step`, the last one, once every submitted step is applied.
@@ -171,8 +192,7 @@ class Saver:
             config.output.keep_checkpoints,
             self._session.progress("checkpoint", look),
         )
-        self._saved_step = info.step
-        self._forecast.checkpoint(info.bytes)
+        self._is_saved(info)
         path = str(info.path.relative_to(self._session.folder.path))
         self._session.recorder.emit(
             CheckpointWritten(
@@ -228,6 +248,16 @@ class Saver:
 
     # ------------------------------------------------------------------ inside
 
+    def _is_saved(self, info: CheckpointInfo) -> None:
+        """Takes note of a checkpoint that is whole."""
+        self._saved_step = info.step
+        if self._kind == "full":
+            self._full_step = info.step
+        self._forecast.checkpoint(info.bytes)
+
+    def _path(self, step: int) -> Path:
+        return self._session.folder.checkpoints_path / f"step-{step}"
+
     def _contents(self, config: TrainConfig) -> Contents:
         prepared = self._prepared
         state = resume_state(
@@ -237,4 +267,5 @@ class Saver:
             prepared.total_steps,
             prepared.store.held.skipped,
         )
-        return Contents(prepared.store, state, prepared.buffers)
+        holds: Literal["full", "weights"] = "weights" if self._kind == "weights" else "full"
+        return Contents(prepared.store, state, prepared.buffers, holds=holds)

@@ -44,7 +44,6 @@ from engine.runs.events import (
 )
 from engine.train.disk_space import DiskSpaceWatch, wait_in_words
 from engine.train.evaluation import Evaluator
-from engine.train.failures import kept_in_words
 from engine.train.forecast import Forecast
 from engine.train.memory_watch import MemoryWatch
 from engine.train.observe import Observer
@@ -180,11 +179,11 @@ class Trainer:
         if output.export:
             self._export(step)
         self._observer.compare(step, "end")
-        return RunEnded("finished", f"Finished all {step} steps.")
+        return RunEnded("finished", self._saver.kept.when_finished(step))
 
     def _stop(self) -> RunEnded:
         step = self._steps.done
-        self._state("stopping")
+        self._state("stopping", self._saver.while_stopping)
         self._saver.cancel(but_of=step)  # the last step is saved instead
         self._steps.settle()
         # A resume uses the changes that were requested before the stop.
@@ -193,7 +192,7 @@ class Trainer:
             return RunEnded("stopped", "Stopped before the first step; nothing was trained.")
         self._save(step, "stopping")
         self._observer.compare(step, "end")
-        return RunEnded("stopped", f"Stopped and saved at step {step}; it can be resumed.")
+        return RunEnded("stopped", self._saver.kept.when_stopped(step))
 
     # ------------------------------------------------------------------ failures
 
@@ -210,7 +209,7 @@ class Trainer:
         held = self.prepared.store.held
         self._saver.settle(held.step, not held.is_mixed)
         problem = ""
-        if held.step and not held.is_mixed:
+        if not held.is_mixed and not self._saver.has(held.step):
             self._state("stopping", "The run failed; its last good step is being saved.")
             try:
                 self._write(held.step, "stopping", waits=False)
@@ -218,7 +217,7 @@ class Trainer:
                 problem = str(unsaved)
         with contextlib.suppress(Exception):  # a lost device does not tell its memory
             self._observer.compare(held.step, "end")
-        return failure.ended(kept_in_words(held, self._saver.saved_step, problem))
+        return failure.ended(self._saver.kept.after_failure(held, problem))
 
     # ------------------------------------------------------------------ requests
 
@@ -285,6 +284,9 @@ class Trainer:
                 raise Discarded
             if command == "stop":
                 raise Stopped
+            if command == "save" and self.config.output.checkpoint == "none":
+                self._session.log("warning", "Nothing was saved, as output.checkpoint is none.")
+                continue
             found.append(command)
         return found
 

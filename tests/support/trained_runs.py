@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from engine.checkpoints.restore import newest_checkpoint
+from engine.model.layout import WEIGHT_PLANES
 from engine.runs.events import RunEnded, StepFinished
 from engine.runs.following import replay
 from engine.train.run import Run
@@ -29,3 +33,15 @@ def planes_on_disk(run: Run) -> dict[str, bytes]:
     info = newest_checkpoint(run.folder.checkpoints_path)
     files = [path for path in sorted(info.path.iterdir()) if path.name != "manifest.json"]
     return {path.name: path.read_bytes() for path in files} | {"step": str(info.step).encode()}
+
+
+def weights_in(checkpoint: Path) -> dict[tuple[str, str], bytes]:
+    """Returns the planes of weights in a checkpoint, by unit and plane."""
+    found = {}
+    for unit in json.loads((checkpoint / "manifest.json").read_text())["units"]:
+        held = (checkpoint / unit["file"]).read_bytes()
+        for plane, entry in unit["planes"].items():
+            if plane in WEIGHT_PLANES:
+                begin = entry["offset"]
+                found[unit["unit"], plane] = held[begin : begin + entry["bytes"]]
+    return found

@@ -11,6 +11,7 @@ from app.view.learning_signs import divergence, held_out
 from app.view.run_bar import ShownRun, run_bar, sentence
 from app.view.run_figures import alarms, summaries
 from app.words import in_digits
+from engine.checkpoints.saved_steps import NOTHING_SAVED, SavedSteps
 from engine.config.settings import TrainConfig
 from engine.runs.events import (
     EvalFinished,
@@ -80,7 +81,7 @@ def test_a_finished_run_says_what_it_reached():
         for step, moment, correct in ((0, "before", 1), (100, "after", 40))
     ]
     good = fold(*steps(), *evaluated(2.0, 1.0, 0.5), *matches, RunEnded("finished"))
-    told = headline(good, "finished", 100, CONFIG)
+    told = headline(good, "finished", SavedSteps(100, 100), CONFIG)
     assert (told.tone, told.advice, told.also, told.offer) == ("good", "", (), None)
     last = in_digits(good.loss)
     assert told.text == (
@@ -92,7 +93,9 @@ def test_a_finished_run_says_what_it_reached():
 
 
 def test_a_finished_run_that_overfits_is_not_green_and_says_where_it_was_best():
-    told = headline(fold(*steps(), *OVERFIT, RunEnded("finished")), "finished", 100, CONFIG)
+    told = headline(
+        fold(*steps(), *OVERFIT, RunEnded("finished")), "finished", SavedSteps(100, 100), CONFIG
+    )
     assert told.tone == "warn" and "Compute-bound" not in told.text
     assert "held-out loss 1.67 → 3.25, lowest 1.67 at step 20" in told.text
     (remark,) = told.also
@@ -108,7 +111,7 @@ def test_too_few_evaluations_make_no_verdict_but_no_green_either():
 
 def test_memory_that_grew_in_a_finished_run_is_a_remark_with_its_numbers():
     grown = fold(*steps(), *growing(limit=400), RunEnded("finished"))
-    told = headline(grown, "finished", 100, CONFIG)
+    told = headline(grown, "finished", SavedSteps(100, 100), CONFIG)
     assert told.text.startswith("Finished 100 steps") and told.tone == "good"
     assert told.also == ("Host memory grew by 20.0 GiB after step 21, to 50.0 GiB of 400 GiB.",)
     assert not alarms(grown) and "growing: 20.0 GiB" in summaries(grown)["memory"]
@@ -116,7 +119,9 @@ def test_memory_that_grew_in_a_finished_run_is_a_remark_with_its_numbers():
 
 
 def test_the_speed_of_a_run_that_is_over_is_a_remark():
-    told = headline(fold(*steps(optimizer=0.3), RunEnded("finished")), "finished", 100, CONFIG)
+    told = headline(
+        fold(*steps(optimizer=0.3), RunEnded("finished")), "finished", SavedSteps(100, 100), CONFIG
+    )
     assert told.text.startswith("Finished") and told.also[0].startswith("The optimizer takes 30 %")
     assert told.offer.changes["train.batch_size"] == 32
 
@@ -124,7 +129,7 @@ def test_the_speed_of_a_run_that_is_over_is_a_remark():
 @pytest.mark.parametrize("saved, then", [(40, "checkpoint of step 40"), (None, "Start again")])
 def test_a_failed_run_says_why_and_what_can_be_done(saved, then):
     failed = fold(*steps(0), RunEnded("failed", "Line 4 of rows.jsonl is not valid JSON."))
-    told = headline(failed, "failed", saved, CONFIG)
+    told = headline(failed, "failed", SavedSteps(saved, saved), CONFIG)
     assert (told.text, told.tone) == ("Line 4 of rows.jsonl is not valid JSON.", "bad")
     assert then in told.advice and told.also == () and "first step" not in str(told)
 
@@ -142,11 +147,38 @@ def test_a_run_that_is_over_never_has_a_first_step_under_way(state, made):
 )
 def test_resume_is_offered_only_where_something_is_saved(saved, begins_anew, then):
     interrupted = fold(*steps(50))
-    bar = run_bar(interrupted, ShownRun("run-1", "x", is_running=False, saved_step=saved))
+    bar = run_bar(
+        interrupted, ShownRun("run-1", "x", is_running=False, saved=SavedSteps(saved, saved))
+    )
     assert (bar["actions"], bar["begins_anew"]) == (["resume"], begins_anew)
     assert then in bar["sentence"]
     paused = fold(*steps(5), StateChanged("paused"))
     assert run_bar(paused, ShownRun("run-1", "x", is_running=True))["begins_anew"] is False
+
+
+def test_weights_alone_are_not_resumed_but_trained_on_from():
+    ended = RunEnded("failed", "The GPU was lost.")
+    alone, older = SavedSteps(40, None), SavedSteps(40, 30)
+    told = headline(fold(*steps(50), ended), "failed", alone, CONFIG)
+    assert "weights of step 40 are kept alone" in told.advice and "Train on" in told.advice
+    told = headline(fold(*steps(50), ended), "failed", older, CONFIG)
+    assert told.advice == "Resume goes on from the checkpoint of step 30."
+    interrupted = fold(*steps(50))
+    for saved, actions in ((alone, []), (older, ["resume"]), (NOTHING_SAVED, ["resume"])):
+        bar = run_bar(interrupted, ShownRun("run-1", "x", is_running=False, saved=saved))
+        assert bar["actions"] == actions and bar["begins_anew"] == (saved == NOTHING_SAVED)
+    paused = fold(*steps(5), StateChanged("paused"))
+    assert "resume" in run_bar(paused, ShownRun("r", "x", True, saved=alone))["actions"]
+
+
+def test_a_run_without_checkpoints_offers_no_saving():
+    running = fold(*steps(5))
+    bar = run_bar(running, ShownRun("run-1", "x", True, saves=False))
+    assert "stop" in bar["actions"] and "save" not in bar["actions"] and not bar["stop_saves"]
+    asked = run_bar(running, ShownRun("run-1", "x", True, pending="stop", saves=False))
+    assert asked["sentence"] == "Stop requested: finishing the step." and not asked["actions"]
+    asked = run_bar(running, ShownRun("run-1", "x", True, pending="stop"))
+    assert asked["sentence"] == "Stop requested: finishing the step, then saving."
 
 
 # ------------------------------------------------------------------ an active run
@@ -154,19 +186,19 @@ def test_resume_is_offered_only_where_something_is_saved(saved, begins_anew, the
 
 def test_learning_comes_before_memory_and_memory_before_speed():
     snapshot = fold(*steps(40, optimizer=0.3), *growing())
-    told = headline(snapshot, "running", None, CONFIG)
+    told = headline(snapshot, "running", config=CONFIG)
     assert told.text == "Host memory grows all along: 20.0 GiB more since step 21, 50.0 GiB now."
     full = int(told.advice.removeprefix("At this rate it is full at about step ").split()[0])
     assert 80 <= full <= 95
     assert told.also[0].startswith("The optimizer takes 30 %") and alarms(snapshot) == {"memory"}
-    worse = headline(fold(*steps(), *OVERFIT, *growing(), total=200), "running", None, CONFIG)
+    worse = headline(fold(*steps(), *OVERFIT, *growing(), total=200), "running", config=CONFIG)
     assert worse.tone == "warn" and worse.text.startswith("Held-out loss rises while")
     assert worse.also[0].startswith("Host memory grows all along")
 
 
 def test_memory_that_lasts_to_the_end_is_no_headline():
     snapshot = fold(*steps(40), *growing(), total=45)
-    told = headline(snapshot, "running", None, CONFIG)
+    told = headline(snapshot, "running", config=CONFIG)
     assert told.text.startswith("Compute-bound") and not alarms(snapshot)
     assert told.also[0].endswith("50.0 GiB now. At this rate it lasts to the end.")
     assert sentence(snapshot, "running") == told.text
@@ -174,11 +206,11 @@ def test_memory_that_lasts_to_the_end_is_no_headline():
 
 def test_a_loss_that_diverges_is_the_headline_and_a_lower_rate_is_offered():
     rising = fold(*steps(60, loss=lambda step: falling(step) if step < 40 else 2.0 * (step - 39)))
-    told = headline(rising, "running", None, CONFIG)
+    told = headline(rising, "running", config=CONFIG)
     assert told.tone == "warn" and told.text.startswith("The training loss rises: ")
     assert told.offer.changes == {"train.learning_rate": 1e-4}
     over = fold(*steps(60, loss=lambda step: 2.0 * step), RunEnded("finished"))
-    assert headline(over, "finished", None, CONFIG).tone == "warn"
+    assert headline(over, "finished", config=CONFIG).tone == "warn"
 
 
 # ------------------------------------------------------------------ signs

@@ -20,6 +20,7 @@ from app.view.run_figures import FIGURES, alarms, summaries
 from app.view.run_words import details, tiles
 from app.view.step_time import PARTS, recent_shares
 from app.words import STATE_TONES, STATE_WORDS, in_bytes, in_count, in_digits, in_share, in_time
+from engine.checkpoints.saved_steps import SavedSteps
 from engine.runs.events import (
     JobProgressed,
     MemorySampled,
@@ -302,7 +303,9 @@ def test_the_bar_of_a_running_run():
 
 def test_a_run_whose_process_is_gone_is_interrupted():
     snapshot = fold(run_events(50, total=120, ended=None))
-    bar = run_bar(snapshot, ShownRun("run-1", "Synthetic", is_running=False, saved_step=40))
+    bar = run_bar(
+        snapshot, ShownRun("run-1", "Synthetic", is_running=False, saved=SavedSteps(40, 40))
+    )
     assert (
         bar["state"] == "interrupted"
         and bar["actions"] == ["resume"]

@@ -52,7 +52,7 @@ def test_many_who_ask_at_once_have_the_runs_read_once(session, monkeypatch):
     assert {len(rows) for rows in at_once(10, lambda number: session.runs_to_show())} == {
         1
     } and len(reads) == 1
-    monkeypatch.setattr(run_list_module, "newest_step", None)
+    monkeypatch.setattr(run_list_module, "saved_steps", None)
     assert session.runs_to_show()[0][1].can_talk is False, (
         "nothing of a run is looked up outside the list that is kept"
     )

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from engine.checkpoints import piece_files, threads
+from engine.checkpoints import copies, piece_files, threads
 from engine.checkpoints.beside import BesideTraining
 from engine.checkpoints.checkpoint import Contents, write_checkpoint
 from engine.checkpoints.copies import CopyMemory
-from engine.checkpoints.plane_snapshot import Ended, Snapshot
+from engine.checkpoints.plane_snapshot import Ended, Piece, Snapshot
 from engine.checkpoints.restore import load_checkpoint, newest_checkpoint
 from engine.errors import CheckpointError
 from tests.support.stores import content, names, planes_of
@@ -113,6 +113,35 @@ def test_an_update_waits_until_the_step_before_is_applied(new_store):
     snapshot.arm()
     thread.join(5)
     assert done and snapshot.copied_bytes == 12 * store.layouts["embed"].numel
+
+
+def test_an_update_waits_for_a_copy_that_another_thread_makes(new_store, monkeypatch):
+    """A piece is safe once it is copied, not once somebody has begun to copy it."""
+    store, begun, goes_on, done = new_store(seed=1), threading.Event(), threading.Event(), []
+    copy_to = Piece.copy_to
+
+    def held_up(self, room):
+        begun.set()
+        assert goes_on.wait(20)
+        return copy_to(self, room)
+
+    monkeypatch.setattr(Piece, "copy_to", held_up)
+    snapshot = Snapshot(store, ["exp_avg"], CopyMemory(copies.PIECE_BYTES))
+    snapshot.arm()
+    copying = threading.Thread(target=snapshot.copy_ahead)
+    copying.start()
+    assert begun.wait(20)
+    pieces = -(-4 * store.layouts["embed"].numel // copies.PIECE_BYTES)
+    for _ in range(pieces - 1):  # the rest of the unit is in its file already
+        snapshot.written(snapshot.next_to_write())
+    update = threading.Thread(target=lambda: done.append(snapshot.protect("embed")))
+    update.start()
+    time.sleep(0.05)
+    assert not done
+    goes_on.set()
+    for thread in (update, copying):
+        thread.join(20)
+    assert done
 
 
 def test_a_snapshot_that_is_ended_holds_back_nothing_and_leaves_no_checkpoint(

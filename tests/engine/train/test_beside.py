@@ -15,7 +15,7 @@ from engine.runtime.held_step import HeldStep
 from engine.train import planning
 from engine.train.run import Run, resume_run, start_run
 from tests.support.folders import make_config
-from tests.support.trained_runs import events_of
+from tests.support.trained_runs import events_of, weights_in
 
 EVERY = {"output.checkpoint_every": 1, "output.keep_checkpoints": 9, "output.eval_every": 0}
 
@@ -61,7 +61,7 @@ def test_each_checkpoint_is_that_of_a_run_that_stood_still(tmp_path, monkeypatch
     still = files_of(train(tmp_path, "still"))
     monkeypatch.setattr(checkpoint_needs, "SMALL_BYTES", 0)
     whole = checkpoint_needs._in_pieces
-    monkeypatch.setattr(checkpoint_needs, "_in_pieces", lambda shape: min(room, whole(shape)))
+    monkeypatch.setattr(checkpoint_needs, "_in_pieces", lambda *each: min(room, whole(*each)))
     slow(monkeypatch)
     run = train(tmp_path, "beside")
     beside, told = files_of(run), events_of(run, CheckpointWritten)
@@ -92,7 +92,7 @@ def test_so_it_is_where_optimizers_run_on_the_device(tmp_path, monkeypatch, smal
     monkeypatch.setattr(checkpoint_needs, "SMALL_BYTES", 1 << 40)
     still = files_of(train(tmp_path, "still"))
     monkeypatch.setattr(checkpoint_needs, "SMALL_BYTES", 0)
-    monkeypatch.setattr(checkpoint_needs, "_in_pieces", lambda shape: 0)
+    monkeypatch.setattr(checkpoint_needs, "_in_pieces", lambda *each: 0)
     slow(monkeypatch, 0.005)
     run = train(tmp_path, "beside")
     (built,) = events_of(run, PlanBuilt)
@@ -102,6 +102,36 @@ def test_so_it_is_where_optimizers_run_on_the_device(tmp_path, monkeypatch, smal
         beside, True
     )
     assert events_of(run, CheckpointWritten)[0].waited_seconds > 0
+
+
+def test_weights_alone_are_those_of_their_step(tmp_path, monkeypatch, small):
+    """The moments change freely meanwhile: nothing waits for them, and none of them is copied."""
+    from engine.checkpoints.plane_snapshot import Snapshot
+
+    still = {
+        path.name: weights_in(path)
+        for path in train(tmp_path, "still").folder.checkpoints_path.glob("step-*")
+    }
+    seen: set[str] = set()
+    piece = Snapshot.next_to_write
+
+    def seeing(self):
+        found = piece(self)
+        if found is not None:
+            seen.add(found.plane)
+        return found
+
+    monkeypatch.setattr(Snapshot, "next_to_write", seeing)
+    slow(monkeypatch)
+    run = train(tmp_path, "weights", **{"output.checkpoint": "weights"})
+    paths = {path.name: path for path in run.folder.checkpoints_path.glob("step-*")}
+    assert "step-8" in paths and seen == {"weight_high"}, "the model computes in float32"
+    for name, path in paths.items():
+        if name in still:
+            assert weights_in(path) == still[name], name
+    assert any(
+        event.waited_seconds or event.copied_bytes for event in events_of(run, CheckpointWritten)
+    )
 
 
 def asks(run: Run, command: str, writing: threading.Event) -> None:
@@ -186,7 +216,7 @@ def test_a_disk_that_is_full_meanwhile_is_told_and_the_last_step_is_saved(
 @pytest.mark.parametrize("command", ["stop", "discard"])
 def test_an_update_that_waits_for_a_stuck_disk_gives_way(tmp_path, monkeypatch, small, command):
     """Without RAM for copies, the update of step 2 waits for the disk, which takes nothing."""
-    monkeypatch.setattr(checkpoint_needs, "_in_pieces", lambda shape: 0)
+    monkeypatch.setattr(checkpoint_needs, "_in_pieces", lambda *each: 0)
     write, asked = piece_files.PieceFile.write, threading.Event()
     run = start_run(make_config(tmp_path, **EVERY), tmp_path / "runs")
 

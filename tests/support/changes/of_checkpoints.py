@@ -10,12 +10,36 @@ WRITE = "engine/checkpoints/checkpoint.py"
 EXPORT = "engine/checkpoints/export.py"
 RESUME = "engine/train/resume.py"
 FILES = "engine/files.py"
+SAVING = "engine/train/saving.py"
+SNAPSHOT = "engine/checkpoints/plane_snapshot.py"
+HELD = "engine/runtime/held_step.py"
+LAYOUT = "engine/model/layout.py"
 WEIGHT_TESTS = "tests/engine/checkpoints/test_weights.py"
 CHECKPOINTS = "tests/engine/checkpoints/test_checkpoint.py"
 KEPT = "tests/engine/checkpoints/test_kept_checkpoints.py"
 EDGES = "tests/engine/train/test_run_edges.py"
 TRAINER = "tests/engine/train/test_trainer.py"
 CHANGED = "tests/engine/train/test_changed_settings.py"
+ALONE = "tests/engine/checkpoints/test_weights_alone.py"
+KINDS = "tests/engine/train/test_kinds_of_checkpoints.py"
+SNAPSHOTS = "tests/engine/checkpoints/test_plane_snapshot.py"
+BESIDE = "tests/engine/train/test_beside.py"
+COPYING = """\
+            room = self._copies.take()
+        copy = piece.copy_to(room)
+        with self._changed:
+            piece.use(copy, room)
+            self._copying -= 1
+            self._unsafe[piece.unit] -= 1
+"""
+SAFE_TOO_EARLY = """\
+            room = self._copies.take()
+            self._unsafe[piece.unit] -= 1
+        copy = piece.copy_to(room)
+        with self._changed:
+            piece.use(copy, room)
+            self._copying -= 1
+"""
 
 CHECKPOINT = (
     Change(
@@ -125,11 +149,51 @@ CHECKPOINT = (
     ),
     Change(
         "gradients-in-checkpoints",
-        WRITE,
-        'if plane != "grad"}',
-        "if plane}",
+        LAYOUT,
+        '"full": frozenset({"grad"}),',
+        '"full": frozenset(),',
         "Checkpoints hold gradients, which nothing needs.",
         (CHECKPOINTS,),
+    ),
+    Change(
+        "pieces-not-compared",
+        RESTORE,
+        "return self._found == self._checksums",
+        "return len(self._found) == len(self._checksums)",
+        "The checksums of pieces are written and never compared.",
+        (CHECKPOINTS, ALONE),
+    ),
+    Change(
+        "weights-alone-resumed",
+        RESTORE,
+        'if manifest.get(HOLDS) == "weights":',
+        'if manifest.get(HOLDS) == "none":',
+        "A resume takes weights alone, and goes on with moments of zero.",
+        (ALONE, KINDS),
+    ),
+    Change(
+        "full-kind-for-weights-alone",
+        SAVING,
+        '"weights" if self._kind == "weights" else "full"',
+        '"full"',
+        "A run that is to keep weights alone writes full checkpoints.",
+        (KINDS,),
+    ),
+    Change(
+        "updates-do-not-ask-the-reader",
+        HELD,
+        "            reader[1].protect(unit)\n",
+        "            pass\n",
+        "An update changes planes that a checkpoint has yet to write.",
+        (BESIDE,),
+    ),
+    Change(
+        "pieces-safe-before-they-are-copied",
+        SNAPSHOT,
+        COPYING,
+        SAFE_TOO_EARLY,
+        "An update changes a piece while another thread copies it.",
+        (SNAPSHOTS,),
     ),
     Change(
         "buffers-without-space",

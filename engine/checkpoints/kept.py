@@ -1,0 +1,68 @@
+"""`Kept` says in words what a run has on the disk when it ends, and what can be done with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.checkpoints.saved_steps import SavedSteps
+from engine.config.settings import CheckpointKind
+from engine.runtime.held_step import HeldStep
+
+_NONE = "as output.checkpoint is none"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """`Kept` holds what is written by this session of a run, and what is there."""
+
+    kind: CheckpointKind
+    saved: SavedSteps
+
+    def when_finished(self, steps: int) -> str:
+        """Returns the reason of a run that has done all its steps."""
+        if self.kind == "none":
+            return f"Finished all {steps} steps; no checkpoint was kept, {_NONE}."
+        return f"Finished all {steps} steps."
+
+    def when_stopped(self, step: int) -> str:
+        """Returns the reason of a run that was stopped after `step`, which was then saved."""
+        if self.kind == "none":
+            return f"Stopped at step {step}; no checkpoint was kept, {_NONE}; {self._goes_on()}."
+        if self.kind == "weights" and self.saved.full != step:
+            return f"Stopped at step {step}, and its weights are saved; {self._goes_on()}."
+        return f"Stopped and saved at step {step}; it can be resumed."
+
+    def after_failure(self, held: HeldStep, problem: str = "") -> str:
+        """Returns a sentence on what is kept of a run that failed.
+
+        `problem` says why the last good step could not be saved.
+        """
+        if held.is_mixed:
+            return (
+                f"The updates of step {held.writing:,} were being written, so the weights are a "
+                f"mixture of two steps and are not saved; {self._goes_on()}."
+            )
+        if not held.step:
+            return "Nothing was trained yet."
+        if self.saved.full == held.step:
+            there = f"step {held.step:,} is saved, and a resume goes on from there"
+            return f"Nothing good is lost: {there}."
+        if self.kind == "none":
+            return f"No checkpoint of step {held.step:,} was kept, {_NONE}; {self._goes_on()}."
+        if problem:
+            what = problem.rstrip(".")
+            return f"Step {held.step:,} could not be saved ({what}); {self._goes_on()}."
+        return f"The weights of step {held.step:,} are saved; {self._goes_on()}."
+
+    def _goes_on(self) -> str:
+        """Says, as the end of a sentence, from where a resume goes on."""
+        newest, full = self.saved.newest, self.saved.full
+        if full is not None:
+            return f"a resume goes on from the checkpoint of step {full:,}"
+        if newest is not None:
+            return (
+                f"a new run can train on from the weights of step {newest:,}, but without a full "
+                "checkpoint this one cannot be resumed"
+            )
+        begins = "a resume begins anew"
+        return begins if self.kind == "none" else f"as there is no checkpoint, {begins}"
