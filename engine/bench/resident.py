@@ -199,7 +199,7 @@ def _accumulate(
     head = model.get_output_embeddings()
     states, targets = hidden.detach().flatten(0, 1), labels.flatten()
     gradient = torch.empty_like(states)
-    loss_of = compiled_function(cross_entropy) if chunks.compiled else cross_entropy
+    loss_of = compiled_function(cross_entropy, "The loss") if chunks.compiled else cross_entropy
     for start in range(0, len(states), chunks.size):
         stop = start + chunks.size
         piece = states[start:stop].requires_grad_()

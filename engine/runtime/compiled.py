@@ -1,6 +1,9 @@
 """Torch compiles blocks and the loss here into fused kernels for forward and backward. Cheap
 operations are recomputed in backward.
 
+Where torch cannot compile, or has compiled as many graphs as it may, what was to be compiled runs
+as it is. That is noted, and the run tells it; torch would say it in its own log, or not at all.
+
 The attention is left out of the compiled graphs, because its kernel and the split of a packed row
 are chosen at run time. For a compiled block, autograd then keeps the block's input, the results of
 its matrix products (except for the last one) and the tensors that attention keeps. Norms, rotary
@@ -26,6 +29,10 @@ RECOMPILE_LIMIT = 64
 """The code of one block class may be compiled to this many graphs per process: one for each kind of
 block, mode (training or not) and shape, for every engine.
 """
+_ALL_GRAPHS = 1 << 16
+"""The code of one block class may be compiled this often per process, those graphs included that
+were dropped with their blocks. An app that trains for months must not meet this limit.
+"""
 
 
 _this_thread = threading.local()
@@ -46,9 +53,12 @@ def set_up_compiler() -> None:
     import torch._functorch.config
     import torch._inductor.config
 
-    torch._dynamo.config.recompile_limit = max(
-        RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit
-    )
+    torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
+    torch._dynamo.config.accumulated_recompile_limit = _ALL_GRAPHS
+    # By default, code that meets a limit runs uncompiled without an error. With an error, it is
+    # told. Both settings together are an error of their own.
+    torch._dynamo.config.suppress_errors = False
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
     # By default the inputs of every matrix product would be kept instead of recomputed, which takes
     # half as much memory again.
     torch._functorch.config.ban_recompute_materialized_backward = False
@@ -96,15 +106,17 @@ class CompiledBlock:
         """Runs the block uncompiled from now on. Since backward is compiled only when it first
         runs, the error may come from there.
         """
-        self.problem = first_line(error)
+        self.problem = _reason(error)
 
 
 class CompiledFunction:
     """A `CompiledFunction` is compiled for each shape that it is called with, or once for all
-    (`dynamic`). Where compiling fails, the function runs uncompiled, and `problem` says why.
+    (`dynamic`). Where compiling fails, the function runs uncompiled, and `problem` says why. `what`
+    names it in words.
     """
 
-    def __init__(self, function: Callable[..., Any], dynamic: bool):
+    def __init__(self, function: Callable[..., Any], what: str, dynamic: bool):
+        self.what = what
         self._function = function
         self._compiled = torch.compile(function, dynamic=dynamic)
         self.problem = ""
@@ -128,13 +140,48 @@ class CompiledFunction:
         return self._function(*args, **kwargs)
 
     def give_up(self, error: Exception) -> None:
-        """Runs the function uncompiled from now on."""
-        self.problem = first_line(error)
+        """Runs the function uncompiled until `try_again`."""
+        self.problem = _reason(error)
+
+    def try_again(self) -> None:
+        """Compiles the function again, if it runs uncompiled."""
+        if self.problem:
+            self.problem, self.ran = "", False
 
 
 @functools.cache
-def compiled_function(function: Callable[..., Any], dynamic: bool = False) -> CompiledFunction:
-    """Returns the compiled form of `function`, of which a process has only one, so that a second
-    run uses the kernels of the first.
+def compiled_function(
+    function: Callable[..., Any], what: str, dynamic: bool = False
+) -> CompiledFunction:
+    """Returns the compiled form of `function`, which is `what` in words. A process has only one, so
+    that a second run uses the kernels of the first.
     """
-    return CompiledFunction(function, dynamic)
+    made = CompiledFunction(function, what, dynamic)
+    _functions.append(made)
+    return made
+
+
+_functions: list[CompiledFunction] = []
+"""These functions were compiled in this process."""
+
+
+def functions_try_again() -> None:
+    """Compiles functions again that run uncompiled. A new engine asks for it, as it compiles its
+    blocks anew, so that what fails for it is found and told in its own run.
+    """
+    for function in _functions:
+        function.try_again()
+
+
+def uncompiled_functions() -> list[tuple[str, str]]:
+    """Returns for each function that runs uncompiled, what it is in words, and why."""
+    return [(function.what, function.problem) for function in _functions if function.problem]
+
+
+def _reason(error: Exception) -> str:
+    """Returns in one line why something runs uncompiled."""
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+
+    if isinstance(error, FailOnRecompileLimitHit):
+        return f"it has more shapes than the {RECOMPILE_LIMIT} for which it may be compiled"
+    return first_line(error)

@@ -115,7 +115,14 @@ def _run(
         block = context.state.compiled[op.slot, unit.kind]
     elif context.plan.compiled:
         block = context.state.compiled_alone(op.slot, unit)
-    return arguments.call(block, hidden)
+    gave_up = getattr(block, "problem", "")
+    out = arguments.call(block, hidden)
+    if getattr(block, "problem", "") != gave_up:
+        # The block may have drawn random numbers before it could not be compiled further. A
+        # recompute draws from the seed.
+        _seed(context, op, step)
+        out = arguments.call(block, hidden)
+    return out
 
 
 def forward(context: OpContext, op: Forward, step: StepUnderWay) -> None:

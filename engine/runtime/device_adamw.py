@@ -69,7 +69,9 @@ def update(
     Weight decay applies to the first `decayed` elements.
     """
     function: Callable[..., None] = _update_split if "weight_low" in planes else _update_float
-    compiled_update = compiled_function(function, dynamic=True) if compiled else None
+    compiled_update = None
+    if compiled:
+        compiled_update = compiled_function(function, "AdamW on the GPU", dynamic=True)
     run = function if compiled_update is None else compiled_update
     whole = grad.numel()
     undecayed = factors.scalars.clone()

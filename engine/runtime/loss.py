@@ -104,7 +104,7 @@ def chunked_loss(
         return _loss_alone(skeleton, selected, targets, chunks), None
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     size, labels = chunks.size, targets.labels
-    compiled_loss = compiled_function(cross_entropy) if chunks.compiled else None
+    compiled_loss = compiled_function(cross_entropy, "The loss") if chunks.compiled else None
     if compiled_loss is not None and compiled_loss.problem:
         compiled_loss = None
         size = max(1, size // UNCOMPILED)
@@ -148,7 +148,7 @@ def _loss_alone(
     size, labels = chunks.size, targets.labels
     loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = cross_entropy
     if chunks.compiled:
-        compiled_loss = compiled_function(_cross_entropy_alone)
+        compiled_loss = compiled_function(_cross_entropy_alone, "The loss of an evaluation")
         if compiled_loss.problem:
             size = max(1, size // UNCOMPILED)
         else:

@@ -37,6 +37,7 @@ from engine.plan.validate import validate
 from engine.runtime.backend import Backend
 from engine.runtime.block_ops import BlockOps
 from engine.runtime.boundaries import HostBoundaries
+from engine.runtime.compiled import functions_try_again, uncompiled_functions
 from engine.runtime.device_state import DeviceState
 from engine.runtime.executor import Executor
 from engine.runtime.forward_passes import (
@@ -129,6 +130,7 @@ class StreamingEngine:
         boundary_bytes = boundary_numel * TORCH_DTYPES[model.dtype].itemsize
         self._passes = ForwardPasses(self._parts, self.choices, boundary_bytes)
         self._train = self._executor(self.plan)
+        functions_try_again()
 
     def _step_plan(self, updates: bool = True) -> StepPlan:
         sizes = PlaneSizes(
@@ -347,6 +349,16 @@ class StreamingEngine:
         if step.failure is not None:
             raise CacheError(f"Sampling with a cache failed ({step.failure}).")
         return torch.cat([step.logits[place] for place in range(len(batches))]).cpu()
+
+    @property
+    def uncompiled(self) -> list[tuple[str, str]]:
+        """Returns what runs uncompiled although the plan compiles it: what it is in words, and
+        why.
+        """
+        if not self.choices.compiled:
+            return []
+        _, problems = self.state.compiling
+        return [("A block", problem) for problem in problems] + uncompiled_functions()
 
     @property
     def boundary_bytes(self) -> int:

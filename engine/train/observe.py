@@ -63,7 +63,7 @@ class Observer:
         self._mark = 0.0
         self._memory_at = 0.0
         self._compiling_told = False
-        self._problems_told: set[str] = set()
+        self._problems_told: set[tuple[str, str]] = set()
         self._limit_told = False
         self._timelines = len(session.recorder.snapshot.timeline_steps)
         self._gpu = GpuSampler() if prepared.backend.device.type != "cpu" else None
@@ -126,7 +126,7 @@ class Observer:
         if self._forecast.step(seconds):
             self.compare(applied.step, "running")
         self.tell_compiling()
-        self._tell_problems(f"a shape of step {applied.step:,}")
+        self.tell_uncompiled(f"a shape of step {applied.step:,}")
         is_sampled = applied.step == 1 or applied.step % self._every == 0
         if is_sampled and self._has_room(len(applied.spans)):
             self._timelines += 1
@@ -155,21 +155,20 @@ class Observer:
             self._recorder.emit(
                 LogLine("info", f"Compiling the blocks took {seconds:.0f} s of {where}.")
             )
-        self._tell_problems(where)
+        self.tell_uncompiled(where)
 
-    def _tell_problems(self, where: str) -> None:
-        """Writes each reason to the log, once, for which a block runs uncompiled. It may also be
-        found in a late step, whose rows have another shape.
+    def tell_uncompiled(self, where: str) -> None:
+        """Writes to the log, once, what runs uncompiled against the plan, and why. It may also be
+        found in a late step or in an evaluation, whose rows have another shape.
         """
-        _, problems = self._prepared.engine.state.compiling
-        for problem in problems:
-            if problem in self._problems_told:
+        for what, problem in self._prepared.engine.uncompiled:
+            if (what, problem) in self._problems_told:
                 continue
-            self._problems_told.add(problem)
+            self._problems_told.add((what, problem))
             self._recorder.emit(
                 LogLine(
                     "warning",
-                    f"A block could not be compiled in {where}. From there on it runs as it is, "
+                    f"{what} could not be compiled in {where}. From there on it runs as it is, "
                     f"more slowly, with more memory and other rounding ({problem}); with "
                     "engine.kernels at eager the plan counts on that.",
                 )

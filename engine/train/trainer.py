@@ -390,6 +390,7 @@ class Trainer:
         """Evaluates the weights after `step`, once every submitted step is applied."""
         self._steps.settle()
         self._evaluator.measure_loss(step, self._look)
+        self._observer.tell_uncompiled(f"the evaluation after step {step:,}")
         self._evaluator.answer_prompts(step, self._look)
         self._observer.start_clock()
 

@@ -20,7 +20,7 @@ from engine.runs.events import (
 )
 from engine.runs.following import replay
 from engine.runs.snapshot import RunSnapshot
-from engine.runtime.device_state import DeviceState
+from engine.runtime.streaming_engine import StreamingEngine
 from engine.train import observe
 from engine.train.observe import data_wait
 from engine.train.run import start_run
@@ -112,7 +112,8 @@ def test_a_block_that_stops_being_compiled_in_a_late_step_is_told_once(tmp_path,
         if isinstance(record.event, StepFinished) and record.event.step == 2:
             problems.append("no kernel for 96 tokens")
 
-    monkeypatch.setattr(DeviceState, "compiling", property(lambda _: (1.0, list(problems))))
+    told = property(lambda _: [("A block", problem) for problem in problems])
+    monkeypatch.setattr(StreamingEngine, "uncompiled", told)
     run.recorder.subscribe(fail_at_step_2)
     run.execute()
     texts = [event.text for event in events_of(run, LogLine) if event.level == "warning"]
