@@ -173,7 +173,7 @@ def main() -> None:
         if chosen.copies is not None:
             whole = checkpoint_needs._in_pieces
             most = int(chosen.copies * GIB)
-            checkpoint_needs._in_pieces = lambda shape: min(most, whole(shape))
+            checkpoint_needs._in_pieces = lambda *each: min(most, whole(*each))
         measure(
             Job(
                 chosen.folder,

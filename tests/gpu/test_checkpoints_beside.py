@@ -94,7 +94,7 @@ def test_each_is_that_of_a_run_that_stood_still(
         standing.setattr(time, "sleep", lambda seconds: None)
         still = files_of(trained(tmp_path))
     whole = checkpoint_needs._in_pieces
-    monkeypatch.setattr(checkpoint_needs, "_in_pieces", lambda shape: min(room, whole(shape)))
+    monkeypatch.setattr(checkpoint_needs, "_in_pieces", lambda *each: min(room, whole(*each)))
     run = trained(tmp_path)
     (built,) = events_of(run, PlanBuilt)
     assert tuple(built.choices["device_homes"]) == homes
