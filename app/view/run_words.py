@@ -250,7 +250,8 @@ def _files(snapshot: RunSnapshot) -> list[str]:
 
 def _checkpoint(written: CheckpointWritten) -> str:
     """Says how a checkpoint was written. Older records do not say how long training waited."""
-    text = f"Checkpoint of step {written.step:,}: {in_bytes(written.bytes)} in "
+    alone = ", weights alone" if written.holds == "weights" else ""
+    text = f"Checkpoint of step {written.step:,}{alone}: {in_bytes(written.bytes)} in "
     text += in_short_time(written.seconds)
     if written.seconds:
         text += f" ({in_bytes(written.bytes / written.seconds)}/s)"

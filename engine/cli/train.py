@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from engine.checkpoints.saved_steps import saved_steps
 from engine.cli.check import kernels_in_words
 from engine.config.settings import TrainConfig
 from engine.data.sources import refuse_missing_file
@@ -112,9 +113,28 @@ def run_in_terminal(
         return 2 if ended.error_type in BAD_INPUT else 1
     _say(ended.reason)
     if ended.state == "stopped":
-        folder = "" if runs_dir == Path("runs") else f" --runs-dir {runs_dir}"
-        _say(f"Resume it with: python launch.py train --resume {run.id}{folder}")
+        _say(_how_it_goes_on(run, runs_dir))
     return 0
+
+
+def _saves(run: Run) -> bool:
+    """Returns whether a run writes checkpoints."""
+    try:
+        return run.folder.config.output.checkpoint != "none"
+    except ConfigError:
+        return True  # the run ends for this very reason, and says so
+
+
+def _how_it_goes_on(run: Run, runs_dir: Path) -> str:
+    """Returns a line with the command that goes on with a run that was stopped, or from it."""
+    saved = saved_steps(run.folder.checkpoints_path)
+    what, option = "Resume it", "--resume"
+    if saved.is_weights_alone:
+        what, option = "Train on from its weights", "--from"
+    elif saved.newest is None:
+        what = "Begin it again"
+    folder = "" if runs_dir == Path("runs") else f" --runs-dir {runs_dir}"
+    return f"{what} with: python launch.py train {option} {run.id}{folder}"
 
 
 def _end_without_device() -> None:
@@ -164,6 +184,9 @@ class _Screen:
         self._bar: tqdm | None = None
         self._job: tuple[str, tqdm] | None = None
         self._interrupts = 0
+        saving = " and saving" if _saves(run) else ""
+        again = "press Ctrl-C again to leave at once"
+        self._stopping = f"\nStopping after this step{saving}; {again}.\n".encode()
         _say(f"Run {run.id} in {run.folder.path}")
 
     def interrupt(self, number: int, _: FrameType | None) -> None:
@@ -174,9 +197,7 @@ class _Screen:
         self._run.request("stop")
         # The terminal may be closed, which may be why the signal was sent.
         with contextlib.suppress(OSError):
-            os.write(
-                2, b"\nStopping after this step and saving; press Ctrl-C again to leave at once.\n"
-            )
+            os.write(2, self._stopping)
 
     def show(self, record: Record) -> None:
         """Shows one record; the recorder calls this."""
@@ -239,8 +260,9 @@ class _Screen:
                     f"{event.total} ({100 * event.correct / event.total:.0f} %)"
                 )
             case CheckpointWritten():
+                alone = " of weights alone," if event.holds == "weights" else ""
                 line = (
-                    f"Step {event.step}: checkpoint of {event.bytes / 1e9:.2f} GB saved in "
+                    f"Step {event.step}: checkpoint{alone} of {event.bytes / 1e9:.2f} GB saved in "
                     f"{event.seconds:.1f} s, for which training waited "
                     f"{in_seconds(event.waited_seconds)}"
                 )

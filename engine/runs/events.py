@@ -264,6 +264,8 @@ class CheckpointWritten(Event, frozen=True):
     """So much of it was copied in RAM first, so that updates could go on."""
     due_step: Whole = 0
     """It fell due after this step, and was postponed while another was written; 0 if it was not."""
+    holds: str = "full"
+    """`weights` says that it holds weights alone, from which a run is not resumed."""
 
 
 class ExportWritten(Event, frozen=True):

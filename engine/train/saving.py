@@ -156,6 +156,7 @@ class Saver:
                 snapshot.waited_seconds,
                 snapshot.copied_bytes,
                 due_step,
+                self._kind,
             )
         )
 
@@ -196,7 +197,7 @@ class Saver:
         path = str(info.path.relative_to(self._session.folder.path))
         self._session.recorder.emit(
             CheckpointWritten(
-                info.step, path, info.bytes, info.seconds, info.seconds, due_step=due_step
+                info.step, path, info.bytes, info.seconds, info.seconds, 0, due_step, self._kind
             )
         )
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 
+import launch
 from engine.checkpoints.export import export_run
 from engine.checkpoints.open_for_sampling import open_checkpoint
 from engine.checkpoints.saved_steps import SavedSteps, saved_steps
 from engine.errors import RunError
 from engine.runs.events import CheckpointWritten, LogLine, RunStarted
+from engine.runs.listing import list_runs
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.train.run import Run, resume_run, start_run
-from tests.support.failing import command
+from tests.support.failing import at_event, at_step, command
 from tests.support.folders import make_config
 from tests.support.trained_runs import events_of, execute, planes_on_disk, weights_in
 
@@ -172,3 +175,33 @@ def test_a_resume_may_stop_keeping_checkpoints(runs, stopped_run):
     last = resume_run(runs, stopped_run.id, ["output.checkpoint=full"])
     assert execute(last).state == "finished"
     assert saved_steps(last.folder.checkpoints_path) == SavedSteps(8, 8)
+
+
+# ---------------------------------------------------------------------- the command line
+
+
+@pytest.mark.parametrize(
+    ("kind", "while_it_stops", "then"),
+    [
+        ("full", "step and saving", "Resume it with: python launch.py train --resume"),
+        (
+            "weights",
+            "step and saving",
+            "Train on from its weights with: python launch.py train --from",
+        ),
+        ("none", "step;", "Begin it again with: python launch.py train --resume"),
+    ],
+)
+def test_a_stop_tells_the_command_that_goes_on(
+    tmp_path, runs, monkeypatch, capfd, kind, while_it_stops, then
+):
+    preset = tmp_path / "preset.yaml"
+    values = {"output.checkpoint": kind, "output.checkpoint_every": 2}
+    make_config(tmp_path, **values).save(preset)
+    at_event(monkeypatch, at_step(3), lambda: signal.raise_signal(signal.SIGINT))
+    assert launch.main(["--runs-dir", str(runs), "train", str(preset)]) == 0
+    out, err = capfd.readouterr()
+    (run,) = list_runs(runs)
+    assert f"{then} {run.id}" in out and f"after this {while_it_stops}" in err
+    assert ("checkpoint of weights alone, of" in out) == (kind == "weights")
+    assert ("checkpoint of 0.00 GB" in out) == (kind == "full")
