@@ -36,8 +36,8 @@ def how_it_can_go_on(state: str, saved: SavedSteps) -> str:
         return f"Resume goes on from the checkpoint of step {saved.full:,}."
     if saved.newest is not None:
         return (
-            f"The weights of step {saved.newest:,} are kept alone, so the run cannot be resumed: "
-            "Train on, in Runs, starts a new run from them."
+            f"Train on, in Runs, starts a new run from the weights of step {saved.newest:,}; there "
+            "is no full checkpoint to resume from."
         )
     return "Nothing was saved: Start again begins anew with the same settings."
 

@@ -8,7 +8,7 @@ from engine.checkpoints.saved_steps import SavedSteps
 from engine.config.settings import CheckpointKind
 from engine.runtime.held_step import HeldStep
 
-_NONE = "as output.checkpoint is none"
+_NONE = "as this run writes no checkpoints"
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,18 @@ class Kept:
     def when_finished(self, steps: int) -> str:
         """Returns the reason of a run that has done all its steps."""
         if self.kind == "none":
-            return f"Finished all {steps} steps; no checkpoint was kept, {_NONE}."
+            return f"Finished all {steps} steps; no checkpoint is kept, {_NONE}."
         return f"Finished all {steps} steps."
 
     def when_stopped(self, step: int) -> str:
         """Returns the reason of a run that was stopped after `step`, which was then saved."""
         if self.kind == "none":
-            return f"Stopped at step {step}; no checkpoint was kept, {_NONE}; {self._goes_on()}."
+            return f"Stopped at step {step}, and nothing is kept of it, {_NONE}; {self._goes_on()}."
         if self.kind == "weights" and self.saved.full != step:
-            return f"Stopped at step {step}, and its weights are saved; {self._goes_on()}."
+            return (
+                f"Stopped at step {step}, and its weights are saved: a new run can train on from "
+                f"them, but {self._resumes()}."
+            )
         return f"Stopped and saved at step {step}; it can be resumed."
 
     def after_failure(self, held: HeldStep, problem: str = "") -> str:
@@ -48,11 +51,19 @@ class Kept:
             there = f"step {held.step:,} is saved, and a resume goes on from there"
             return f"Nothing good is lost: {there}."
         if self.kind == "none":
-            return f"No checkpoint of step {held.step:,} was kept, {_NONE}; {self._goes_on()}."
+            return f"Nothing is kept of step {held.step:,}, {_NONE}; {self._goes_on()}."
         if problem:
             what = problem.rstrip(".")
             return f"Step {held.step:,} could not be saved ({what}); {self._goes_on()}."
         return f"The weights of step {held.step:,} are saved; {self._goes_on()}."
+
+    def _resumes(self) -> str:
+        """Says, as the end of a sentence, what a resume does where the last weights are kept
+        alone.
+        """
+        if self.saved.full is None:
+            return "this one cannot be resumed"
+        return self._goes_on()
 
     def _goes_on(self) -> str:
         """Says, as the end of a sentence, from where a resume goes on."""

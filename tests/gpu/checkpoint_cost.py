@@ -173,11 +173,7 @@ def main() -> None:
         if chosen.copies is not None:
             whole = checkpoint_needs._in_pieces
             most = int(chosen.copies * GIB)
-<<<<<<< HEAD
             checkpoint_needs._in_pieces = lambda *job: min(most, whole(*job))
-=======
-            checkpoint_needs._in_pieces = lambda *each: min(most, whole(*each))
->>>>>>> f1ee44f7d36bf6138c6c900360a04df34e96cf15
         measure(
             Job(
                 chosen.folder,

@@ -160,7 +160,10 @@ def test_weights_alone_are_not_resumed_but_trained_on_from():
     ended = RunEnded("failed", "The GPU was lost.")
     alone, older = SavedSteps(40, None), SavedSteps(40, 30)
     told = headline(fold(*steps(50), ended), "failed", alone, CONFIG)
-    assert "weights of step 40 are kept alone" in told.advice and "Train on" in told.advice
+    assert (
+        "new run from the weights of step 40; there is no full checkpoint" in told.advice
+        and "Train on" in told.advice
+    )
     told = headline(fold(*steps(50), ended), "failed", older, CONFIG)
     assert told.advice == "Resume goes on from the checkpoint of step 30."
     interrupted = fold(*steps(50))

@@ -89,7 +89,7 @@ def test_a_run_that_kept_weights_alone_is_not_resumed_and_says_how_it_goes_on(
     stopped = started(tmp_path, **WEIGHTS)
     ended = execute(stopped, {4: "stop"})
     assert (
-        ended.state == "stopped" and "its weights are saved; a new run can train on" in ended.reason
+        ended.state == "stopped" and "its weights are saved: a new run can train on" in ended.reason
     )
     assert "cannot be resumed" in ended.reason
     step = stopped.recorder.snapshot.step
@@ -136,7 +136,7 @@ def test_a_run_without_checkpoints_keeps_its_export_alone(tmp_path):
     run = started(tmp_path, **NONE, **{"output.export": True})
     ended = execute(run, {2: "save"})
     assert ended.reason == (
-        "Finished all 8 steps; no checkpoint was kept, as output.checkpoint is none."
+        "Finished all 8 steps; no checkpoint is kept, as this run writes no checkpoints."
     )
     assert not run.folder.checkpoints_path.exists() and not events_of(run, CheckpointWritten)
     assert (run.folder.export_path / "config.json").is_file()
@@ -153,14 +153,14 @@ def test_a_run_without_checkpoints_says_that_nothing_is_kept(tmp_path, breaks):
     ended = execute(stopped, {4: "stop"})
     step = stopped.recorder.snapshot.step
     assert ended.reason == (
-        f"Stopped at step {step}; no checkpoint was kept, as output.checkpoint is none; a resume "
-        "begins anew."
+        f"Stopped at step {step}, and nothing is kept of it, as this run writes no checkpoints; a "
+        "resume begins anew."
     )
     assert any("keeps nothing that it trains" in line.text for line in events_of(stopped, LogLine))
     breaks(6)
     failed = started(tmp_path, **NONE)
     ended = execute(failed)
-    assert ended.state == "failed" and "No checkpoint of step 5 was kept" in ended.reason
+    assert ended.state == "failed" and "Nothing is kept of step 5" in ended.reason
     assert "a resume begins anew" in ended.reason
     for run in (stopped, failed):
         assert not run.folder.checkpoints_path.exists()
