@@ -72,6 +72,19 @@ def test_the_form_starts_a_new_run_from_the_weights(session, changes):
     )
 
 
+def test_a_run_that_kept_weights_alone_is_trained_on_from_and_not_resumed(session):
+    folder = saved_run(session, events=run_events(20, total=60, ended=None))
+    manifest = folder.checkpoints_path / "step-7" / "manifest.json"
+    manifest.write_text('{"checksum": "0", "format": 2, "step": 7, "holds": "weights"}')
+    row = row_of(session, folder.id)
+    assert {"train-on", "export", "talk"} < set(row["actions"]) and "resume" not in row["actions"]
+    offered = [arguments[0] for arguments in commands_of(session, folder.id)]
+    assert "--from" in offered and "--resume" not in offered
+    manifest.write_text('{"checksum": "0", "format": 2, "step": 7, "holds": "full"}')
+    assert {"train-on", "resume"} < set(row_of(session, folder.id)["actions"])
+    assert "--resume" in [arguments[0] for arguments in commands_of(session, folder.id)]
+
+
 def test_only_trains_on_starts_from_the_weights(session):
     folder = saved_run(session)
     for trains_on in (False, None, 1, "true"):

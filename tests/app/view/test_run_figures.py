@@ -22,6 +22,7 @@ from app.view.step_time import PARTS, recent_shares
 from app.words import STATE_TONES, STATE_WORDS, in_bytes, in_count, in_digits, in_share, in_time
 from engine.checkpoints.saved_steps import SavedSteps
 from engine.runs.events import (
+    CheckpointWritten,
     JobProgressed,
     MemorySampled,
     RunStarted,
@@ -366,6 +367,10 @@ def test_tiles_and_details(finished):
     assert known["facts"][0] == ["Model", "7.62B parameters in 3 units"]
     assert len(known["files"]) == 4
     assert details(RunSnapshot())["answers"] is None
+    kinds = fold([CheckpointWritten(step=3, bytes=9), CheckpointWritten(step=4, holds="weights")])
+    full, alone = details(kinds)["files"]
+    assert full.startswith("Checkpoint of step 3: ")
+    assert alone.startswith("Checkpoint of step 4, weights alone: ")
 
 
 def test_figures_are_said_in_words(finished):

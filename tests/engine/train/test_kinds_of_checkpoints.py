@@ -12,11 +12,12 @@ from engine.checkpoints.export import export_run
 from engine.checkpoints.open_for_sampling import open_checkpoint
 from engine.checkpoints.saved_steps import SavedSteps, saved_steps
 from engine.errors import RunError
-from engine.runs.events import CheckpointWritten, LogLine, RunStarted
+from engine.runs.events import CheckpointWritten, FitReported, LogLine, RunStarted
 from engine.runs.listing import list_runs
 from engine.runtime.streaming_engine import StreamingEngine
+from engine.train import planning
 from engine.train.run import Run, resume_run, start_run
-from tests.support.failing import at_event, at_step, command
+from tests.support.failing import at_event, at_step, command, plenty
 from tests.support.folders import make_config
 from tests.support.trained_runs import events_of, execute, planes_on_disk, weights_in
 
@@ -127,6 +128,30 @@ def test_a_resume_goes_on_from_an_older_full_checkpoint(tmp_path, runs, stopped_
     assert events_of(last, RunStarted)[-1].resumed_step == 6
     assert any("step-7 holds weights alone" in line.text for line in events_of(last, LogLine))
     assert planes_on_disk(last) == planes_on_disk(whole)
+
+
+def test_what_earlier_sessions_left_counts_only_as_far_as_it_is_replaced(
+    runs, stopped_run, monkeypatch
+):
+    """A full checkpoint stays until checkpoints of weights have taken its place."""
+    monkeypatch.setattr(planning, "read_machine", plenty)
+    left = [
+        sum(file.stat().st_size for file in path.iterdir())
+        for path in stopped_run.folder.checkpoints_path.glob("step-*")
+    ]
+    assert len(left) == 2
+    for kind in ("none", "weights"):
+        again = resume_run(runs, stopped_run.id, [f"output.checkpoint={kind}"])
+        assert execute(again, {7: "stop"}).state == "stopped"
+        disk = events_of(again, FitReported)[-1].report["disk"]
+        items = {item["name"]: item["bytes"] for item in disk["items"]}
+        free = disk["limit"] - (1 << 40)
+        if kind == "none":
+            assert "Checkpoints" not in items and free == 0
+            continue
+        # Two are there, and at most one more at once: the settings keep two.
+        each, rest = divmod(items["Checkpoints"], 3)
+        assert rest == 0 and free == 2 * each < sum(left)
 
 
 # ---------------------------------------------------------------------- none
