@@ -196,16 +196,17 @@ def _less_written(output: OutputConfig) -> list[_Option]:
             found.append(_Option(f"{once}, and export later", at_end | later))
     if output.checkpoint == "full":
         weights: Changes = {"output.checkpoint": "weights"}
-        words = "Keep weights alone in checkpoints, from which no run is resumed"
+        lost = "no run is resumed from them"
+        words = f"Keep weights alone in checkpoints; {lost}"
         found.append(_Option(words, weights))
         if at_end:
-            words = "Write weights alone, at the end, from which no run is resumed"
+            words = f"Write weights alone, once at the end; {lost}"
             found.append(_Option(words, weights | at_end))
         if later:
-            words = "Write weights alone, from which no run is resumed, and export later"
+            words = f"Write weights alone, once at the end, and export later; {lost}"
             found.append(_Option(words, weights | at_end | later))
     exported: Changes = {} if output.export else {"output.export": True}
-    words = "Write no checkpoint, only the export at the end: nothing of a run that stops is kept"
+    words = "Write no checkpoint, only the export at the end; nothing of a run that stops is kept"
     return [*found, _Option(words, {"output.checkpoint": "none"} | exported)]
 
 
