@@ -67,7 +67,7 @@ def write_in_pieces(room: int, seconds: float = SLOW_SECONDS) -> None:
     checkpoint_needs.SMALL_BYTES = 0
     checkpoint_needs.COPY_PIECE_BYTES = copies.PIECE_BYTES = unit_files.ALIGNED_BYTES = 4096
     whole = checkpoint_needs._in_pieces
-    checkpoint_needs._in_pieces = lambda shape: min(room, whole(shape))
+    checkpoint_needs._in_pieces = lambda *needs: min(room, whole(*needs))
     wait = partial(time.sleep, seconds)
     piece_files.PieceFile.write = before(piece_files.PieceFile.write, wait)
 
