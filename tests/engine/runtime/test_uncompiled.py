@@ -52,6 +52,7 @@ def compiler(monkeypatch):
         torch._dynamo.reset()
 
     def refuse(*_, **__):
+        torch.rand(1)  # part of a block may have run by then
         raise RuntimeError("no such kernel\nand a long story")
 
     yield set_up
@@ -98,13 +99,12 @@ def test_more_shapes_than_may_be_compiled_run_as_they_are_and_that_is_known(comp
     assert set(told) == {("A block", reason), ("The loss", reason)}
 
 
-def test_a_block_that_cannot_be_compiled_further_drops_what_its_recompute_drops(compiler):
-    """Part of a block has drawn random numbers by then."""
+def test_a_block_that_fails_after_it_drew_numbers_drops_what_its_recompute_drops(compiler):
     values = dict(family="gpt2", resid_pdrop=0.2, embd_pdrop=0.2, attn_pdrop=0.2)
     expected, _ = trained(BASE, **values)
-    compiler(limit=LIMIT)
+    compiler(limit=64, broken=nn.Module)
     found, told = trained(COMPILED, **values)
-    assert "A block" in dict(told)
+    assert ("A block", "no such kernel") in told
     assert_close(found, expected)
 
 
