@@ -207,16 +207,20 @@ def _parser() -> argparse.ArgumentParser:
 
 def _train_arguments(commands: _Commands) -> None:
     train = commands.add_parser("train", help="train a preset without a browser")
-    train.add_argument("preset", nargs="?", type=Path, help="YAML preset (left out with --resume)")
+    train.add_argument("preset", nargs="?", type=Path, help="YAML preset (not with --resume)")
     _set_argument(train)
     _runs_dir_argument(train)
-    train.add_argument("--resume", metavar="RUN_ID", help="go on with an earlier run")
+    train.add_argument(
+        "--resume",
+        metavar="RUN_ID",
+        help="go on with an earlier run; --set changes some of its settings",
+    )
     train.add_argument(
         "--from",
         dest="from_run",
         metavar="RUN_ID",
-        help="a new run that starts from the weights of an earlier one, with its settings or the "
-        "preset's",
+        help="start a new run from the weights of an earlier one, with its settings or, if one is "
+        "given, those of the preset",
     )
     train.set_defaults(run=_train)
 

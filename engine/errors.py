@@ -52,12 +52,13 @@ class GpuMemoryError(FitError):
         amount = f" ({in_use})" if in_use else ""
         remedy = (
             "lower train.micro_batch_size or set engine.save_level to boundary_host and resume, or "
-            "train on from its weights with a lower data.max_seq_len."
+            "start a new run with a lower data.max_seq_len (from this run's weights, if any are "
+            "saved)."
         )
         if is_least:
             remedy = (
-                "no plan takes less, so train on from its weights with a lower data.max_seq_len, "
-                "or resume on a GPU with more memory."
+                "no plan takes less; start a new run with a lower data.max_seq_len (from this "
+                "run's weights, if any are saved), or use a GPU with more memory."
             )
         super().__init__(f"The GPU ran out of memory{amount}{account}; {first}{remedy}")
 

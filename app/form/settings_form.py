@@ -68,7 +68,7 @@ LABELS = {
     "train.max_grad_norm": "Gradient norm to clip to",
     "train.nonfinite": "A loss that is not finite",
     "engine.gpu_memory_gib": "GPU memory cap (GiB)",
-    "output.checkpoint": "Checkpoints hold",
+    "output.checkpoint": "Kind of checkpoints",
     "output.checkpoint_every": "Checkpoint every (steps)",
     "output.keep_checkpoints": "Checkpoints to keep",
     "output.eval_every": "Evaluate every (steps)",
@@ -89,9 +89,9 @@ CHOICE_LABELS = {
     },
     "model.dtype": {"bfloat16": "bfloat16, fp32 masters", "float32": "float32"},
     "output.checkpoint": {
-        "full": "weights and moments",
-        "weights": "weights alone, no resume",
-        "none": "nothing: none is written",
+        "full": "full: the run can be resumed",
+        "weights": "weights alone: no resume",
+        "none": "none are written",
     },
     "output.export_dtype": {
         "bfloat16": "bfloat16",

@@ -20,9 +20,14 @@ class Kept:
 
     def when_finished(self, steps: int) -> str:
         """Returns the reason of a run that has done all its steps."""
-        if self.kind == "none":
+        if self.kind != "none":
+            return f"Finished all {steps} steps."
+        if self.saved.newest is None:
             return f"Finished all {steps} steps; no checkpoint is kept, {_NONE}."
-        return f"Finished all {steps} steps."
+        return (
+            f"Finished all {steps} steps, of which no checkpoint was written, {_NONE}; the "
+            f"checkpoint of step {self.saved.newest:,} is still there."
+        )
 
     def when_stopped(self, step: int) -> str:
         """Returns the reason of a run that was stopped after `step`, which was then saved."""
@@ -30,13 +35,13 @@ class Kept:
             return f"Stopped at step {step}, and nothing is kept of it, {_NONE}; {self._goes_on()}."
         if self.kind == "weights" and self.saved.full != step:
             return (
-                f"Stopped at step {step}, and its weights are saved: a new run can train on from "
-                f"them, but {self._resumes()}."
+                f"Stopped at step {step}. Its weights are saved, and a new run can train on from "
+                f"them. {self._resumes()}"
             )
         return f"Stopped and saved at step {step}; it can be resumed."
 
     def after_failure(self, held: HeldStep, problem: str = "") -> str:
-        """Returns a sentence on what is kept of a run that failed.
+        """Returns what is kept of a run that failed, in one or two sentences.
 
         `problem` says why the last good step could not be saved.
         """
@@ -49,21 +54,22 @@ class Kept:
             return "Nothing was trained yet."
         if self.saved.full == held.step:
             there = f"step {held.step:,} is saved, and a resume goes on from there"
-            return f"Nothing good is lost: {there}."
+            return f"No finished step is lost: {there}."
         if self.kind == "none":
             return f"Nothing is kept of step {held.step:,}, {_NONE}; {self._goes_on()}."
         if problem:
             what = problem.rstrip(".")
             return f"Step {held.step:,} could not be saved ({what}); {self._goes_on()}."
-        return f"The weights of step {held.step:,} are saved; {self._goes_on()}."
+        return (
+            f"The weights of step {held.step:,} are saved, and a new run can train on from them. "
+            f"{self._resumes()}"
+        )
 
     def _resumes(self) -> str:
-        """Says, as the end of a sentence, what a resume does where the last weights are kept
-        alone.
-        """
+        """Says what a resume does where the last weights are kept alone."""
         if self.saved.full is None:
-            return "this one cannot be resumed"
-        return self._goes_on()
+            return "This run has no full checkpoint, so it cannot be resumed."
+        return f"A resume goes back to the full checkpoint of step {self.saved.full:,}."
 
     def _goes_on(self) -> str:
         """Says, as the end of a sentence, from where a resume goes on."""
@@ -72,8 +78,8 @@ class Kept:
             return f"a resume goes on from the checkpoint of step {full:,}"
         if newest is not None:
             return (
-                f"a new run can train on from the weights of step {newest:,}, but without a full "
-                "checkpoint this one cannot be resumed"
+                f"a new run can train on from the weights of step {newest:,}, and this one cannot "
+                "be resumed"
             )
         begins = "a resume begins anew"
         return begins if self.kind == "none" else f"as there is no checkpoint, {begins}"

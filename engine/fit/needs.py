@@ -258,7 +258,9 @@ class Needs:
         taken = sum(item.bytes for item in items)
         copies = copy_bytes(self.config, self.shape, taken, self.machine.ram_available)
         if copies:
-            note = "planes that a checkpoint has yet to write while steps go on, if they fit"
+            note = (
+                "copies of weights and moments, so that steps go on while a checkpoint is written"
+            )
             items.append(Item(MemoryItem.CHECKPOINT_COPIES, copies, note))
         return tuple(items)
 

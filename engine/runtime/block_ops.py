@@ -259,10 +259,9 @@ def _clip(context: OpContext, _op: Clip, step: StepUnderWay) -> None:
     for what, value in (("loss", loss), ("gradient norm", grad_norm)):
         if not math.isfinite(value):
             raise NonFiniteError(
-                f"The {what} of step {step.inputs.number} is not a finite number, so the run "
-                "stopped before applying that step; look at the data, or resume with "
-                "train.nonfinite at skip to pass these rows, or start a new run with a lower "
-                "train.learning_rate.",
+                f"The {what} of step {step.inputs.number} is not a finite number, so that step was "
+                "not applied. If its rows are bad, resume with train.nonfinite=skip; if they are "
+                "not, start a new run with a lower train.learning_rate.",
                 step.inputs.number,
                 what,
             )

@@ -45,15 +45,15 @@ def explained(
         note = getattr(error, _NOTE, None)
         account = f": {note.host}" if note is not None else ""
         return HostMemoryError(
-            f"The host ran out of memory{account}; choose a "
-            "smaller model or batch, or free some memory."
+            f"The host ran out of memory{account}; free some memory, lower "
+            "train.micro_batch_size, or train a smaller model."
         )
     text = " ".join(str(error).split())
     if isinstance(error, RuntimeError) and any(word in text for word in _DEVICE_WORDS):
         # The first line says what happened; torch adds advice on debugging.
         return DeviceError(
             f"The GPU failed ({first_line(error)}); see with nvidia-smi whether it still answers, "
-            "start this program again, then resume the run from its last checkpoint."
+            "then start this program again."
         )
     return None
 

@@ -82,7 +82,7 @@ def failure_of(error: Exception, gpu_items: Iterable[Item] = ()) -> Failure:
     sentence = str(told)
     if isinstance(told, HostMemoryError) and not sentence.endswith("."):
         # The memory watch gives the account alone.
-        sentence += "; free some memory or choose a smaller batch, and resume."
+        sentence += "; free some memory or lower train.micro_batch_size, and resume."
     kind = next((kind for type_, kind in _KINDS if isinstance(told, type_)), FailureKind.OTHER)
     return Failure(kind, sentence, type(told).__name__, trace)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from engine.config.settings import AUTO, TrainConfig
@@ -23,6 +24,7 @@ others read twice.
 """
 PLAN = ("train.micro_batch_size", "engine.rounds", "engine.kernels")
 """These settings decide in which order sums are rounded."""
+_CHANGED_BY = {"model.dtype": "the planes", "model.source": "the model"}
 _NOT_COMPARED = ("name", "train.steps", "train.epochs", "model.init", "model.start_from")
 """The number of steps is compared as it is counted; the others mean nothing to a resume."""
 
@@ -91,8 +93,8 @@ def refuse_other_data(
         if decides and name in before and before[name] != value:
             raise RunError(
                 f"{name} of run {run_id} was {_said(before[name])} up to step {step:,} and is "
-                f"{_said(value)} now, which makes other rows of the data; set it back in "
-                f"config.yaml, or {train_on_in_words(run_id)}."
+                f"{_said(value)} now, which makes other rows of the data; leave it as it was, or "
+                f"{train_on_in_words(run_id)}."
             )
     raise RunError(
         f"The data of run {run_id} is no longer what it was trained on; restore "
@@ -114,11 +116,13 @@ def changed_settings(
         if name not in before or before[name] == value:
             continue
         was, is_ = _said(before[name]), _said(value)
-        if name in ORDER or name == "model.dtype":
-            what = "the planes" if name == "model.dtype" else "the rows that its steps read"
+        # A model that was only moved has the same name in another place.
+        is_other_model = name == "model.source" and Path(was).name != Path(is_).name
+        if name in ORDER or name == "model.dtype" or is_other_model:
+            what = _CHANGED_BY.get(name, "the rows that its steps read")
             raise RunError(
                 f"{name} of run {run_id} was {was} up to step {step:,} and is {is_} now, which "
-                f"changes {what}; set it back in config.yaml, or {train_on_in_words(run_id)}."
+                f"changes {what}; leave it as it was, or {train_on_in_words(run_id)}."
             )
         told.append(f"{name} was {was} up to step {step:,} and is {is_} from here on.")
     anew = plan_changes(config, state)

@@ -46,13 +46,15 @@ class Run:
     """A `Run` is one run in this process, which owns the run's folder until `execute` (or `close`)
     ends.
 
-    `request` may be called from any thread while `execute` runs. Raises RunError when another
-    process owns the run.
+    `request` may be called from any thread while `execute` runs. `before` are settings that are put
+    back if the run is refused with those that it has now. Raises RunError when another process owns
+    the run.
     """
 
-    def __init__(self, folder: RunFolder, resume: bool):
+    def __init__(self, folder: RunFolder, resume: bool, before: TrainConfig | None = None):
         self.folder = folder
         self.resume = resume
+        self._before = before
         self.id = folder.id
         self._owned = contextlib.ExitStack()
         with contextlib.ExitStack() as owned:
@@ -193,7 +195,13 @@ class Run:
         from engine.train.trainer import Trainer
 
         session = Session(config, self.folder, self.recorder)
-        prepared = prepare(session, self.resume, self._check)
+        try:
+            prepared = prepare(session, self.resume, self._check)
+        except RamstreamError:
+            if self._before is not None:
+                with contextlib.suppress(RunError):  # the refusal is what a person must read
+                    self.folder.save_config(self._before)
+            raise
         self._chosen = prepared.chosen
         try:
             event: RunStarted = started_event(config, prepared, program_version(), os.getpid())
@@ -270,7 +278,8 @@ def resume_run(runs_dir: str | os.PathLike[str], run_id: str, overrides: Sequenc
     """Returns an earlier run, ready to continue from its newest checkpoint.
 
     It begins at the start if it never saved a checkpoint or never began to train. `overrides` such
-    as ``train.nonfinite=skip`` become part of its settings. Raises RunError for a run that has
+    as ``train.nonfinite=skip`` become part of its settings, unless the run is refused with them.
+    Raises RunError for a run that has
     finished, that kept weights alone, or whose settings this version cannot use, and ConfigError
     for a wrong override.
     """
@@ -294,11 +303,11 @@ def resume_run(runs_dir: str | os.PathLike[str], run_id: str, overrides: Sequenc
             f"Run {run_id} kept weights alone (output.checkpoint: weights), so it cannot be "
             f"resumed; {train_on_in_words(run_id)}."
         )
-    config = lasting_config(config.with_overrides(overrides)) if overrides else config
-    run = Run(folder, resume=file_size(folder.events_path) > 0)
-    if overrides:
+    changed = lasting_config(config.with_overrides(overrides)) if overrides else None
+    run = Run(folder, file_size(folder.events_path) > 0, config if overrides else None)
+    if changed is not None:
         try:
-            folder.save_config(config)  # the run is ours now
+            folder.save_config(changed)  # the run is ours now
         except RunError:
             run.close()
             raise

@@ -4,6 +4,9 @@ trained on from the weights.
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -90,11 +93,27 @@ def test_unchanged_settings_say_nothing(stopped_run, runs):
     ],
 )
 def test_another_run_is_refused_by_name_and_offered(stopped_run, runs, name, value, why):
+    settings = (stopped_run.folder.path / "config.yaml").read_bytes()
     again, ended = resumed(runs, stopped_run.id, **{name: value})
     assert ended.state == "failed" and name in ended.reason and why in ended.reason
+    kept = (stopped_run.folder.path / "config.yaml").read_bytes()
+    assert kept == settings, "what was refused is not kept"
     assert f"launch.py train --from {stopped_run.id}" in ended.reason
     assert "Train on in the app" in ended.reason
     assert not [step for step in events_of(again, StepFinished) if step.step > 6]
+
+
+def test_a_model_may_be_moved_but_not_replaced(tmp_path, runs):
+    config = make_config(tmp_path)
+    run = start_run(config, runs)
+    assert execute(run, {3: "stop"}).state == "stopped"
+    there = Path(config.model.source)
+    other = shutil.copytree(there, tmp_path / "another model")
+    _, ended = resumed(runs, run.id, **{"model.source": f"'{other}'"})
+    assert ended.state == "failed" and "which changes the model" in ended.reason
+    moved = shutil.copytree(there, tmp_path / "elsewhere" / there.name)
+    _, ended = resumed(runs, run.id, **{"model.source": f"'{moved}'"})
+    assert ended.state == "finished", ended.reason
 
 
 def test_a_wrong_setting_is_refused_before_anything_is_written(capsys, stopped_run, runs):

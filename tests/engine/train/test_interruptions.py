@@ -310,7 +310,7 @@ def test_host_memory_that_runs_low_in_a_pause(tmp_path, runs, monkeypatch):
         ),
         (
             RuntimeError("CUDA error: unspecified launch failure"),
-            "resume the run from its last checkpoint",
+            "then start this program again",
         ),
         (
             RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx"),

@@ -90,7 +90,8 @@ def test_a_run_that_kept_weights_alone_is_not_resumed_and_says_how_it_goes_on(
     stopped = started(tmp_path, **WEIGHTS)
     ended = execute(stopped, {4: "stop"})
     assert (
-        ended.state == "stopped" and "its weights are saved: a new run can train on" in ended.reason
+        ended.state == "stopped"
+        and "Its weights are saved, and a new run can train on" in ended.reason
     )
     assert "cannot be resumed" in ended.reason
     step = stopped.recorder.snapshot.step
@@ -110,7 +111,7 @@ def test_a_run_that_kept_weights_alone_is_not_resumed_and_says_how_it_goes_on(
     failed = started(tmp_path, **WEIGHTS)
     ended = execute(failed)
     assert ended.state == "failed"
-    assert "The weights of step 5 are saved; a new run can train on from" in ended.reason
+    assert "The weights of step 5 are saved, and a new run can train on from" in ended.reason
 
 
 def test_a_resume_goes_on_from_an_older_full_checkpoint(tmp_path, runs, stopped_run, whole):

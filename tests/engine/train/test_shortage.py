@@ -233,7 +233,7 @@ def test_a_host_that_refuses_memory_is_told_by_item_and_other_errors_carry_nothi
     error, other = MemoryError(), ValueError("no")
     for each in (error, other):
         note_memory(each, lambda: MemoryNote("planes took 3 GiB", figures(), 0))
-    assert "The host ran out of memory: planes took 3 GiB; choose" in str(explained(error))
+    assert "The host ran out of memory: planes took 3 GiB; free" in str(explained(error))
     assert not vars(other)
     silent = MemoryError()
     note_memory(silent, lambda: 1 / 0)  # a device that no longer responds

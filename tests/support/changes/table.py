@@ -28,12 +28,11 @@ def page(areas: Mapping[str, Sequence[Change]], outcomes: Mapping[str, Outcome])
     made = [change for change in changes if change.name in outcomes]
     caught = [change for change in made if outcomes[change.name].verdict == CAUGHT]
     survivors = [change for change in made if change not in caught]
-    commits = sorted({outcomes[change.name].commit for change in made})
     today = dt.datetime.now(dt.UTC).date().isoformat()
     lines = [
         INTRODUCTION,
         f"**{len(made)} changes were made, {len(caught)} were caught, {len(survivors)} "
-        f"survived** ({today}, commit {', '.join(commits)}).",
+        f"survived** ({today}).",
     ]
     if len(made) < len(changes):
         lines[-1] += f" {len(changes) - len(made)} more were not made yet."
