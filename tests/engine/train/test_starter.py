@@ -142,9 +142,9 @@ def test_the_starter_learns_roman_numerals(tmp_path, steps, questions, right, lo
 
 @pytest.mark.everything("it trains 300 steps of the starter, for 40 seconds")
 def test_memory_does_not_grow_with_the_steps_of_packed_rows(tmp_path):
-    # When each update left 200 bytes, these steps took 270 KiB more each. The heap of a young process
-    # still spreads, by up to 90 KiB a step here; `tests.browser.soak` measures an older one, and
-    # test_a_kernel_gives_back_every_array_that_it_was_given finds the cause itself.
+    # When each update left 200 bytes, these steps took 270 KiB more each. The heap of a young
+    # process still spreads, by up to 90 KiB a step here. `tests.browser.soak` measures an older
+    # one, and test_a_kernel_gives_back_every_array_that_it_was_given finds the cause itself.
     settings = (
         "output.exact_match_samples=0",
         "output.eval_every=40",
