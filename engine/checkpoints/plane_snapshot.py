@@ -189,6 +189,12 @@ class Snapshot:
                 self._give_back(piece)
             self._changed.notify_all()
 
+    def drop(self, piece: Piece) -> None:
+        """Says that a piece could not be written, so that the room of its copy is free again."""
+        with self._changed:
+            if piece.room is not None:
+                self._give_back(piece)
+
     def release(self) -> None:
         """Gives back the room of all copies. No thread may write any more."""
         with self._changed:

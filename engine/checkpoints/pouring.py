@@ -35,8 +35,10 @@ class Pouring:
             for unit in model.units
             for spec in unit.layout.parameters
         }
-        self._owners: dict[int, tuple[nn.Module, str]] = {}
-        """The parent of each module, and the module's name there, by the module's id."""
+        self._owners: dict[int, tuple[nn.Module, str, nn.Module]] = {}
+        """These are the parent of each module, the module's name there, and the module itself, by
+        the module's id. A module that is kept leaves its id to no other.
+        """
 
     @contextmanager
     def while_reading(self) -> Iterator[None]:
@@ -45,7 +47,7 @@ class Pouring:
 
         def joins(parent: nn.Module, name: str, child: nn.Module | None) -> None:
             if child is not None and threading.get_ident() == thread:
-                self._owners.setdefault(id(child), (parent, name))
+                self._owners.setdefault(id(child), (parent, name, child))
 
         def is_set(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
             if parameter is not None and threading.get_ident() == thread:
@@ -78,7 +80,7 @@ class Pouring:
         """Returns the name of a parameter in the whole model."""
         names = [name]
         while id(module) in self._owners:
-            module, own_name = self._owners[id(module)]
+            module, own_name, _ = self._owners[id(module)]
             names.append(own_name)
         return ".".join(reversed(names))
 

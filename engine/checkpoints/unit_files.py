@@ -81,7 +81,11 @@ class UnitFiles:
                 plane = self._entries[piece.unit]["planes"][piece.plane]
                 number = piece.begin // self._piece_bytes
                 plane["checksums"][number] = piece_checksum(piece.content)
-                self._files[piece.unit].write(piece.content, plane["offset"] + piece.begin)
+                try:
+                    self._files[piece.unit].write(piece.content, plane["offset"] + piece.begin)
+                except BaseException:
+                    snapshot.drop(piece)
+                    raise
                 size = len(piece.content)
                 snapshot.written(piece)
                 meter.add(size)

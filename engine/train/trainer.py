@@ -135,7 +135,8 @@ class Trainer:
             raise  # the record or a checkpoint cannot be written, so nothing more can be saved
         except Discarded:
             self._saver.cancel()
-            self.prepared.drain()
+            with contextlib.suppress(Exception):  # a step that failed no longer counts either
+                self.prepared.drain()
             shutil.rmtree(self.folder.checkpoints_path, ignore_errors=True)
             return RunEnded(
                 "discarded",
@@ -172,6 +173,7 @@ class Trainer:
                 self._evaluate(step)
         # The run is saved before an evaluation can fail or be interrupted.
         step = self._steps.done
+        self._steps.settle()
         self._attend_to_checkpoint(step, to_its_end=True)
         self._save(step)
         self._evaluate(step)
