@@ -18,7 +18,7 @@ from engine.runtime import block_ops
 from engine.train import planning
 from engine.train.run import Run, start_run
 from tests.gpu.test_whole_job import gpu_config
-from tests.support.trained_runs import events_of, execute
+from tests.support.trained_runs import events_of, execute, files_of
 
 pytestmark = pytest.mark.gpu
 
@@ -67,15 +67,6 @@ def homes(request, monkeypatch):
 
     monkeypatch.setattr(planning, "choose", with_homes)
     return request.param
-
-
-def files_of(run: Run) -> dict[int, dict[str, bytes]]:
-    """Returns the unit files of all checkpoints of a run, by step and name."""
-    found = {}
-    for path in run.folder.checkpoints_path.glob("step-*"):
-        files = [file for file in path.iterdir() if file.suffix == ".planes"]
-        found[int(path.name[5:])] = {file.name: file.read_bytes() for file in files}
-    return found
 
 
 def trained(tmp_path, **values) -> Run:

@@ -28,6 +28,15 @@ def events_of(run: Run, kind: type) -> list:
     return [r.event for r in replay(run.folder.events_path) if isinstance(r.event, kind)]
 
 
+def files_of(run: Run) -> dict[int, dict[str, bytes]]:
+    """Returns the unit files of all checkpoints of a run, by step and name."""
+    found = {}
+    for path in run.folder.checkpoints_path.glob("step-*"):
+        files = [file for file in path.iterdir() if file.suffix == ".planes"]
+        found[int(path.name[5:])] = {file.name: file.read_bytes() for file in files}
+    return found
+
+
 def planes_on_disk(run: Run) -> dict[str, bytes]:
     """Returns the bytes of the newest checkpoint's files by name, and its step."""
     info = newest_checkpoint(run.folder.checkpoints_path)

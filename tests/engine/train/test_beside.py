@@ -15,7 +15,7 @@ from engine.runtime.held_step import HeldStep
 from engine.train import planning
 from engine.train.run import Run, resume_run, start_run
 from tests.support.folders import make_config
-from tests.support.trained_runs import events_of, weights_in
+from tests.support.trained_runs import events_of, files_of, weights_in
 
 EVERY = {"output.checkpoint_every": 1, "output.keep_checkpoints": 9, "output.eval_every": 0}
 
@@ -37,15 +37,6 @@ def slow(monkeypatch, seconds: float = 0.002) -> None:
         write(self, piece, offset)
 
     monkeypatch.setattr(piece_files.PieceFile, "write", slowly)
-
-
-def files_of(run: Run) -> dict[int, dict[str, bytes]]:
-    """Returns the unit files of all checkpoints of a run, by step and name."""
-    found = {}
-    for path in run.folder.checkpoints_path.glob("step-*"):
-        files = [file for file in path.iterdir() if file.suffix == ".planes"]
-        found[int(path.name[5:])] = {file.name: file.read_bytes() for file in files}
-    return found
 
 
 def train(tmp_path, name: str, **values) -> Run:
