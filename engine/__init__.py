@@ -12,7 +12,9 @@ imports from its own room and from rooms listed before it. `tests/test_rooms.py`
     plan            a training step as plain data: ops, builder, validator, simulator; no torch
     config          every setting: read, checked, written; no torch
     machine         this machine and known ones, and how fast they are; no torch
-    data            data sets as rows of tokens; no torch
+    sources         data sets as rows: files, folders, registries, the hub; no torch
+    examples        rows as conversations, pairs and texts; no torch
+    data            examples as rows of tokens; no torch
     model           a Hugging Face model as units, and as a shape that the planner sees
     runs            run folders and the records in them; no torch
     fit             which plan, what it takes, whether it fits, what would help; no torch

@@ -25,7 +25,7 @@ from app.session.session import Session
 from engine.config.data_settings import DataConfig
 from engine.config.settings import TrainConfig
 from engine.config.tree import build
-from engine.data.mapping import preview
+from engine.data.preview import preview
 from engine.paths import PROGRAM_ROOT
 from engine.words import GIB
 from tests.support import data_references as reference

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 from engine.config.changes import Change
 from engine.config.data_settings import DataConfig
 from engine.config.settings import ModelConfig, TrainConfig
-from engine.data.mapping import preview
-from engine.data.preview import check_first_rows
+from engine.data.preview import check_first_rows, preview
 from engine.fit.report import estimate
 from engine.talk.conversation import Message, Sampling, Source
 from engine.train.run import resume_run, start_run

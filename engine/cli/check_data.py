@@ -5,8 +5,7 @@ nothing to train on, is no job.
 from __future__ import annotations
 
 from engine.config.settings import TrainConfig
-from engine.data.mapping import preview
-from engine.data.preview import check_first_rows
+from engine.data.preview import check_first_rows, preview
 from engine.errors import DataError
 from engine.model.hub import is_fetched
 from engine.paths import resolve_source

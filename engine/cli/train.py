@@ -22,7 +22,6 @@ from tqdm import tqdm
 from engine.checkpoints.saved_steps import saved_steps
 from engine.cli.check import kernels_in_words
 from engine.config.settings import TrainConfig
-from engine.data.sources import refuse_missing_file
 from engine.errors import ConfigError, DataError, DeviceError, FitError, ModelError, RunError
 from engine.fit.predicted import QUANTITIES
 from engine.runs.events import (
@@ -46,6 +45,7 @@ from engine.runs.field_types import Comparison
 from engine.runs.folder import open_run
 from engine.runs.following import EVENTS_FILE, last_of_kind
 from engine.runs.listing import RunSummary, list_runs
+from engine.sources.open_source import refuse_missing_file
 from engine.train.run import Run, resume_run, start_run
 from engine.words import counted, in_gib, in_seconds
 

@@ -1,6 +1,7 @@
-"""Data sets become rows of tokens: formats, chat templates, loss masks, packing, and an order that
-a resumed run can continue. No torch is imported.
+"""Examples become rows of tokens: chat templates, loss masks, packing, and an order that a resumed
+run can continue. No torch is imported.
 
-The room may import the rooms before it in `engine`, up to `machine`. All code that affects the
-tokens of a data set is in this folder: when one of its files changes, cached tokens are made again.
+The rooms before it are `sources` (data sets as rows) and `examples` (rows as conversations, pairs
+and texts). All code that affects the tokens of a data set is in these three: when one of their
+files changes, cached tokens are made again.
 """

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.data.examples import Conversation, Example, Pair, Text
 from engine.data.render import ChatRenderer, Rendered, Skipped, common_prefix
 from engine.errors import DataError
+from engine.examples.example import Conversation, Example, Pair, Text
 
 
 @dataclass(frozen=True)

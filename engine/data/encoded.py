@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from engine.data.encode import Document, Documents, Encoder, Kept
-from engine.data.examples import Example
-from engine.data.formats import ColumnMap
 from engine.data.render import Skipped
-from engine.data.sources import Row, Source
-from engine.data.turns import BrokenText
+from engine.examples.example import Example
+from engine.examples.formats import ColumnMap
+from engine.examples.turns import BrokenText
+from engine.sources.open_source import Row, Source
 
 Numbered = tuple[int, Row, str]
 """It consists of a row's number, the row, and its place in the words of an error."""

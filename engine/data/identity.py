@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.data_settings import DataConfig
-from engine.data.folders import files_of
-from engine.data.registry import registered
 from engine.paths import registry_entry, resolve_source
+from engine.sources.folders import files_of
+from engine.sources.registry import registered
 
 _BYTES_HASHED = 64 << 20
 """If the files of a source have at most this many bytes in total, they are identified by their
@@ -102,8 +102,10 @@ def _tokenizer(tokenizer: Any) -> Identity:
 
 def _code() -> Identity:
     code = hashlib.blake2b(digest_size=16)
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        code.update(path.name.encode() + path.read_bytes())
+    engine = Path(__file__).parent.parent
+    for room in ("sources", "examples", "data"):
+        for path in sorted((engine / room).rglob("*.py")):
+            code.update(str(path.relative_to(engine)).encode() + path.read_bytes())
     return [code.hexdigest(), *(importlib.metadata.version(name) for name in _LIBRARIES)]
 
 
@@ -113,6 +115,6 @@ def _digest(value: Any) -> str:
 
 
 PROGRAM = _code()
-"""It identifies the code that makes tokens, this package's own and the libraries', as this process
-loaded it. A newer version never reuses the tokens of an older one.
+"""It identifies the code that makes tokens, that of three rooms and of the libraries, as this
+process loaded it. A newer version never reuses the tokens of an older one.
 """

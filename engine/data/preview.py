@@ -1,197 +1,114 @@
-"""The preview of a data set before a run: the first rows as text, with the trained text marked."""
+"""The preview of a data set before a run: its first rows, and the choice of columns."""
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from engine.config.data_settings import DataConfig
-from engine.data.encode import Document, Encoder, Kept
-from engine.data.encoded import Numbered, encode_rows
-from engine.data.formats import ROWS_TO_DETECT, ColumnMap, map_columns
-from engine.data.packing import pack
-from engine.data.render import Skipped, warning_sentences
-from engine.data.sources import Source, notes_on, open_source, refuse_missing_file
+from engine.config.data_settings import DataColumns, DataConfig, DataSource
+from engine.config.settings import AUTO
+from engine.data.encoded import Numbered
+from engine.data.shown_rows import Opened, shown_rows
 from engine.errors import DataError
+from engine.examples.choose_columns import columns_to_choose, kind_of
+from engine.examples.formats import ROWS_TO_DETECT, ColumnMap, map_columns
 from engine.paths import resolve_source
+from engine.sources.json_files import Row
+from engine.sources.open_source import Source, open_source, refuse_missing_file
 
 _ROWS_MEASURED = 200
-_BINS = 20
 
 
-@dataclass(frozen=True)
-class Opened:
-    """An `Opened` is a source whose first rows have been read."""
+def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]:
+    """Reads the first 200 rows, divided among the sources of a mix. Returns the result of
+    `shown_rows` for them, and `mapping`, the choices for a person.
 
-    source: Source
-    columns: ColumnMap
-    first_rows: list[Numbered]
-    has_more: bool
-    """Rows may follow that were not read."""
+    `mapping` is the result of `columns_to_choose`. For a mix, it belongs to the first source that
+    would be refused, or else to the first one that names columns; it is None if there is no such
+    source. It then has `mix`: `sources` (as in `data.source`), the `place` of this source among
+    them, its `name`, and the `format` of the mix.
 
-
-@dataclass
-class _Measured:
-    """Totals over the measured rows."""
-
-    lengths: list[int] = field(default_factory=list)
-    """The length of each document in tokens, before the cut."""
-    tokens: int = 0
-    trained_tokens: int = 0
-    cut: int = 0
-    skipped: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-    """Skipped rows were skipped for these reasons."""
-
-    def add(self, found: Kept | Skipped) -> None:
-        if isinstance(found, Skipped):
-            self.skipped += 1
-            self.reasons[found.reason] += 1
-            return
-        self.cut += found.cut
-        for document in found.documents:
-            self.tokens += len(document.ids)
-            self.trained_tokens += int(document.trained.sum())
-            self.lengths.append(document.length)
-
-
-def shown_rows(
-    config: DataConfig, tokenizer: Any, rows: int, opened: list[Opened]
-) -> dict[str, Any]:
-    """Returns the first `rows` rows of the sources, and totals over all rows that were read.
-
-    - `source`, `format`, `format_detected`, `columns`, `unused_columns`, `chat_template` and
-      `max_seq_len` say how the rows are read.
-    - `rows` has each shown row as `{where, tokens, trained_tokens, cut, skipped, documents}`, where
-      a document is a list of `{text, trained}`.
-    - `rows_measured`, `rows_cut`, `rows_skipped` and `percent_trained` cover all rows that were
-      read.
-    - `lengths` has the length of each measured document in tokens, before the cut, and `histogram`
-      is `{edges, counts}` of these lengths.
-    - `packed_rows` is the number of rows that the measured documents fill when packed (None without
-      packing), and `percent_filled` is the share of their positions that are tokens.
-    - `untrainable` is a sentence if none of these rows has a token to train on, or an empty text;
-      `has_more` is whether rows may follow that were not read.
-    - `warnings` is a list of sentences.
+    If rows cannot be read with their mapping, the result is `error`, a sentence, and `mapping`.
+    Raises DataError if there are no rows to choose columns from.
     """
-    encoder = Encoder(tokenizer, config.train_on, config.max_seq_len)
-    shown: list[dict[str, Any]] = []
-    measured = _Measured()
-    for place, part in enumerate(opened):
-        # The first rows of every source are shown, as evenly as `rows` allows.
-        most = rows * (place + 1) // len(opened)
-        encoded = encode_rows(encoder, part.columns, part.first_rows)
-        for (_, _, where), found in zip(part.first_rows, encoded):
-            measured.add(found)
-            if len(shown) < most:
-                shown.append(_shown_row(where, found, tokenizer))
-    return {
-        **_how_read(config, encoder, opened),
-        "max_seq_len": config.max_seq_len,
-        "rows": shown,
-        "rows_measured": sum(len(part.first_rows) for part in opened),
-        "rows_cut": measured.cut,
-        "rows_skipped": measured.skipped,
-        **_figures(measured, config),
-        "untrainable": _untrainable(measured),
-        "has_more": any(part.has_more for part in opened),
-        "warnings": _warnings(config, encoder),
-    }
+    opened: list[Opened] = []
+    looked_at: list[tuple[str, dict[str, Any]]] = []
+    try:
+        for part in read_parts(config, rows):
+            first = [row for _, row, _ in part.rows[:ROWS_TO_DETECT]]
+            mapping = columns_to_choose(part.config, first)
+            looked_at.append((part.source.name, mapping))
+            columns = _mapped(part.config, part.source, first, mapping)
+            opened.append(Opened(part.source, columns, part.rows, part.has_more))
+        shown = shown_rows(config, tokenizer, rows, opened)
+        return shown | {"mapping": _to_choose(config, looked_at)}
+    except DataError as error:
+        all_were_read = len(looked_at) == len(config.parts())
+        one_is_refused = any(mapping["refused"] for _, mapping in looked_at)
+        if not all_were_read and not one_is_refused:
+            raise  # a source cannot be opened, or has no rows
+        return {"error": str(error), "mapping": _to_choose(config, looked_at)}
 
 
-def _untrainable(measured: _Measured) -> str:
-    """Returns a sentence if no row has a token to train on, or an empty text."""
-    if measured.trained_tokens:
-        return ""
-    which = "The row that was read has no token to train on"
-    if measured.skipped != 1:
-        which = f"None of the {measured.skipped:,} rows that were read has a token to train on"
-    if not measured.reasons:
-        return f"{which}."
-    reason, _ = measured.reasons.most_common(1)[0]
-    return f"{which}, mostly because {reason}; change the data, data.format or data.train_on."
-
-
-def _shown_row(where: str, found: Kept | Skipped, tokenizer: Any) -> dict[str, Any]:
-    row = _Measured()
-    row.add(found)
-    documents = [] if isinstance(found, Skipped) else found.documents
-    return {
-        "where": where,
-        "tokens": row.tokens,
-        "trained_tokens": row.trained_tokens,
-        "cut": row.cut > 0,
-        "skipped": found.reason if isinstance(found, Skipped) else None,
-        "documents": [_pieces(document, tokenizer) for document in documents],
-    }
-
-
-def _how_read(config: DataConfig, encoder: Encoder, opened: list[Opened]) -> dict[str, Any]:
-    maps = [part.columns for part in opened]
-    templates = [encoder.template_use(columns.format) for columns in maps]
-    meaning: dict[str, str] = {}
-    for columns in maps:
-        meaning.update(columns.meaning())
-    unused = itertools.chain.from_iterable(columns.unused for columns in maps)
-    return {
-        "source": opened[0].source.name if len(opened) == 1 else config.title,
-        "format": ", ".join(dict.fromkeys(columns.format for columns in maps)),
-        "format_detected": any(columns.detected for columns in maps),
-        "columns": meaning,
-        "unused_columns": list(dict.fromkeys(unused)),
-        "chat_template": ", ".join(dict.fromkeys(templates)),
-    }
-
-
-def _figures(measured: _Measured, config: DataConfig) -> dict[str, Any]:
-    counts, edges = _histogram(measured.lengths)
-    percent_trained = 0.0
-    if measured.tokens:
-        percent_trained = round(100 * measured.trained_tokens / measured.tokens, 1)
-    packed_rows: int | None = None
-    percent_filled: float | None = None
-    if measured.lengths and config.packing:
-        packed_rows, percent_filled = _packed(measured.lengths, config)
-    return {
-        "percent_trained": percent_trained,
-        "lengths": measured.lengths,
-        "histogram": {"edges": edges, "counts": counts},
-        "packed_rows": packed_rows,
-        "percent_filled": percent_filled,
-    }
-
-
-def _warnings(config: DataConfig, encoder: Encoder) -> list[str]:
-    found = warning_sentences(encoder.renderer.warnings)
-    for part, _ in config.parts():
-        found += notes_on(part)
-    return found
-
-
-def _histogram(lengths: list[int]) -> tuple[list[int], list[int]]:
-    """Returns (counts, edges). Each count is the number of lengths from one edge up to, but not
-    including, the next. The edges are about `_BINS` whole numbers.
+def _mapped(
+    part: DataConfig, source: Source, first: list[Row], mapping: dict[str, Any]
+) -> ColumnMap:
+    """Returns the columns with which the rows of a source are read, as in a run or according to the
+    guess. Fills in the rest of `mapping`. Raises DataError if the rows cannot be read.
     """
-    if not lengths:
-        return [], []
-    low, high = min(lengths), max(lengths)
-    width = -(-(high - low + 1) // _BINS)
-    edges = list(range(low, high + width + 1, width))
-    return np.histogram(lengths, bins=edges)[0].tolist(), edges
+    try:
+        columns = map_columns(part.format, first, source, part.columns)
+    except DataError as error:
+        mapping["refused"] = True
+        if mapping["state"] != "guess":
+            raise
+        if part.columns.named() or part.format != AUTO:
+            mapping["why"] = str(error)
+        columns = map_columns(AUTO, first, source, DataColumns(**mapping["chosen"]))
+    mapping |= {"kind": kind_of(columns), "chosen": columns.columns}
+    return columns
 
 
-def _packed(lengths: list[int], config: DataConfig) -> tuple[int, float]:
-    """Returns (number of rows that these documents share, percentage of the rows' positions that
-    are tokens).
+def _to_choose(
+    config: DataConfig, looked_at: list[tuple[str, dict[str, Any]]]
+) -> dict[str, Any] | None:
+    """Chooses from the mappings of the sources, each with the source's name, the one to show to a
+    person.
     """
-    kept = np.minimum(np.array(lengths, dtype=np.int64), config.max_seq_len)
-    rows = len(pack(kept, config.max_seq_len, np.arange(len(kept))))
-    return rows, round(100 * float(kept.sum()) / (rows * config.max_seq_len), 1)
+    if isinstance(config.source, str):
+        return looked_at[0][1]
+    refused = [place for place, (_, mapping) in enumerate(looked_at) if mapping["refused"]]
+    naming = [
+        place for place, part in enumerate(config.source[: len(looked_at)]) if part.columns.named()
+    ]
+    if not refused and not naming:
+        return None
+    place = (refused + naming)[0]
+    name, mapping = looked_at[place]
+    mix = {
+        "sources": [_plain(part) for part in config.source],
+        "place": place,
+        "name": name,
+        "format": config.format,
+    }
+    return mapping | {"mix": mix}
+
+
+def _plain(part: DataSource) -> dict[str, Any]:
+    """Returns a source of a mix as written in `data.source`, without default values."""
+    plain: dict[str, Any] = {"source": part.source}
+    if part.weight != 1:
+        plain["weight"] = part.weight
+    if part.split is not None:
+        plain["split"] = part.split
+    if part.format is not None:
+        plain["format"] = part.format
+    columns = part.columns.named()
+    if columns:
+        plain["columns"] = columns
+    return plain
 
 
 @dataclass(frozen=True)
@@ -237,19 +154,3 @@ def _first(part: DataConfig, count: int) -> tuple[Source, list[Numbered]]:
     if not read:
         raise DataError(f"{source.name} has no rows; give a data set with at least one.")
     return source, read
-
-
-def _pieces(document: Document, tokenizer: Any) -> list[dict[str, Any]]:
-    """Returns the document's text, split where trained text begins or ends. Each piece is the
-    difference between two decoded prefixes, because some tokenizers drop the leading space of a
-    piece decoded alone.
-    """
-    changes = np.flatnonzero(np.diff(document.trained)) + 1
-    edges = [0, *changes.tolist(), len(document.ids)]
-    pieces = []
-    before = ""
-    for start, end in itertools.pairwise(edges):
-        text = tokenizer.decode(document.ids[:end].tolist(), clean_up_tokenization_spaces=False)
-        pieces.append({"text": text[len(before) :], "trained": bool(document.trained[start])})
-        before = text
-    return pieces

@@ -22,8 +22,8 @@ from typing import IO, Any
 from engine.data import identity
 from engine.data.encode import Encoder
 from engine.data.encoded import Encoded, Numbered, encode_batch
-from engine.data.formats import ColumnMap
 from engine.errors import DataError
+from engine.examples.formats import ColumnMap
 from engine.helper_process import HelperProcess, ending, take_output
 
 _PROGRAM = "from engine.data.processes import serve; serve()"

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.data.dates import fixed_date
-from engine.data.examples import Conversation, Message
 from engine.data.special import ControlTokens, ReservedText, mentioned
+from engine.examples.example import Conversation, Message
 
 _PROBES = ("A1b2C", "Z9y8X")
 """Contents that occur in no template. They begin and end with different characters."""
@@ -206,7 +206,7 @@ class ChatRenderer:
         answers = [
             place
             for place, message in enumerate(messages)
-            if message["role"] == "assistant" and place >= conversation.context
+            if message["role"] == "assistant" and place not in conversation.untrained
         ]
         if self.train_on != "all":
             return _Job(chat, answers, whole=False)

@@ -12,8 +12,8 @@ from engine.config.data_settings import DataConfig
 from engine.data.encode import Encoder
 from engine.data.render import warning_sentences
 from engine.data.rows import RowSets
-from engine.data.sources import notes_on
 from engine.data.token_cache import StoredTokens, Tally
+from engine.sources.open_source import notes_on
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _warnings_on(part: Part, of_source: str) -> list[str]:
             f"Rows{of_source} cut because they are longer than data.max_seq_len "
             f"{config.max_seq_len}: {tally.cut:,}."
         )
-    found += notes_on(config)
+    found += [*tally.columns.notes, *notes_on(config)]
     if config.eval_fraction > 0 and not part.held_out:
         found.append(f"No row{of_source} is held out, because there is only one.")
     return found

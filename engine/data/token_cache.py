@@ -34,9 +34,9 @@ import numpy as np
 
 from engine import paths
 from engine.data.encode import Documents
-from engine.data.formats import ColumnMap
 from engine.data.mapped import mapped
 from engine.errors import DataError
+from engine.examples.formats import ColumnMap
 from engine.files import body_checksum, new_digest, sync_folder
 from engine.progress import Progress
 

@@ -15,15 +15,15 @@ import numpy as np
 from engine.config.data_settings import DataConfig
 from engine.data.encode import Documents, Encoder
 from engine.data.encoded import Encoded, Numbered, encode_batch, example_of, row_batches
-from engine.data.formats import ROWS_TO_DETECT, map_columns
 from engine.data.identity import Identity, identity_of, key_of
 from engine.data.processes import EncodingProcesses
 from engine.data.render import Skipped
-from engine.data.sources import Source, open_source
 from engine.data.token_cache import StoredTokens, Tally, TokenWriter, find
 from engine.errors import DataError
+from engine.examples.formats import ROWS_TO_DETECT, map_columns
 from engine.machine.cgroups import sample_host_memory, usable_cores
 from engine.progress import Progress, saying, untold
+from engine.sources.open_source import Source, open_source
 
 EVAL_SEED = 20_010_911
 """This seed, not the run's, chooses the held-out examples, so that runs can be compared."""

@@ -22,8 +22,7 @@ from app.view.fit_figures import fit_figure
 from app.web.guard import Guard, GuardPolicy
 from app.web.server import _check_routes
 from engine.config.settings import TrainConfig
-from engine.data.mapping import preview
-from engine.data.preview import check_first_rows
+from engine.data.preview import check_first_rows, preview
 from engine.errors import DataError
 from engine.fit.memory_items import Item, MemoryItem
 from engine.fit.needs import Part

@@ -11,7 +11,7 @@ import pytest
 
 from app.view.data_figures import lengths_figure, lengths_words
 from engine.config.data_settings import DataConfig
-from engine.data.mapping import preview
+from engine.data.preview import preview
 from tests.support.folders import make_tokenizer
 
 

@@ -15,10 +15,10 @@ import pytest
 from engine.config.data_settings import DataConfig, DataSource
 from engine.data import mapped
 from engine.data.encode import Encoder
-from engine.data.formats import map_columns
 from engine.data.loader import prepare_data
 from engine.data.render import Skipped
-from engine.data.sources import open_source
+from engine.examples.formats import map_columns
+from engine.sources.open_source import open_source
 from tests.support import data_tokenizers as made
 
 SEED_OF_THE_SPLIT = 20_010_911

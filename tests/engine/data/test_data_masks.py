@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from engine.config.data_settings import DataConfig
 from engine.data.encode import Encoder
 from engine.data.loader import prepare_data
-from engine.data.mapping import preview
+from engine.data.preview import preview
 from engine.errors import DataError
 from tests.support import data_tokenizers as made
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from engine.data.examples import Message
 from engine.errors import DataError
+from engine.examples.example import Message
 
 _SHAREGPT_ROLES = {
     "human": "user",

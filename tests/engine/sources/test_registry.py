@@ -8,7 +8,7 @@ import pytest
 
 from engine.config.data_settings import DataConfig
 from engine.data.loader import prepare_data
-from engine.data.mapping import preview
+from engine.data.preview import preview
 from engine.errors import DataError
 from engine.paths import lasting_source
 from tests.support import data_references as reference

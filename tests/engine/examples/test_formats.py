@@ -9,11 +9,11 @@ import json
 import pytest
 
 from engine.config.data_settings import DataColumns, DataConfig
-from engine.data.formats import map_columns
 from engine.data.loader import prepare_data
-from engine.data.mapping import preview
-from engine.data.sources import open_source
+from engine.data.preview import preview
 from engine.errors import DataError
+from engine.examples.formats import map_columns
+from engine.sources.open_source import open_source
 from tests.support import data_tokenizers as made
 
 CHAT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "an hello"}]

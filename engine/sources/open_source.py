@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.data_settings import DataConfig
-from engine.data.folders import DATA_SUFFIXES, files_of, is_saved_by_datasets, left_out
-from engine.data.json_files import Read, Row, count_lines, item_rows, line_rows, readable
-from engine.data.registry import Registered, registered
-from engine.data.text_files import passages, table_rows
 from engine.errors import DataError, first_line
 from engine.paths import registry_entry, resolve_source
+from engine.sources.folders import DATA_SUFFIXES, files_of, is_saved_by_datasets, left_out
+from engine.sources.json_files import Read, Row, count_lines, item_rows, line_rows, readable
+from engine.sources.registry import Registered, registered
+from engine.sources.text_files import passages, table_rows
 
 _TABLE_SUFFIXES = (".csv", ".tsv")
 _TEXT_SUFFIXES = (".txt", ".md")

@@ -10,11 +10,11 @@ import json
 import pytest
 
 from engine.config.data_settings import DataConfig
-from engine.data.folders import files_of
 from engine.data.loader import prepare_data
-from engine.data.mapping import preview
-from engine.data.sources import notes_on, open_source
+from engine.data.preview import preview
 from engine.errors import DataError
+from engine.sources.folders import files_of
+from engine.sources.open_source import notes_on, open_source
 from tests.support import data_tokenizers as made
 
 ROWS = [{"prompt": f'say "{i}", twice\nor once', "completion": f"é {i}\t!"} for i in range(5)]

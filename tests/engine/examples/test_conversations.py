@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.data.encode import Encoder
-from engine.data.examples import Conversation, Pair
 from engine.data.render import Skipped
+from engine.examples.example import Conversation, Pair
 from tests.support import data_references as reference
 
 FAMILIES = ("qwen", "llama3", "gemma", "phi3", "marked")

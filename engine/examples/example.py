@@ -1,5 +1,5 @@
-"""A row of a data set is one of three things: a conversation, a question with its answer, or a
-text.
+"""A row of a data set is one of five things: a conversation, a question with its answer, a text,
+segments of text, or tokens.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation holds turns in the form that chat templates expect. The first `context`
-    messages are never trained on.
-    """
+    """A conversation holds turns in the form that chat templates expect."""
 
     messages: list[Message]
-    context: int = 0
+    untrained: frozenset[int] = frozenset()
+    """The messages at these places (from 0) are never trained on: the row says so, or they belong
+    to its prompt.
+    """
     tools: list[Any] | None = None
     """The chat template receives these JSON schemas of the functions that the model may call."""
 
@@ -74,4 +75,31 @@ class Text:
         return ""
 
 
-Example = Conversation | Pair | Text
+@dataclass(frozen=True)
+class Segments:
+    """Segments are pieces of a text that is complete as it stands: no chat template and no begin or
+    end token is added, and special tokens in it are tokens.
+    """
+
+    parts: tuple[tuple[str, bool], ...]
+    """Each piece is a text, and whether it is trained."""
+
+    @property
+    def asked(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A row of tokens was made by another program, for the tokenizer of the same model."""
+
+    ids: list[int]
+    trained: list[bool]
+    """One value belongs to each token."""
+
+    @property
+    def asked(self) -> str:
+        return ""
+
+
+Example = Conversation | Pair | Text | Segments | Tokens

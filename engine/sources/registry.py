@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.data_settings import DataConfig
-from engine.data.json_files import Row
 from engine.errors import DataError
 from engine.paths import registry_entry
+from engine.sources.json_files import Row
 
 _COLUMNS = {
     "alpaca": {"prompt": "instruction", "query": "input", "response": "output"},

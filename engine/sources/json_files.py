@@ -13,8 +13,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, BinaryIO
 
-from engine.data.text_files import TURN_COLUMNS
 from engine.errors import DataError
+from engine.sources.text_files import TURN_COLUMNS
 
 Row = dict[str, Any]
 Read = Callable[[], Iterator[tuple[int, Row]]]

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.data import json_files
-from engine.data.json_files import item_rows, line_rows
 from engine.errors import DataError
+from engine.sources import json_files
+from engine.sources.json_files import item_rows, line_rows
 
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=9)

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.config.data_settings import DataColumns
-from engine.data.examples import Conversation, Example, Message, Pair, Text
-from engine.data.sources import Row, Source
-from engine.data.text_files import TURN_COLUMNS
-from engine.data.turns import (
+from engine.errors import DataError
+from engine.examples.example import Conversation, Example, Message, Pair, Text
+from engine.examples.turns import (
     parsed_json,
     role_message,
     sharegpt_message,
     valid_text,
     valid_tree,
 )
-from engine.errors import DataError
+from engine.sources.open_source import Row, Source
+from engine.sources.text_files import TURN_COLUMNS
 
 ROWS_TO_DETECT = 20
 """The columns are found from this many rows at the start of a source."""
@@ -77,6 +77,8 @@ class ColumnMap:
     to the name of its column.
     """
     unused: list[str] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
+    """These sentences say what a person must know about how rows are read."""
 
     def meaning(self) -> dict[str, str]:
         """Returns a description of how each column is used."""
@@ -123,7 +125,7 @@ class ColumnMap:
         after = self._turns_or_text(row, "completion", "assistant", where)
         if not after:
             return None
-        return Conversation(before + after, len(before), self._tools(row, where))
+        return Conversation(before + after, frozenset(range(len(before))), self._tools(row, where))
 
     def _turns_or_text(self, row: Row, part: str, role: str, where: str) -> list[Message]:
         if isinstance(self._value(row, part, where), list):

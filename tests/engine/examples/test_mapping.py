@@ -12,8 +12,9 @@ import pytest
 from engine.config.data_settings import DataColumns, DataConfig
 from engine.config.settings import TrainConfig
 from engine.data.loader import prepare_data
-from engine.data.mapping import guessed, preview
+from engine.data.preview import preview
 from engine.errors import ConfigError, DataError
+from engine.examples.choose_columns import guessed
 from tests.support import data_tokenizers as made
 
 ODD = [

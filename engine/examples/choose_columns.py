@@ -9,20 +9,16 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from engine.config.data_settings import DataColumns, DataConfig, DataSource
+from engine.config.data_settings import DataConfig
 from engine.config.settings import AUTO
-from engine.data.formats import (
-    ROWS_TO_DETECT,
+from engine.examples.formats import (
     ColumnMap,
     first_values,
     fitting_formats,
     looks_like,
-    map_columns,
     rivals,
 )
-from engine.data.preview import Opened, read_parts, shown_rows
-from engine.data.sources import Row, Source
-from engine.errors import DataError
+from engine.sources.json_files import Row
 
 KINDS = {
     "pair": ("prompt", "completion", "input", "system"),
@@ -106,96 +102,6 @@ _WORDS = {
 """A column with one of these words in its name probably holds this part. The likeliest word comes
 first.
 """
-
-
-def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]:
-    """Reads the first 200 rows, divided among the sources of a mix. Returns the result of
-    `shown_rows` for them, and `mapping`, the choices for a person.
-
-    `mapping` is the result of `columns_to_choose`. For a mix, it belongs to the first source that
-    would be refused, or else to the first one that names columns; it is None if there is no such
-    source. It then has `mix`: `sources` (as in `data.source`), the `place` of this source among
-    them, its `name`, and the `format` of the mix.
-
-    If rows cannot be read with their mapping, the result is `error`, a sentence, and `mapping`.
-    Raises DataError if there are no rows to choose columns from.
-    """
-    opened: list[Opened] = []
-    looked_at: list[tuple[str, dict[str, Any]]] = []
-    try:
-        for part in read_parts(config, rows):
-            first = [row for _, row, _ in part.rows[:ROWS_TO_DETECT]]
-            mapping = columns_to_choose(part.config, first)
-            looked_at.append((part.source.name, mapping))
-            columns = _mapped(part.config, part.source, first, mapping)
-            opened.append(Opened(part.source, columns, part.rows, part.has_more))
-        shown = shown_rows(config, tokenizer, rows, opened)
-        return shown | {"mapping": _to_choose(config, looked_at)}
-    except DataError as error:
-        all_were_read = len(looked_at) == len(config.parts())
-        one_is_refused = any(mapping["refused"] for _, mapping in looked_at)
-        if not all_were_read and not one_is_refused:
-            raise  # a source cannot be opened, or has no rows
-        return {"error": str(error), "mapping": _to_choose(config, looked_at)}
-
-
-def _mapped(
-    part: DataConfig, source: Source, first: list[Row], mapping: dict[str, Any]
-) -> ColumnMap:
-    """Returns the columns with which the rows of a source are read, as in a run or according to the
-    guess. Fills in the rest of `mapping`. Raises DataError if the rows cannot be read.
-    """
-    try:
-        columns = map_columns(part.format, first, source, part.columns)
-    except DataError as error:
-        mapping["refused"] = True
-        if mapping["state"] != "guess":
-            raise
-        if part.columns.named() or part.format != AUTO:
-            mapping["why"] = str(error)
-        columns = map_columns(AUTO, first, source, DataColumns(**mapping["chosen"]))
-    mapping |= {"kind": kind_of(columns), "chosen": columns.columns}
-    return columns
-
-
-def _to_choose(
-    config: DataConfig, looked_at: list[tuple[str, dict[str, Any]]]
-) -> dict[str, Any] | None:
-    """Chooses from the mappings of the sources, each with the source's name, the one to show to a
-    person.
-    """
-    if isinstance(config.source, str):
-        return looked_at[0][1]
-    refused = [place for place, (_, mapping) in enumerate(looked_at) if mapping["refused"]]
-    naming = [
-        place for place, part in enumerate(config.source[: len(looked_at)]) if part.columns.named()
-    ]
-    if not refused and not naming:
-        return None
-    place = (refused + naming)[0]
-    name, mapping = looked_at[place]
-    mix = {
-        "sources": [_plain(part) for part in config.source],
-        "place": place,
-        "name": name,
-        "format": config.format,
-    }
-    return mapping | {"mix": mix}
-
-
-def _plain(part: DataSource) -> dict[str, Any]:
-    """Returns a source of a mix as written in `data.source`, without default values."""
-    plain: dict[str, Any] = {"source": part.source}
-    if part.weight != 1:
-        plain["weight"] = part.weight
-    if part.split is not None:
-        plain["split"] = part.split
-    if part.format is not None:
-        plain["format"] = part.format
-    columns = part.columns.named()
-    if columns:
-        plain["columns"] = columns
-    return plain
 
 
 def kind_of(columns: ColumnMap) -> str:
