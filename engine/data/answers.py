@@ -63,11 +63,9 @@ class Answer:
     def after_prompt(self) -> Answer:
         """Returns the same answer after its prompt, as the model would be asked for it."""
         assert self.prompt is not None
-        behind = _behind_prompt(self.text[: self.start], self.prompt)
-        text = self.prompt + behind + self.text[self.start :]
         start = len(self.prompt)
-        end = start + len(behind) + self.end - self.start
-        return Answer(self.place, text, start, end, self.prompt)
+        text = self.prompt + self.text[self.start :]
+        return Answer(self.place, text, start, start + self.end - self.start, self.prompt)
 
 
 def starts_by_content(template: Template, asked: list[tuple[Chat, int, Texts]]) -> list[int | None]:
@@ -85,13 +83,14 @@ def starts_by_content(template: Template, asked: list[tuple[Chat, int, Texts]]) 
         chats += [Chat([*before, answer | {"content": probe}], chat.tools) for probe in PROBES]
     written = template.write(chats, generation=False)
     pairs = zip(written[::2], written[1::2])
-    return [_start(texts.through, *pair) for (_, _, texts), pair in zip(asked, pairs)]
+    return [_start(texts, *pair) for (_, _, texts), pair in zip(asked, pairs)]
 
 
-def _start(text: str | Refusal, first: str | Refusal, second: str | Refusal) -> int | None:
-    """Returns where the answer begins in `text`. `first` and `second` have the probes in its
+def _start(texts: Texts, first: str | Refusal, second: str | Refusal) -> int | None:
+    """Returns where the answer begins in its text. `first` and `second` have the probes in its
     place.
     """
+    text = texts.through
     if isinstance(text, Refusal) or isinstance(first, Refusal) or isinstance(second, Refusal):
         return None
     header = common_prefix(first, second)
@@ -99,14 +98,21 @@ def _start(text: str | Refusal, first: str | Refusal, second: str | Refusal) -> 
     is_regular = all(
         probed == header + probe + trailer for probed, probe in zip((first, second), PROBES)
     )
-    if not is_regular or not text.startswith(header) or not text.endswith(trailer):
+    if not is_regular or not text.endswith(trailer):
         return None
-    return len(header)
+    # What a template writes before an answer may depend on the answer: a space before a text and
+    # none before a call, or an empty block of reasoning.
+    shared = common_prefix(header, text)
+    behind = _behind_prompt(shared, texts.before) if isinstance(texts.before, str) else None
+    if behind is not None:
+        return len(shared) - len(behind)
+    return len(header) if shared == header else None
 
 
-def _behind_prompt(header: str, prompt: str) -> str:
+def _behind_prompt(header: str, prompt: str) -> str | None:
     """Returns the end of `header`, the text before an answer, that comes behind the end of the
-    prompt: a template may write a space there, which the model has to generate.
+    prompt: a template may write a space there, which the model has to generate. Returns None if the
+    header does not show where the prompt ends.
     """
     header, prompt = header[-_SUFFIX:], prompt[-_SUFFIX:]
     most, behind = 0, ""
@@ -115,4 +121,4 @@ def _behind_prompt(header: str, prompt: str) -> str:
         alike = len(common_prefix(kept[::-1], prompt[::-1]))
         if alike > most:
             most, behind = alike, header[len(header) - cut :]
-    return behind if most >= _ALIKE else ""
+    return behind if most >= _ALIKE else None

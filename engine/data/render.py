@@ -283,7 +283,7 @@ class ChatRenderer:
             return self._all_but(job, written.full, answers)
         if is_rewritten:
             self.warn(_REWRITES)
-        elif not lost.context or not _helps(answers[-1], job.chat, lost):
+        elif not lost.context or not any(_helps(answer, job.chat) for answer in answers):
             self._tell(lost)
             self._tell_otherwise(answers)
             spans = tuple((answer.start, answer.end) for answer in answers)
@@ -346,7 +346,7 @@ class ChatRenderer:
             if lost.context and self._handling.lost_turns == "refuse":
                 return _lost_turn(lost)
             shown = answer
-            if lost.context and _helps(answer, chat, lost):
+            if lost.context and _helps(answer, chat):
                 self.warn(_AFTER_PROMPT)
                 shown = answer.after_prompt()
                 lost = lost_from(shown.text, own, answer.place)
@@ -379,13 +379,15 @@ class ChatRenderer:
         return Rendered(text, spans, answer, typed=self.control.stands_in(text))
 
 
-def _helps(answer: Answer, chat: Chat, lost: Lost) -> bool:
-    """Returns whether the template's prompt for an answer has more of the turns before it than the
-    text from which `lost` is missing.
+def _helps(answer: Answer, chat: Chat) -> bool:
+    """Returns whether the template's prompt for an answer has a turn before it that the text with
+    the answer lacks.
     """
     if answer.prompt is None:
         return False
-    return lost_from(answer.prompt, chat.until(answer.place), None).context < lost.context
+    in_prompt = lost_from(answer.prompt, chat.until(answer.place), None)
+    in_text = lost_from(answer.text, chat.until(answer.place + 1), answer.place)
+    return in_prompt.context < in_text.context
 
 
 def _refused(refusal: Refusal) -> Skipped:
