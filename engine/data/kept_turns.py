@@ -6,12 +6,13 @@ escaped forms count. What is still missing is lost.
 
 from __future__ import annotations
 
-import html
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import markupsafe
 
 from engine.data.chat import Chat
 from engine.examples.example import Message
@@ -24,7 +25,7 @@ _COUNTED = 200
 """A text of fewer characters may stand in the text of another turn, so its places are counted."""
 _LONG = 1 << 20
 _NO_SPACE = {code: None for code in range(0x3001) if chr(code).isspace()}
-_HTML_SAFE = str.maketrans({"<": r"\u003c", ">": r"\u003e", "&": r"\u0026", "'": r"\u0027"})
+_HTML_SAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&'"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Lost:
 
 def lost_from(text: str, chat: Chat, answer: int | None) -> Lost:
     """Returns what of `chat` is missing from `text`. `answer` is the place of the answer that ends
-    the text, which `missing_of_answer` checks, or None.
+    the text, which `missing_of_answer` checks, or None. The text is without special tokens, as part
+    of their names might be taken for a turn.
     """
     written = _Written(text)
     said = [_said(message) for message in chat.messages]
@@ -108,7 +110,7 @@ def _escaped(said: str) -> Iterator[str]:
         written = json.dumps(said, ensure_ascii=ascii_only)[1:-1]
         yield written
         yield written.translate(_HTML_SAFE)
-    yield html.escape(said)
+    yield str(markupsafe.escape(said))
 
 
 def _names(tools: list[Any]) -> Iterator[str]:
@@ -122,7 +124,8 @@ def _names(tools: list[Any]) -> Iterator[str]:
 
 def missing_of_answer(answer: Message, written: str) -> tuple[str, str] | None:
     """Returns why an answer cannot be trained, and what to do, if its content, its reasoning or its
-    calls are missing from `written`, the template's text for it; None if nothing is missing.
+    calls are missing from `written`, the template's text for it without special tokens. Returns
+    None if nothing is missing.
     """
     text = _Written(written)
     content = _said(answer)
