@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from engine.sources.open_text import open_bytes
 
 _ROWS_A_READ = 1024
 _WHOLE_FILE = b"ARROW1"
-_OLD_FEATHER = b"FEA1"
 
 
 def parquet_total(path: Path) -> int:
@@ -76,15 +74,9 @@ def _pruned(value: Any) -> Any:
 
 def _arrow_batches(path: Path) -> Iterator[Any]:
     import pyarrow as pa
-    from pyarrow import feather
 
     with open_bytes(path, ".arrow") as file:
         head = file.read(len(_WHOLE_FILE))
-    if head.startswith(_OLD_FEATHER):
-        with warnings.catch_warnings(action="ignore"):  # pyarrow says that the format is old
-            table = feather.read_table(path, memory_map=False)
-        yield from table.to_batches()
-        return
     with pa.OSFile(str(path)) as source:
         if head == _WHOLE_FILE:
             with pa.ipc.open_file(source) as whole:

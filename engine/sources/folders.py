@@ -113,7 +113,7 @@ def _data_files(folder: Path) -> list[Path]:
     """
     found = files_under(folder, _holds_data, hidden=(".", "_"))
     if not found:
-        raise DataError(f"The folder {folder} holds no data files; give {KINDS} files.")
+        raise DataError(f"The folder {folder} holds no data files; give files that end in {KINDS}.")
     return found
 
 

@@ -206,6 +206,7 @@ class JsonText:
                 f"{self._name} is damaged at {self.place(at)}: it goes on with zero bytes, as "
                 "after a crash; write or fetch it again."
             )
+        problem = problem[:1].lower() + problem[1:]
         return DataError(
-            f"{self._name} is not valid JSON ({problem.lower()} at {self.place(at)}); fix the file."
+            f"{self._name} is not valid JSON ({problem} at {self.place(at)}); fix the file."
         )

@@ -16,8 +16,8 @@ DATA_SUFFIXES = (*TEXT_SUFFIXES, ".parquet", *ARROW_SUFFIXES, ".xlsx")
 COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
 """A text file may be compressed. Its name then has one of these endings after its own."""
 KINDS = (
-    f"{', '.join(DATA_SUFFIXES[:-1])} or {DATA_SUFFIXES[-1]} (texts also with "
-    f"{', '.join(COMPRESSIONS[:-1])} or {COMPRESSIONS[-1]} after it)"
+    f"{', '.join(DATA_SUFFIXES[:-1])} or {DATA_SUFFIXES[-1]}, or a text with "
+    f"{', '.join(COMPRESSIONS[:-1])} or {COMPRESSIONS[-1]} after that"
 )
 """These are the endings of data files, in words."""
 
@@ -72,7 +72,12 @@ _CONTENTS = (
     _Content(b"\xfd7zXZ\0", (".xz",), "compressed with xz", _RENAME.format(".xz")),
     _Content(b"PAR1", (".parquet",), "a Parquet file", _RENAME.format(".parquet")),
     _Content(b"ARROW1", ARROW_SUFFIXES, "an Arrow file", _RENAME.format(".arrow")),
-    _Content(b"FEA1", ARROW_SUFFIXES, "a Feather file", _RENAME.format(".feather")),
+    _Content(  # pyarrow ends the process when such a file is damaged, and will soon read none
+        b"FEA1",
+        (),
+        "in the first version of Feather, which is not read",
+        "write it again as .parquet or as a new .feather",
+    ),
     _Content(b"PK\x03\x04", (".xlsx",), "a zip archive or an Office document", _UNPACK),
     _Content(b"7z\xbc\xaf\x27\x1c", (), "a 7z archive", _UNPACK),
     _Content(b"Rar!", (), "a RAR archive", _UNPACK),

@@ -101,6 +101,8 @@ def _zeros(line: bytes, number: int, name: str) -> DataError:
             f"Line {number} of {name} holds zero bytes, which no text has; remove them, or write "
             "the file again."
         )
+    if number == 1:
+        return DataError(f"{name} begins with zero bytes, as after a crash; write it again.")
     return DataError(
         f"{name} is damaged after line {number - 1}: it goes on with zero bytes, as after a "
         "crash; remove what follows that line, or write the file again."

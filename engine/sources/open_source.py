@@ -44,7 +44,8 @@ from engine.sources.kinds import (
     suffixes_of,
 )
 from engine.sources.lines import count_lines
-from engine.sources.open_text import encoding_of, open_bytes
+from engine.sources.open_text import damage_of, encoding_of, open_bytes
+from engine.sources.reading import told
 from engine.sources.registry import Registered, registered
 from engine.sources.tables import DELIMITERS, delimiter_of, table_rows, usual_delimiter
 from engine.sources.text_files import passages
@@ -165,7 +166,7 @@ def _notes_on_files(path: Path, config: DataConfig) -> list[str]:
     notes = [note for file in files_of(path, config) for note in _notes_on_file(file)]
     if len(notes) > _MOST_NOTES:
         others = len(notes) - _MOST_NOTES
-        notes[_MOST_NOTES:] = [f"Of other files of the folder, {others:,} like notes are left out."]
+        notes[_MOST_NOTES:] = [f"{others:,} more files of the folder have notes like these."]
     return notes
 
 
@@ -192,12 +193,21 @@ def _notes_on_file(path: Path) -> list[str]:
 
 def _file(path: Path, name: str, config: DataConfig, streaming: bool) -> Source:
     """Opens a file. In errors, it has the name `name`."""
-    suffix, _ = suffixes_of(path)
     open_bytes(path, path.suffix.lower()).close()
     if not is_data(path):
-        raise DataError(f"{path.name} is of no kind that is read; give a {KINDS} file.")
+        raise DataError(
+            f"{path.name} is of no kind that is read; give a file that ends in {KINDS}."
+        )
     if path.stat().st_size == 0:
         raise DataError(f"{path.name} is empty; give a file with at least one row.")
+    with told(path.name, lambda: "its beginning"):
+        source = _of_kind(path, name, config, streaming)
+    return dataclasses.replace(source, read=partial(_sound_rows, source, path))
+
+
+def _of_kind(path: Path, name: str, config: DataConfig, streaming: bool) -> Source:
+    """Opens a file, with the reader for its kind."""
+    suffix, _ = suffixes_of(path)
     if suffix == ".parquet":
         return Source(path.name, "row", parquet_total(path), lambda: parquet_rows(path))
     if suffix in ARROW_SUFFIXES:
@@ -212,6 +222,24 @@ def _file(path: Path, name: str, config: DataConfig, streaming: bool) -> Source:
     unit = "the passage from line"
     source = Source(name, unit, None, lambda: passages(path, config.max_seq_len))
     return _counted(source, streaming)
+
+
+def _sound_rows(source: Source, path: Path) -> Iterator[tuple[int, Row]]:
+    """Yields the rows of a file. Behind a damaged place of a compressed file, its text may be
+    anything; then the error is that of the compression.
+    """
+    number = 0
+    try:
+        with told(path.name, lambda: f"{source.unit} {number}"):
+            for number, row in source.read():
+                yield number, row
+    except DataError:
+        damage = damage_of(path) if suffixes_of(path)[1] else None
+        if damage is None:
+            raise
+        raise DataError(
+            f"{path.name} {damage} after {source.unit} {number}; write or fetch it again."
+        ) from None
 
 
 def _counted(source: Source, streaming: bool) -> Source:

@@ -35,6 +35,7 @@ _BLOCK = 4 << 20
 """The thread decompresses this many bytes at a time. A small block would wait for Python's lock
 longer than it takes.
 """
+_MOST_CHECKED = 1 << 30
 _STEP = 1 << 12
 """What stands before a damaged place is read in pieces of this many bytes."""
 _SAMPLE = 1 << 12
@@ -104,6 +105,20 @@ def _opened(path: Path) -> tuple[io.BufferedReader, str, int]:
     if compression:
         refuse_other_content(head, path.name, suffix)
     return file, *_encoding(head)
+
+
+def damage_of(path: Path) -> str | None:
+    """Reads a compressed file to its end, or at most `_MOST_CHECKED` bytes of it. Returns what is
+    wrong with its compression, to go on after its name, or None.
+    """
+    try:
+        with _Decompressed(path, suffixes_of(path)[1]) as stream:
+            for _ in range(_MOST_CHECKED // _BLOCK):
+                if not stream.read(_BLOCK):
+                    break
+    except Damaged as error:
+        return str(error)
+    return None
 
 
 # ---------------------------------------------------------------------- encodings

@@ -37,12 +37,19 @@ def files_under(
                 continue
             if entry.is_dir(follow_symlinks=False):
                 folders.append(path)
-            elif entry.is_symlink() and path.is_dir():
+            elif _leads_to_folder(entry):
                 links.append(path)
             elif is_wanted(path):
                 _refuse_broken_link(path)
                 found.append(path)
     return sorted(found)
+
+
+def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # the link goes round in a circle, or its target may not be looked at
+        return False
 
 
 def _entries(folder: Path, seen: set[tuple[int, int]]) -> list[os.DirEntry[str]]:
