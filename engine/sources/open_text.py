@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _BUFFER = 1 << 17
-_BLOCK = 4 << 20
+_BLOCK = 8 << 20
 """The thread decompresses this many bytes at a time. A small block would wait for Python's lock
 longer than it takes.
 """

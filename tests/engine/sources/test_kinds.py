@@ -98,9 +98,9 @@ def test_passages_of_a_compressed_text_are_those_of_the_plain_one(tmp_path, comp
 @pytest.mark.parametrize("compression", [".gz", ".zst"])
 def test_a_file_of_many_blocks_and_frames_is_whole(tmp_path, compression):
     """The thread that decompresses hands on more than two blocks."""
-    rows = [{"text": f"{i} " * 400} for i in range(7000)]
+    rows = [{"text": f"{i} " * 400} for i in range(14000)]
     content = made.as_lines(rows).encode()
-    assert len(content) > 3 * (4 << 20)
+    assert len(content) > 3 * (8 << 20)
     half = len(content) // 2
     frames = COMPRESS[compression](content[:half]) + COMPRESS[compression](content[half:])
     path = write(tmp_path / f"a.jsonl{compression}", frames)
