@@ -1,4 +1,4 @@
-"""pyarrow reads Parquet, Arrow and Feather files, batch by batch."""
+"""Parquet, Arrow and Feather files are read batch by batch, with pyarrow."""
 
 from __future__ import annotations
 

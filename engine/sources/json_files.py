@@ -12,8 +12,8 @@ from types import NoneType
 from typing import Any
 
 from engine.errors import DataError
+from engine.sources.bounded_lines import lines, not_utf8
 from engine.sources.json_text import JsonText
-from engine.sources.lines import lines, not_utf8
 from engine.sources.open_text import open_text
 from engine.sources.text_files import TURN_COLUMNS
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from engine.errors import DataError
-from engine.sources.lines import not_utf8
+from engine.sources.bounded_lines import not_utf8
 from engine.sources.reading import told
 
 _CHUNK_BYTES = 1 << 20

@@ -1,4 +1,4 @@
-"""The kinds of files that hold data: which names say so, and what the first bytes say."""
+"""These functions say of what kind a file is, by its name and by its first bytes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Content:
     remedy: str
 
 
-_RENAME = "give it a name that ends in {}"
+_RENAME = "give it a name that ends in "
 _FETCH = "fetch the data file again"
 _UNPACK = "unpack it and give the files in it"
 _CONTENTS = (
@@ -66,12 +66,12 @@ _CONTENTS = (
         "a Git LFS pointer and not the data",
         "run `git lfs pull` in its folder",
     ),
-    _Content(b"\x1f\x8b", (".gz",), "compressed with gzip", _RENAME.format(".gz")),
-    _Content(b"\x28\xb5\x2f\xfd", (".zst",), "compressed with zstd", _RENAME.format(".zst")),
-    _Content(b"BZh", (".bz2",), "compressed with bzip2", _RENAME.format(".bz2")),
-    _Content(b"\xfd7zXZ\0", (".xz",), "compressed with xz", _RENAME.format(".xz")),
-    _Content(b"PAR1", (".parquet",), "a Parquet file", _RENAME.format(".parquet")),
-    _Content(b"ARROW1", ARROW_SUFFIXES, "an Arrow file", _RENAME.format(".arrow")),
+    _Content(b"\x1f\x8b", (".gz",), "compressed with gzip", _RENAME + ".gz"),
+    _Content(b"\x28\xb5\x2f\xfd", (".zst",), "compressed with zstd", _RENAME + ".zst"),
+    _Content(b"BZh", (".bz2",), "compressed with bzip2", _RENAME + ".bz2"),
+    _Content(b"\xfd7zXZ\0", (".xz",), "compressed with xz", _RENAME + ".xz"),
+    _Content(b"PAR1", (".parquet",), "a Parquet file", _RENAME + ".parquet"),
+    _Content(b"ARROW1", ARROW_SUFFIXES, "an Arrow file", _RENAME + ".arrow"),
     _Content(  # pyarrow ends the process when such a file is damaged, and will soon read none
         b"FEA1",
         (),

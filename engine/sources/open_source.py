@@ -3,8 +3,8 @@ can name it.
 
 No reader holds a whole file in memory:
 
-- `json_files.py`, `tables.py` and `text_files.py` read texts, in which `lines.py` names a broken
-  line and `open_text.py` decompresses and decodes;
+- `json_files.py`, `tables.py` and `text_files.py` read texts; `open_text.py` decompresses and
+  decodes them, and `bounded_lines.py` divides them;
 - `arrow_files.py` reads Parquet, Arrow and Feather batch by batch;
 - `excel.py` reads a sheet row by row;
 - `datasets` reads hub ids and the folders that it saved.
@@ -30,6 +30,7 @@ from engine.sources.arrow_files import (
     parquet_total,
     without_filled,
 )
+from engine.sources.bounded_lines import count_lines
 from engine.sources.excel import sheet_note, sheet_rows
 from engine.sources.folders import files_of, is_saved_by_datasets, left_out
 from engine.sources.json_files import Read, Row, goes_over_lines, item_rows, line_rows, value_rows
@@ -43,7 +44,6 @@ from engine.sources.kinds import (
     is_data,
     suffixes_of,
 )
-from engine.sources.lines import count_lines
 from engine.sources.open_text import damage_of, encoding_of, open_bytes
 from engine.sources.reading import told
 from engine.sources.registry import Registered, registered

@@ -138,12 +138,10 @@ def _encoding(head: bytes) -> tuple[str, int]:
     return "utf-8", 0
 
 
-class _Transcoded(io.RawIOBase):
-    """The text of `file` in UTF-8."""
+class _Blocks(io.RawIOBase):
+    """A file whose content comes in blocks of any length, from `_block`."""
 
-    def __init__(self, file: BinaryIO, encoding: str):
-        self._file = file
-        self._decode = codecs.getincrementaldecoder(encoding)().decode
+    def __init__(self) -> None:
         self._left = memoryview(b"")
         self._ended = False
 
@@ -152,10 +150,30 @@ class _Transcoded(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         while not self._left and not self._ended:
-            raw = self._file.read(_BUFFER)
-            self._ended = not raw
-            self._left = memoryview(self._decode(raw, self._ended).encode())
-        return _moved(self, buffer)
+            self._left = memoryview(self._block())
+        target = memoryview(buffer)
+        count = min(len(target), len(self._left))
+        target[:count] = self._left[:count]
+        self._left = self._left[count:]
+        return count
+
+    def _block(self) -> bytes:
+        """Returns the next bytes. At the end of the file, it sets `_ended`."""
+        raise NotImplementedError
+
+
+class _Transcoded(_Blocks):
+    """The text of `file` in UTF-8."""
+
+    def __init__(self, file: BinaryIO, encoding: str):
+        super().__init__()
+        self._file = file
+        self._decode = codecs.getincrementaldecoder(encoding)().decode
+
+    def _block(self) -> bytes:
+        raw = self._file.read(_BUFFER)
+        self._ended = not raw
+        return self._decode(raw, self._ended).encode()
 
     def close(self) -> None:
         self._file.close()
@@ -165,29 +183,18 @@ class _Transcoded(io.RawIOBase):
 # ---------------------------------------------------------------------- compression
 
 
-class _Decompressed(io.RawIOBase):
+class _Decompressed(_Blocks):
     """The content of a compressed file. While a block is used, a thread makes the next one."""
 
     def __init__(self, path: Path, compression: str):
+        super().__init__()
         self._path = path
         self._compression = compression
         self._stream = _stream(path, compression)
         self._thread: ThreadPoolExecutor | None = None
         self._next: Future[bytes] | None = None
-        self._left = memoryview(b"")
         self._read = 0
-        self._ended = False
         self._damage: Damaged | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        if not self._left and not self._ended:
-            self._left = memoryview(self._block())
-        if not self._left and self._damage is not None:
-            raise self._damage
-        return _moved(self, buffer)
 
     def close(self) -> None:
         if self._thread is not None:
@@ -196,12 +203,13 @@ class _Decompressed(io.RawIOBase):
         super().close()
 
     def _block(self) -> bytes:
+        if self._damage is not None:
+            raise self._damage
         try:
             block: bytes = self._stream.read(_BLOCK) if self._next is None else self._next.result()
         except _DAMAGES as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # an error of the disk, not of the content
-            self._ended = True
             self._damage = Damaged(_problem(error))
             return self._before_damage()
         self._read += len(block)
@@ -247,12 +255,3 @@ def _stream(path: Path, compression: str) -> Any:
     import pyarrow as pa
 
     return pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")
-
-
-def _moved(raw: _Transcoded | _Decompressed, buffer: WriteableBuffer) -> int:
-    """Moves as many of the bytes that are left as `buffer` takes, and returns their number."""
-    target = memoryview(buffer)
-    count = min(len(target), len(raw._left))
-    target[:count] = raw._left[:count]
-    raw._left = raw._left[count:]
-    return count

@@ -1,4 +1,4 @@
-"""Tables of text (.csv, .tsv). What stands between their cells is detected."""
+"""Tables of text (.csv, .tsv) are read. What stands between their cells is detected."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import DataError
+from engine.sources.bounded_lines import text_lines
 from engine.sources.kinds import suffixes_of
-from engine.sources.lines import text_lines
 from engine.sources.reading import told
 from engine.sources.text_files import TURN_COLUMNS
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from engine.sources.lines import text_pieces
+from engine.sources.bounded_lines import text_pieces
 
 TURN_COLUMNS = ("messages", "conversations", "conversation")
 """Columns with these names hold the turns of a conversation."""
