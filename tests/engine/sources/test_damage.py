@@ -316,6 +316,7 @@ def test_no_folder_is_searched_for_long(source):
 def test_a_folder_with_a_link_to_itself_is_read_once(tmp_path):
     write(tmp_path / "set/deep/a.jsonl", '{"a": 1}\n')
     write(tmp_path / "other/b.jsonl", '{"a": 2}\n')
+    write(tmp_path / "set/~$a.xlsx", b"a lock of Excel")
     (tmp_path / "set/again").symlink_to(tmp_path / "set")
     (tmp_path / "set/a_link").symlink_to(tmp_path / "set/deep")
     (tmp_path / "set/linked").symlink_to(tmp_path / "other")
