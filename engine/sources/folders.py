@@ -109,7 +109,8 @@ def _choice(path: Path, config: DataConfig) -> _Choice:
 
 def _data_files(folder: Path) -> list[Path]:
     """Returns the data files under `folder`, sorted. Hidden and private files do not count, nor do
-    the locks of Excel and files that describe a data set, such as a readme. Raises DataError if there are no data files.
+    the locks of Excel and files that describe a data set, such as a readme. Raises DataError if
+    there are no data files.
     """
     found = files_under(folder, _holds_data, hidden=(".", "_", "~$"))
     if not found:
