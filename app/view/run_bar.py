@@ -15,7 +15,8 @@ from app.view.outcome import how_it_can_go_on, how_it_ended
 from app.words import STATE_TONES, STATE_WORDS, in_count, in_share, in_time
 from engine.checkpoints.saved_steps import NOTHING_SAVED, SavedSteps
 from engine.runs.folder import shown_state
-from engine.runs.snapshot import OVER_STATES, RECENT_STEPS, Job, RunSnapshot
+from engine.runs.parts import Job
+from engine.runs.snapshot import OVER_STATES, RECENT_STEPS, RunSnapshot
 
 JOB_WORDS = {
     "download": "Downloading the model",

@@ -41,9 +41,9 @@ from engine.runs.snapshot import RunSnapshot
 TORN_FILE = "events.torn"
 """A torn last line is moved into this file."""
 SESSION_FILE = "session.json"
-"""A resumed run has this file. It holds the Unix `time` at which the latest session began, and
-`earlier_seconds`, the total length of the earlier sessions. Lists of runs read it instead of the
-whole record.
+"""A resumed run has this file. It holds the Unix `time` at which the latest session began, the
+`elapsed` of that moment, and `earlier_seconds`, the total length of the earlier sessions. Lists of
+runs read it instead of the whole record.
 """
 _SCAN_BYTES = 1 << 16
 
@@ -65,6 +65,8 @@ class RunRecorder:
         self._after_wait: Callable[[], None] | None = None
         self.gave_up = False
         """This is True once a request has ended a wait for disk space."""
+        self._opened: float | None = None
+        self._elapsed_before = 0.0
         self._lack: _Lack | None = None
         self._reserve = Reserve(self.path.parent)
         self._lock = threading.Lock()
@@ -86,7 +88,12 @@ class RunRecorder:
             for record in replay(self.path):
                 self.snapshot.apply(record)
             if self.snapshot.last_seq:
-                session = {"time": time.time(), "earlier_seconds": self.snapshot.seconds}
+                self._elapsed_before = self._count_on()
+                session = {
+                    "time": time.time(),
+                    "elapsed": self._elapsed_before,
+                    "earlier_seconds": self.snapshot.seconds,
+                }
                 write_whole(self.path.with_name(SESSION_FILE), json.dumps(session), durable=False)
         except OSError as error:
             self.close()
@@ -176,8 +183,9 @@ class RunRecorder:
 
     def _append(self, *events: Event) -> Record:
         """Writes all of these events as lines, or none; returns the record of the last one."""
+        now, elapsed, seq = time.time(), self._elapsed(), self.snapshot.last_seq
         lines = [
-            encode_line(Record(self.run_id, self.snapshot.last_seq + place, time.time(), event))
+            encode_line(Record(self.run_id, seq + place, now, event, elapsed))
             for place, event in enumerate(events, 1)
         ]
         # The lines are decoded again, so that a live listener gets exactly what a reader of the
@@ -188,6 +196,23 @@ class RunRecorder:
             self.snapshot.apply(record)
         self._undelivered.extend(records)
         return records[-1]
+
+    def _count_on(self) -> float:
+        """Returns the `elapsed` with which a session of an existing record begins. Only the wall
+        clock knows how long the run has rested.
+        """
+        before, now = self.snapshot, time.time()
+        if before.last_time is None:
+            return 0.0
+        rested = now - before.clock_set_by - before.last_time
+        return round(before.elapsed + max(0.0, rested), 6)
+
+    def _elapsed(self) -> float:
+        """Returns for how many seconds the run has lasted; the first record begins at 0."""
+        now = time.monotonic()
+        if self._opened is None:
+            self._opened = now
+        return round(self._elapsed_before + now - self._opened, 6)
 
     def _waits(self, error: OSError, event: Event, looks: int, asked: int) -> bool:
         """Returns whether the thread that could not write `event` must wait for space.
