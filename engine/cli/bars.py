@@ -1,4 +1,4 @@
-"""Progress bars of the command line."""
+"""The command line draws its progress with these bars."""
 
 from __future__ import annotations
 

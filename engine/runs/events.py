@@ -1,9 +1,9 @@
 """The record of a run, ``runs/<id>/events.jsonl``, consists of the events defined in this module.
 
 - Each event is one JSON line and never changes.
-- A line contains `kind`, `run_id`, `seq` (which continues across resumes), `time` (Unix seconds, for
-  display) and `elapsed`, followed by the event's own fields. Durations are differences of `elapsed`,
-  which counts the seconds since the run began on a clock that nobody sets.
+- A line contains `kind`, `run_id`, `seq` (which continues across resumes), `time` (Unix seconds,
+  for display) and `elapsed`, followed by the event's own fields. Durations are differences of
+  `elapsed`, which counts the seconds since the run began on a clock that nobody sets.
 - A reader checks each line against the types of the fields, since the values are used in
   calculations and drawings without further checks.
 - A field that an older file lacks takes its default. A kind that this version does not know is kept

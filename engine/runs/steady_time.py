@@ -1,4 +1,4 @@
-"""The time of a record by a clock that ran on evenly since the run began.
+"""A record is given the time of a clock that ran on evenly since the run began.
 
 A person, or a time server, may set the wall clock of a machine at any moment. So the difference of
 two recorded wall times says nothing. Each record therefore has `elapsed`, which its writer counts
