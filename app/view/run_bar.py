@@ -83,6 +83,8 @@ class ShownRun:
     """These checkpoints of the run are on the disk."""
     saves: bool = True
     """The run writes checkpoints."""
+    is_lost: bool = False
+    """The run's folder is gone, so nothing can be requested."""
 
 
 def run_bar(snapshot: RunSnapshot, run: ShownRun) -> dict[str, Any]:
@@ -96,6 +98,8 @@ def run_bar(snapshot: RunSnapshot, run: ShownRun) -> dict[str, Any]:
     # available in that case.
     pending = None if lacks_space_for == "record" else run.pending
     actions = ACTIONS_ON_A_FULL_DISK.get(lacks_space_for) or actions_in(state, run.saved)
+    if run.is_lost:
+        actions = ()
     stop_saves = run.saves and lacks_space_for not in ("record", "stop")
     return {
         "run_id": run.run_id,

@@ -162,7 +162,7 @@ def write_checkpoint(
     needed = contents.needed_bytes()
     unfinished = root / f".step-{step}.partial"
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        root.mkdir(exist_ok=True)  # a run's folder that is gone is not made anew
         _clear_leftovers(root)
         _check_disk_space(root, step, needed)
         unfinished.mkdir()

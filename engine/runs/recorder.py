@@ -14,6 +14,8 @@
   recorder moves the torn part to ``events.torn`` before it appends, so that every line of the
   record is complete. If the last line lacks only its line break, the line is kept and the break is
   added. Readers ignore a last line without a line break.
+- Before each line, the recorder looks whether the file is still where it was. A run whose folder
+  was deleted or renamed ends by that (`engine.runs.lost_folder`).
 - On a full disk, a run that called `wait_for_disk_space` waits for space, and the record says so:
   `Reserve` holds the space for that line and for the run's last line.
 """
@@ -35,6 +37,7 @@ from engine.files import FULL, write_whole
 from engine.runs.events import CheckpointWritten, Event, LogLine, Record, RunEnded, StateChanged
 from engine.runs.following import EVENTS_FILE, replay
 from engine.runs.lines import encode_line, parse_line
+from engine.runs.lost_folder import is_lost, lost_in_words
 from engine.runs.reserve import LOOK_SECONDS, RECORD_BYTES, Reserve, has_disk_space, wait_in_words
 from engine.runs.snapshot import RunSnapshot
 
@@ -154,11 +157,25 @@ class RunRecorder:
         self._deliver()
         return record
 
+    @property
+    def is_lost(self) -> bool:
+        """Returns whether the record is no longer in the folder of the run."""
+        descriptor = self._descriptor  # read once, since another thread may close it
+        return descriptor is not None and is_lost(self.path, descriptor)
+
+    def check(self) -> None:
+        """Raises RunError if the record is no longer in the folder of the run."""
+        if self.is_lost:
+            raise RunError(lost_in_words(self.path.parent))
+
     def _take(self, event: Event) -> Record:
         """Writes `event`; after a wait for space, the lines that end the wait come before it.
 
         Raises OSError if there is no space.
         """
+        # In a folder that was moved, the last line tells why the run ended.
+        if not (isinstance(event, RunEnded) and event.state == "failed"):
+            self.check()
         lack = self._lack
         before: list[Event] = []
         if isinstance(event, RunEnded):

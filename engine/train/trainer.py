@@ -265,8 +265,9 @@ class Trainer:
 
     def _commands(self) -> list[str]:
         """Returns the new requests that the caller must obey. A lack of memory ends the loop with
-        an exception.
+        an exception, and so does a folder that is gone.
         """
+        self.recorder.check()
         self._watch.check()
         return self._new_requests()
 

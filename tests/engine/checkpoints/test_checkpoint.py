@@ -40,7 +40,7 @@ STATE = {
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_every_bit_comes_back(tmp_path, new_store, dtype):
-    store, root, told = new_store(dtype, seed=1), tmp_path / "run" / "checkpoints", []
+    store, root, told = new_store(dtype, seed=1), tmp_path / "checkpoints", []
     info = write_checkpoint(
         root,
         10,
