@@ -91,11 +91,11 @@ class Watch:
         return not self._was_running and not self.folder.path.is_dir()
 
     def note_begin(self) -> None:
-        """Records that the run begins in this process, whether or not a page asks for it."""
+        """Says that the run begins in this process, whether or not a page asks for it."""
         self._was_running = True
 
     def note_end(self) -> None:
-        """Records that the run has ended in this process."""
+        """Says that the run has ended in this process."""
         self._was_running = not self.folder.events_path.exists()
 
     async def answer(self, since: int, axis: Axis) -> bytes:

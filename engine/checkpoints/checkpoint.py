@@ -68,9 +68,12 @@ HOLDS = "holds"
 """
 
 _SPARE_BYTES = 1 << 20
-"""The disk must have this many bytes more than the planes, the buffers and the state need. They
-allow for the rest of the manifest, and for what planes leave unused of their last blocks.
+"""The disk must have this many bytes more than the planes, the buffers, the state and the checksums
+need. They allow for the rest of the manifest, and for what planes leave unused of their last
+blocks.
 """
+_ENTRY_BYTES = 48
+"""The manifest takes fewer bytes than this for the checksum of a piece."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +110,13 @@ class Contents:
         """
         state = len(json.dumps(self.state, allow_nan=False))
         buffers = sum(tensor.nbytes for tensor in self.buffers.values())
+        pieces = sum(
+            -(-size // copies.PIECE_BYTES)
+            for layout in self.store.layouts.values()
+            for size in _plane_bytes(layout, self.store.dtype, self.holds).values()
+        )
         # The size of the state is doubled as a safety margin.
-        return self.plane_bytes + buffers + 2 * state + _SPARE_BYTES
+        return self.plane_bytes + buffers + 2 * state + _ENTRY_BYTES * pieces + _SPARE_BYTES
 
 
 @dataclass(frozen=True)

@@ -264,7 +264,7 @@ class _Screen:
                 alone = " of weights alone," if event.holds == "weights" else ""
                 line = (
                     f"Step {event.step}: checkpoint{alone} of {event.bytes / 1e9:.2f} GB saved in "
-                    f"{event.seconds:.1f} s, for which training waited "
+                    f"{event.seconds:.1f} s, for which training waited at most "
                     f"{in_seconds(event.waited_seconds)}"
                 )
             case ExportWritten():

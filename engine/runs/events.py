@@ -260,7 +260,9 @@ class CheckpointWritten(Event, frozen=True):
     seconds: Number = 0.0
     """It was whole this long after its writing began."""
     waited_seconds: Number = 0.0
-    """Training waited this long for it: updates were held back, or everything stood still."""
+    """Training waited at most this long for it: updates were held back, or everything stood still.
+    While updates are held back, the device may compute.
+    """
     copied_bytes: Whole = 0
     """So much of it was copied in RAM first, so that updates could go on."""
     due_step: Whole = 0

@@ -103,16 +103,27 @@ class Saver:
         if contents.plane_bytes < checkpoint_needs.SMALL_BYTES:
             return False
         if self._under_way is not None:
-            if self._due is None:
+            is_new = step != self._under_way.step  # it may be asked for twice
+            if is_new and self._due is None:
                 self._due = step
                 self._session.log(
                     "info",
                     f"The checkpoint that fell due after step {step:,} is postponed: that of step "
                     f"{self._under_way.step:,} is still being written.",
                 )
-        elif not self.has(step):
-            self._begin(step, contents, config.output.keep_checkpoints)
+        else:
+            due_step = self._take_due(step)
+            if not self.has(step):
+                keep = config.output.keep_checkpoints
+                self._begin(step, due_step, contents, keep)
         return True
+
+    def _take_due(self, step: int) -> int:
+        """Returns the step after which the checkpoint of `step` fell due, or 0 if that is `step`
+        itself. Nothing is postponed any more.
+        """
+        due, self._due = self._due, None
+        return 0 if due is None or due == step else due
 
     def look(self, step: int, config: TrainConfig) -> None:
         """Takes note of a checkpoint that was written meanwhile, and begins one that was postponed.
@@ -125,9 +136,8 @@ class Saver:
         # A step that failed may have to be repeated before it can be saved.
         if self._due is not None and self._due <= step and self._under_way is None:
             self.begin(step, config)
-            self._due = None
 
-    def _begin(self, step: int, contents: Contents, keep: int) -> None:
+    def _begin(self, step: int, due_step: int, contents: Contents, keep: int) -> None:
         prepared = self._prepared
         snapshot = Snapshot(prepared.store, contents.planes, prepared.copies, self._asks_to_end)
         prepared.store.held.read_by(step, snapshot)
@@ -137,7 +147,7 @@ class Saver:
             replace(contents, snapshot=snapshot),
             keep,
         )
-        told = partial(self._record, snapshot=snapshot, due_step=self._due or 0)
+        told = partial(self._record, snapshot=snapshot, due_step=due_step)
         self._under_way = _UnderWay(step, snapshot, BesideTraining(snapshot, write, told))
 
     def _write_snapshot(self, step: int, contents: Contents, keep: int) -> CheckpointInfo:
@@ -185,7 +195,7 @@ class Saver:
         No other checkpoint may be under way. `look` is called often, and may raise to give the
         checkpoint up. Raises what the writing raises, DiskFullError for example.
         """
-        due_step, self._due = self._due or 0, None
+        due_step = self._take_due(step)
         info = write_checkpoint(
             self._session.folder.checkpoints_path,
             step,

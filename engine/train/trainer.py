@@ -159,14 +159,18 @@ class Trainer:
             self._evaluator.answer_prompts(0, self._look)
         self._state("running")
         self._observer.start_clock()
+        attended = self._steps.done
         while self._steps.done < self.prepared.total_steps:
             self._attend_to_checkpoint(self._steps.done)
             self._obey(self._steps.done)
-            if not self._steps.advance():
-                continue
-            step = self._steps.done
-            if step >= self.prepared.total_steps:
+            if self._steps.done >= self.prepared.total_steps:  # a change has lowered the number
                 break
+            self._steps.advance()
+            step = self._steps.done
+            # What falls due after a step does so once, also where the step was skipped.
+            if step <= attended or step >= self.prepared.total_steps:
+                continue
+            attended = step
             if output.checkpoint_every and step % output.checkpoint_every == 0:
                 self._save_beside(step)
             if output.eval_every and step % output.eval_every == 0:
