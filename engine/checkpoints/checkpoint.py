@@ -49,6 +49,7 @@ from engine.files import (
     is_full_in_words,
     sync_folder,
     write_synced,
+    write_whole,
 )
 from engine.model.layout import UnitLayout, checkpoint_planes
 from engine.progress import Progress, untold
@@ -196,6 +197,25 @@ def write_checkpoint(
     return CheckpointInfo(root / f"step-{step}", step, written, contents.state, seconds)
 
 
+def change_state(path: Path, values: Mapping[str, Any]) -> None:
+    """Replaces `values` of the state with which the whole checkpoint in `path` was written.
+
+    Raises OSError if it cannot be written; the checkpoint is unchanged then.
+    """
+    body = json.loads((path / MANIFEST).read_bytes())
+    del body["checksum"]
+    body["state"] |= values
+    write_whole(path / MANIFEST, _manifest(body))
+
+
+def _manifest(values: dict[str, Any]) -> bytes:
+    """Returns the content of a manifest with its own checksum."""
+    # The values go through JSON first, because the checksum must match what a reader sees, where
+    # tuples have become lists.
+    body = json.loads(json.dumps(values))
+    return json.dumps({"checksum": body_checksum(body), **body}).encode()
+
+
 def _check_disk_space(root: Path, step: int, needed: int) -> None:
     free = shutil.disk_usage(root).free
     if free < needed:
@@ -233,10 +253,7 @@ def _write_files(folder: Path, step: int, contents: Contents, progress: Progress
         "buffers": buffers,
         "state": contents.state,
     }
-    # The values go through JSON first, because the checksum must match what a reader sees, where
-    # tuples have become lists.
-    body = json.loads(json.dumps(values))
-    manifest = json.dumps({"checksum": body_checksum(body), **body}).encode()
+    manifest = _manifest(values)
     write_synced(folder / MANIFEST, manifest)
     # The files are on the disk already; this puts their names there too.
     sync_folder(folder)

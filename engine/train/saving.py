@@ -15,14 +15,19 @@ end, or while host memory is low.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from engine.checkpoints.beside import BesideTraining
-from engine.checkpoints.checkpoint import CheckpointInfo, Contents, write_checkpoint
+from engine.checkpoints.checkpoint import (
+    CheckpointInfo,
+    Contents,
+    change_state,
+    write_checkpoint,
+)
 from engine.checkpoints.kept import Kept
 from engine.checkpoints.plane_snapshot import Ended, Snapshot
 from engine.checkpoints.saved_steps import SavedSteps
@@ -182,6 +187,26 @@ class Saver:
             self._due = self._due or done.step
             return
         self._is_saved(info)
+
+    def take_rounding(self, step: int, rounding: Mapping[str, Any]) -> None:
+        """Makes the checkpoint of `step` say how later steps are rounded, since they were planned
+        anew after it was begun. No lane may be working.
+        """
+        is_full = self._full_step == step
+        if self._under_way is not None and self._under_way.step == step:
+            self._under_way.writing.wait()
+            is_full = self._kind == "full"
+        path = self._path(step)
+        if not is_full or not path.is_dir():
+            return
+        try:
+            change_state(path, {"rounding": dict(rounding)})
+        except OSError as error:
+            self._session.log(
+                "warning",
+                f"The checkpoint of step {step:,} does not tell of the new plan ({error.strerror}):"
+                " a resume from it adds up in the order of the plan before.",
+            )
 
     # ------------------------------------------------------------------ while training stands still
 

@@ -99,7 +99,7 @@ class Trainer:
         self._observer = Observer(session, prepared, self._watch, self._forecast)
         # A wait for disk space does not count as part of a step's time.
         recorder.call_after_wait(self._observer.start_clock)
-        replanner = Replanner(session, prepared)
+        replanner = Replanner(session, prepared, self._saver.take_rounding)
         self._evaluator = Evaluator(session, prepared, replanner)
         self._waiting: list[str] = []
         """These requests arrived during long work and are obeyed before the next step."""

@@ -4,12 +4,15 @@ over the failure by itself.
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.checkpoints.restore import newest_checkpoint
 from engine.errors import NonFiniteError, RunError
 from engine.plan.choices import PlanChoices
 from engine.runs.events import (
@@ -314,6 +317,63 @@ def test_out_of_memory_again_the_micro_batch_is_made_smaller_and_that_is_recorde
     again = resume_run(tmp_path / "runs", run.id)
     assert execute(again).state == "finished"
     assert events_of(again, PlanBuilt)[-1].choices["micro_batch_size"] == 1
+
+
+def test_a_run_that_is_killed_after_that_goes_on_to_the_bit(tmp_path, monkeypatch):
+    """The checkpoint before the step that was planned anew says how later sums are rounded."""
+    values = {"output.checkpoint_every": 4, "output.keep_checkpoints": 5}
+    run = start_run(make_config(tmp_path, **values), tmp_path / "runs")
+    killed = tmp_path / "killed" / run.id
+
+    def copy(record):
+        if isinstance(record.event, StepFinished) and record.event.step == 7:
+            shutil.copytree(run.folder.path, killed)
+
+    run.recorder.subscribe(copy)
+    with monkeypatch.context() as full:
+        full_at(full, 5, "backward", times=2)
+        assert execute(run).state == "finished", run.recorder.snapshot.reason
+    assert events_of(run, PlannedAnew)[-1].changes_rounding
+    again = resume_run(tmp_path / "killed", run.id)
+    assert execute(again).state == "finished"
+    assert events_of(again, RunStarted)[-1].resumed_step == 4
+    assert planes_on_disk(again) == planes_on_disk(run)
+
+
+def test_a_checkpoint_that_cannot_take_the_new_rounding_is_told(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("engine.train.saving.change_state", refuse)
+    run = start_run(make_config(tmp_path, **{"output.checkpoint_every": 4}), tmp_path / "runs")
+    with monkeypatch.context() as full:
+        full_at(full, 5, "backward", times=2)
+        assert execute(run).state == "finished", run.recorder.snapshot.reason
+    told = [line.text for line in events_of(run, LogLine) if line.level == "warning"]
+    assert any("step 4 does not tell of the new plan (No space left" in text for text in told)
+
+
+def test_a_damaged_newest_checkpoint_leaves_the_plan_to_the_one_before(tmp_path, monkeypatch):
+    """Step 4 was saved with two rows a micro-batch, step 6 with one."""
+    values = {"output.checkpoint_every": 4, "output.keep_checkpoints": 5}
+    config = make_config(tmp_path, **values)
+    whole = start_run(config, tmp_path / "runs")
+    execute(whole)
+    run = start_run(config, tmp_path / "runs")
+    with monkeypatch.context() as full:
+        full_at(full, 6, "backward", times=2)
+        assert execute(run, {6: "stop"}).state == "stopped", run.recorder.snapshot.reason
+    newest = newest_checkpoint(run.folder.checkpoints_path)
+    assert newest.step == 6 and newest.state["rounding"]["micro_batch_size"] == 1
+    planes = max(newest.path.glob("*.planes"), key=lambda path: path.stat().st_size)
+    content = bytearray(planes.read_bytes())
+    content[len(content) // 2] ^= 1
+    planes.write_bytes(content)
+    again = resume_run(tmp_path / "runs", run.id)
+    assert execute(again).state == "finished"
+    assert events_of(again, RunStarted)[-1].resumed_step == 4
+    assert events_of(again, PlanBuilt)[-1].choices["micro_batch_size"] == 2
+    assert planes_on_disk(again) == planes_on_disk(whole)
 
 
 def test_out_of_memory_with_the_leanest_plan_ends_the_run_saved(tmp_path, monkeypatch):
