@@ -354,7 +354,9 @@ class Trainer:
                 self._saver.finish(self._look)
             else:
                 self._saver.look(step, self.config)
-        except DiskFullError:
+        except DiskFullError as lacks:
+            then = f"Training stands still until step {step:,} is saved."
+            self._session.log("warning", f"{lacks} {then}")
             self._save(step)
 
     def _wait_for_disk_space(self, lacks: DiskFullError, step: int, is_stopping: bool) -> None:

@@ -17,6 +17,7 @@ from engine.errors import NonFiniteError, RunError
 from engine.plan.choices import PlanChoices
 from engine.runs.events import (
     CheckpointWritten,
+    EvalFinished,
     LogLine,
     PlanBuilt,
     PlannedAnew,
@@ -29,6 +30,7 @@ from engine.runs.following import replay
 from engine.runs.snapshot import RunSnapshot
 from engine.runtime.block_ops import BlockOps
 from engine.runtime.held_step import HeldStep
+from engine.runtime.streaming_engine import StreamingEngine
 from engine.train import skipping
 from engine.train.run import resume_run, start_run
 from engine.train.skipping import refuse_further
@@ -127,6 +129,56 @@ def test_a_last_step_that_is_skipped_ends_the_run(tmp_path, bad_row):
     assert execute(run).state == "finished"
     assert [c.step for c in events_of(run, CheckpointWritten)] == [2]
     assert run.recorder.snapshot.step == 2
+
+
+def test_what_falls_due_after_a_skipped_step_is_done(tmp_path, bad_row):
+    """Steps 2 and 4 are skipped. Their state is that of the step before, and it is saved."""
+    values = {
+        "train.nonfinite": "skip",
+        "data.eval_fraction": 0.1,
+        "output.checkpoint_every": 2,
+        "output.keep_checkpoints": 9,
+        "output.eval_every": 2,
+    }
+    run = start_run(bad_row(**values), tmp_path / "runs")
+    assert execute(run).state == "finished"
+    skipped = [event.step for event in events_of(run, StepSkipped)]
+    assert len(skipped) == 2
+    assert any(step % 2 == 0 and step < 8 for step in skipped)
+    assert [c.step for c in events_of(run, CheckpointWritten)] == [2, 4, 6, 8]
+    assert [e.step for e in events_of(run, EvalFinished)] == [2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("is_home", [True, False], ids=["device", "host"])
+def test_a_loss_that_is_not_finite_beside_another_error_leaves_no_mixture(
+    tmp_path, monkeypatch, is_home
+):
+    """Updates on the device begin before the norm is known, and then change nothing."""
+    run = start_run(make_config(tmp_path, **{"output.checkpoint_every": 0}), tmp_path / "runs")
+    train_step, drain = StreamingEngine.train_step, StreamingEngine.drain
+    broken = []
+
+    def failing(self, number, *arguments):
+        if number == 5:
+            drain(self)
+            if is_home:
+                self._parts.store.held.begin(5, "head")
+            broken.append(number)
+            raise RuntimeError("the kernel failed")
+        train_step(self, number, *arguments)
+
+    def draining(self):
+        if len(broken) == 1:
+            broken.append(0)
+            raise NonFiniteError("The loss of step 5 is not a finite number.", 5, "loss")
+        drain(self)
+
+    monkeypatch.setattr(StreamingEngine, "train_step", failing)
+    monkeypatch.setattr(StreamingEngine, "drain", draining)
+    ended = execute(run)
+    assert ended.state == "failed" and "the kernel failed" in ended.reason
+    assert "mixture" not in ended.reason and "step 4 is saved" in ended.reason
+    assert [c.step for c in events_of(run, CheckpointWritten)] == [4]
 
 
 def test_skipping_is_bounded(tmp_path, bad_row, monkeypatch):
@@ -242,8 +294,6 @@ def test_a_step_that_cannot_be_saved_is_told(tmp_path, monkeypatch):
 
 
 def test_a_record_that_cannot_be_written_is_no_reason_to_save_again(tmp_path, monkeypatch):
-    from engine.runtime.streaming_engine import StreamingEngine
-
     def refuse(*_, **__):
         raise RunError("The record cannot be written.")
 
