@@ -169,8 +169,9 @@ def test_a_clock_that_is_set_in_mid_run_changes_no_duration(
     with monkeypatch.context() as patch:
         clock = WallClock(patch)
         at_event(patch, at_step(3), lambda: clock.set_by(set_by))
-        assert command(capsys, "--runs-dir", runs, "train", preset)[0] == 0
+        code, out, _ = command(capsys, "--runs-dir", runs, "train", preset)
     took = time.monotonic() - began
+    assert code == 0 and ", for which training waited at most 0" in out
     run = list_runs(runs)[0]
     records = intact(Path(run.path))
     assert abs(records[-1].time - records[0].time - set_by) <= took
