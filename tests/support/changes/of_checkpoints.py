@@ -26,7 +26,11 @@ SNAPSHOTS = "tests/engine/checkpoints/test_plane_snapshot.py"
 BESIDE = "tests/engine/train/test_beside.py"
 COPYING = """\
             room = self._copies.take()
-        copy = piece.copy_to(room)
+        try:
+            copy = piece.copy_to(room)
+        except BaseException:
+            self._put_back(piece, room)
+            raise
         with self._changed:
             piece.use(copy, room)
             self._copying -= 1
@@ -35,7 +39,11 @@ COPYING = """\
 SAFE_TOO_EARLY = """\
             room = self._copies.take()
             self._unsafe[piece.unit] -= 1
-        copy = piece.copy_to(room)
+        try:
+            copy = piece.copy_to(room)
+        except BaseException:
+            self._put_back(piece, room)
+            raise
         with self._changed:
             piece.use(copy, room)
             self._copying -= 1
