@@ -10,7 +10,7 @@ import re
 
 from starlette.responses import JSONResponse
 
-from app.web.guard import App, Receive, Scope, Send
+from app.web.asgi import App, Receive, Scope, Send
 from app.web.login import LOGIN_PATH
 
 _READ = re.compile(

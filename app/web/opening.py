@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from urllib.parse import parse_qs
 
 from app.session.session import Session
-from app.web.guard import App, Message, Receive, Scope, Send
+from app.web.asgi import App, Message, Receive, Scope, Send
 from engine.errors import RamstreamError
 
 

@@ -13,7 +13,8 @@ import pytest
 from app.web.connections import server_config
 from app.web.gradio_paths import is_needed
 from app.web.guard import Guard, GuardPolicy
-from app.web.login import COOKIE_NAME, LOGIN_PATH, Login
+from app.web.login import LOGIN_PATH, Login
+from app.web.login_form import login_routes
 from app.web.server import BROWSER_FILES
 from tests.support.served import ADDRESS, served
 
@@ -155,13 +156,13 @@ def test_without_the_cookie_no_route_answers(app, routes):
     ],
 )
 def test_what_comes_from_elsewhere_reaches_no_route(app, routes, login, headers, status):
-    cookie = {"cookie": f"{COOKIE_NAME}={login.new_cookie()}", "content-type": "application/json"}
+    cookie = {"cookie": logged_in(login), "content-type": "application/json"}
     assert set(refused(app, routes, cookie | headers).values()) == {status}
 
 
 @pytest.mark.parametrize("kind", NOT_JSON)
 def test_what_is_sent_is_json(app, routes, login, kind):
-    cookie = {"cookie": f"{COOKIE_NAME}={login.new_cookie()}", "content-type": kind}
+    cookie = {"cookie": logged_in(login), "content-type": kind}
     sent = [
         route
         for route in routes
@@ -175,7 +176,7 @@ def test_of_gradio_only_what_the_page_needs_is_served(app, routes, login):
     """Files by path, uploads, proxies, streams, deep links, the API, monitoring, recordings and
     editors are not served.
     """
-    cookie = {"cookie": f"{COOKIE_NAME}={login.new_cookie()}", "content-type": "application/json"}
+    cookie = {"cookie": logged_in(login), "content-type": "application/json"}
     gradios = [
         route
         for route in routes
@@ -252,18 +253,13 @@ def test_secrets_are_compared_in_constant_time(login, monkeypatch):
     )
     login.redeem("a guess")
     login.accepts("ada", "a guess")
-    login.accepts_cookie(f"{COOKIE_NAME}=99999999999.abc")
-    assert {pair[0] for pair in compared} == {b"a guess", b"ada", "abc"}
+    assert {pair[0] for pair in compared} == {b"a guess", b"ada"}
 
 
 def test_who_guesses_passwords_is_not_listened_to_for_a_minute(tmp_path, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr("app.web.login.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("app.web.login.WRONG_PASSWORD_SECONDS", 0)
-    from starlette.applications import Starlette
-
-    from app.web.login import login_routes
-
+    monkeypatch.setattr("app.web.attempts.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("app.web.login_form.WRONG_PASSWORD_SECONDS", 0)
     app = Starlette(routes=login_routes(Login("ada", "right", tmp_path / "key")))
 
     def tries(password, address, times=1):

@@ -1,0 +1,75 @@
+"""An answer that goes on for long, such as a stream of events, ends with the login that asked."""
+
+from __future__ import annotations
+
+import asyncio
+
+from app.web.asgi import App, Message, Receive, Scope, Send
+from app.web.login_sessions import LoginSession
+
+
+async def answer_while_logged_in(
+    session: LoginSession, app: App, scope: Scope, receive: Receive, send: Send
+) -> bool:
+    """Lets `app` answer a request for reading as long as the session lasts.
+
+    To the app, the end of a session is the same as a client that leaves. Returns False if the
+    session ended before anything was sent: then the caller has to answer.
+    """
+    over = asyncio.Event()
+    answer = _Answer(session, send)
+    with session.watched(over.set):
+        heard = _Heard(receive, over)
+        await app(scope, heard.receive, answer.send)
+    return await answer.finish()
+
+
+class _Heard:
+    """Tells the app that its client has left, once the session is over."""
+
+    def __init__(self, receive: Receive, over: asyncio.Event):
+        self._receive, self._over = receive, over
+
+    async def receive(self) -> Message:
+        """Returns the next message of the client."""
+        if self._over.is_set():
+            return {"type": "http.disconnect"}
+        message = asyncio.ensure_future(self._receive())
+        end = asyncio.ensure_future(self._over.wait())
+        try:
+            await asyncio.wait((message, end), return_when=asyncio.FIRST_COMPLETED)
+            return message.result() if message.done() else {"type": "http.disconnect"}
+        finally:
+            # Who waits here may be cancelled; nothing may go on listening then.
+            message.cancel()
+            end.cancel()
+
+
+class _Answer:
+    """Passes an answer on until the session is over.
+
+    An answer of a known length that has begun is completed; a stream ends where it is.
+    """
+
+    def __init__(self, session: LoginSession, send: Send):
+        self._session, self._send = session, send
+        self._begun = self._is_stream = self._complete = False
+
+    async def send(self, message: Message) -> None:
+        """Passes a message on, or drops it."""
+        if self._session.is_over() and (self._is_stream or not self._begun):
+            return
+        if message["type"] == "http.response.start":
+            self._begun = True
+            self._is_stream = all(
+                name.lower() != b"content-length" for name, _ in message.get("headers", [])
+            )
+        elif message["type"] == "http.response.body" and not message.get("more_body", False):
+            self._complete = True
+        await self._send(message)
+
+    async def finish(self) -> bool:
+        """Ends a stream that was cut off. Returns whether anything was sent."""
+        if self._begun and self._is_stream and not self._complete:
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        return self._begun
