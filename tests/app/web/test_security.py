@@ -9,6 +9,7 @@ import re
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 
 from app.web.connections import server_config
 from app.web.gradio_paths import is_needed
@@ -16,7 +17,7 @@ from app.web.guard import Guard, GuardPolicy
 from app.web.login import LOGIN_PATH, Login
 from app.web.login_form import login_routes
 from app.web.server import BROWSER_FILES
-from tests.support.served import ADDRESS, served
+from tests.support.served import ADDRESS, login_cookie_of, served
 
 READS = {"GET", "HEAD", "OPTIONS"}
 FILLED = {
@@ -156,13 +157,13 @@ def test_without_the_cookie_no_route_answers(app, routes):
     ],
 )
 def test_what_comes_from_elsewhere_reaches_no_route(app, routes, login, headers, status):
-    cookie = {"cookie": logged_in(login), "content-type": "application/json"}
+    cookie = {"cookie": login_cookie_of(login), "content-type": "application/json"}
     assert set(refused(app, routes, cookie | headers).values()) == {status}
 
 
 @pytest.mark.parametrize("kind", NOT_JSON)
 def test_what_is_sent_is_json(app, routes, login, kind):
-    cookie = {"cookie": logged_in(login), "content-type": kind}
+    cookie = {"cookie": login_cookie_of(login), "content-type": kind}
     sent = [
         route
         for route in routes
@@ -176,7 +177,7 @@ def test_of_gradio_only_what_the_page_needs_is_served(app, routes, login):
     """Files by path, uploads, proxies, streams, deep links, the API, monitoring, recordings and
     editors are not served.
     """
-    cookie = {"cookie": logged_in(login), "content-type": "application/json"}
+    cookie = {"cookie": login_cookie_of(login), "content-type": "application/json"}
     gradios = [
         route
         for route in routes
