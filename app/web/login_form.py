@@ -73,7 +73,9 @@ body { margin: 0; min-height: 100vh; display: grid; place-items: center; \
 background: var(--page); color: var(--text);
   font: 15px/1.5 system-ui, sans-serif }
 form { background: var(--card); padding: 28px 32px; border-radius: 12px; width: min(300px, 80vw) }
-h1 { font-size: 20px; margin: 0 0 16px } label { display: block; margin: 12px 0 4px } \
+h1 { font-size: 20px; margin: 0 0 16px; display: flex; align-items: center; gap: 10px }
+h1 rect { fill: #2257c9 } h1 path { stroke: #fff; stroke-width: 3; stroke-linecap: round }
+label { display: block; margin: 12px 0 4px } \
 p { color: var(--bad) }
 input { width: 100%; box-sizing: border-box; padding: 9px 10px; font: inherit; \
 border: 1px solid var(--line);
@@ -82,6 +84,11 @@ button { margin-top: 20px; width: 100%; padding: 10px; font: inherit; font-weigh
 border: 0; border-radius: 8px;
   background: #2257c9; color: #fff; cursor: pointer }
 """
+
+_LOGO = """\
+<svg width="28" height="28" viewBox="0 0 32 32" aria-hidden="true">\
+<rect width="32" height="32" rx="8"></rect><path d="M7 10h10M7 16h14M7 22h7"></path>\
+<path d="M20 10h5M24 16h1M17 22h8" opacity=".45"></path></svg>"""
 
 
 def _page(target: str, problem: str) -> str:
@@ -92,7 +99,8 @@ def _page(target: str, problem: str) -> str:
     return f"""<!doctype html><html lang="en"><head><meta charset="utf-8">\
 <title>Log in – Ramstream</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>
-{_STYLE}</style></head><body><form method="post" action="{LOGIN_PATH}"><h1>Ramstream</h1>{note}
+{_STYLE}</style></head><body><form method="post" action="{LOGIN_PATH}">\
+<h1>{_LOGO}Ramstream</h1>{note}
 <input type="hidden" name="next" value="{html.escape(target, quote=True)}">
 <label for="user">User</label>\
 <input id="user" name="user" autocomplete="username" required autofocus>
