@@ -21,14 +21,14 @@ from typing import Any
 import uvicorn
 
 from app.form.presets import FIRST_PRESET, read_presets
+from app.login.clients import Proxies
+from app.login.login import LOGIN_VARIABLE, resolve_login, tls_options
 from app.pages.checker import Checker
 from app.pages.page import build_page
 from app.pages.theme import css_variables, make_theme
 from app.session.session import Session
-from app.web.clients import Proxies
 from app.web.connections import server_config
 from app.web.guard import WILDCARD_HOSTS, GuardPolicy
-from app.web.login import LOGIN_VARIABLE, resolve_login, tls_options
 from app.web.opening import read_ahead
 from app.web.server import build_app
 from engine.errors import RamstreamError
@@ -50,7 +50,7 @@ class Address:
     """
 
     proxies: tuple[str, ...] = ()
-    """The addresses or networks of the proxies that pass requests on to the server."""
+    """Requests are passed on to the server by proxies with these addresses or networks."""
 
     @property
     def url(self) -> str:

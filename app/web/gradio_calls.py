@@ -14,7 +14,7 @@ import gradio as gr
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from app.web.asgi import App, Message, Receive, Scope, Send
+from app.login.asgi import App, Message, Receive, Scope, Send
 from app.web.guard import replayed
 from app.web.requests import LONGEST_SENTENCE, json_object
 from engine.errors import RamstreamError, RunError

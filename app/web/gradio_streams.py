@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 import gradio as gr
 from starlette.responses import JSONResponse, Response
 
-from app.web.asgi import App, Receive, Scope, Send
+from app.login.asgi import App, Receive, Scope, Send
 
 STREAM = "/gradio_api/queue/data"
 _UNKNOWN = {

@@ -25,11 +25,11 @@ import socket
 from dataclasses import dataclass
 from urllib.parse import parse_qs, quote, urlsplit
 
-from app.web.asgi import App, Message, Receive, Scope, Send
-from app.web.clients import Proxies, client_of
-from app.web.login import LINK_USED, LOGIN_PATH, SESSION_KEY, Login
-from app.web.login_sessions import LoginSession
-from app.web.login_streams import answer_while_logged_in
+from app.login.asgi import App, Message, Receive, Scope, Send
+from app.login.clients import Proxies, client_of
+from app.login.login import LINK_USED, LOGIN_PATH, SESSION_KEY, Login
+from app.login.login_sessions import LoginSession
+from app.login.login_streams import answer_while_logged_in
 
 MAX_BODY_BYTES = 1 << 20
 BODY_TIMEOUT_SECONDS = 20.0

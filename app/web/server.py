@@ -22,6 +22,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from app.form.settings_form import settings
+from app.login.login_form import login_routes
 from app.pages.checker import Checker
 from app.pages.hardware import Hardware
 from app.pages.talk import Talk
@@ -34,7 +35,6 @@ from app.web.gradio_streams import KnownStreams
 from app.web.guard import Guard, GuardPolicy
 from app.web.hardware_routes import hardware_routes
 from app.web.job_routes import job_routes
-from app.web.login_form import login_routes
 from app.web.opening import Opening
 from app.web.queue_routes import queue_routes
 from app.web.requests import answering_errors, json_body, object_of, switch_of, text_of

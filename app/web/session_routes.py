@@ -1,4 +1,4 @@
-"""Routes about the browsers that are logged in: their list, logging out, and ending others.
+"""These routes list the browsers that are logged in, log out, and end the sessions of others.
 
 They exist only where a login is set. The guard lets only our own pages send to them.
 
@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from app.web.login import Login, forgotten_cookie
-from app.web.login_sessions import LoginSession
+from app.login.login import Login, forgotten_cookie
+from app.login.login_sessions import LoginSession
 from app.web.requests import answering_errors, json_body, text_of
 from engine.errors import RunError
 

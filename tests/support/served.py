@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.login.cookies import login_cookie
+from app.login.login import Login
 from app.pages.checker import Checker
 from app.pages.page import build_page
 from app.pages.theme import css_variables, make_theme
 from app.session.session import Session
-from app.web.cookies import login_cookie
 from app.web.guard import GuardPolicy
-from app.web.login import Login
 from app.web.server import build_app
 
 PORT = 7860

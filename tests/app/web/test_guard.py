@@ -13,10 +13,10 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from app.login.login import Login, is_loopback, resolve_login, tls_options
+from app.login.login_form import login_routes
+from app.login.login_sessions import SESSION_SECONDS
 from app.web.guard import Guard, GuardPolicy
-from app.web.login import Login, is_loopback, resolve_login, tls_options
-from app.web.login_form import login_routes
-from app.web.login_sessions import SESSION_SECONDS
 from engine.errors import RamstreamError
 from tests.support.served import login_cookie_of
 

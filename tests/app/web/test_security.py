@@ -11,11 +11,11 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from app.login.login import LOGIN_PATH, Login
+from app.login.login_form import login_routes
 from app.web.connections import server_config
 from app.web.gradio_paths import is_needed
 from app.web.guard import Guard, GuardPolicy
-from app.web.login import LOGIN_PATH, Login
-from app.web.login_form import login_routes
 from app.web.server import BROWSER_FILES
 from tests.support.served import ADDRESS, login_cookie_of, served
 
@@ -250,7 +250,7 @@ def test_addresses_which_may_carry_the_token_are_not_logged(app):
 def test_secrets_are_compared_in_constant_time(login, monkeypatch):
     compared = []
     monkeypatch.setattr(
-        "app.web.login.hmac.compare_digest", lambda a, b: compared.append((a, b)) or False
+        "app.login.login.hmac.compare_digest", lambda a, b: compared.append((a, b)) or False
     )
     login.redeem("a guess")
     login.accepts("ada", "a guess")
@@ -259,8 +259,8 @@ def test_secrets_are_compared_in_constant_time(login, monkeypatch):
 
 def test_who_guesses_passwords_is_not_listened_to_for_a_minute(tmp_path, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr("app.web.attempts.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("app.web.login_form.WRONG_PASSWORD_SECONDS", 0)
+    monkeypatch.setattr("app.login.attempts.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("app.login.login_form.WRONG_PASSWORD_SECONDS", 0)
     app = Starlette(routes=login_routes(Login("ada", "right", tmp_path / "key")))
 
     def tries(password, address, times=1):

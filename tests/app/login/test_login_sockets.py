@@ -11,11 +11,11 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from app.web import attempts, login_form
-from app.web.clients import Proxies
+from app.login import attempts, login_form
+from app.login.clients import Proxies
+from app.login.login import Login
+from app.login.login_form import login_routes
 from app.web.guard import Guard, GuardPolicy
-from app.web.login import Login
-from app.web.login_form import login_routes
 from app.web.session_routes import session_routes
 from tests.support.over_sockets import FromElsewhere, ask, enter, opened, post, request, serving
 

@@ -1,4 +1,4 @@
-"""The login form, its answers, and the limits on wrong passwords."""
+"""Shows the login form and checks what is entered, within the limits on wrong passwords."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from app.web.attempts import FORGOTTEN_SECONDS, Attempts
-from app.web.clients import client_of
-from app.web.login import LINK_USED, LOGIN_PATH, Login
+from app.login.attempts import FORGOTTEN_SECONDS, Attempts
+from app.login.clients import client_of
+from app.login.login import LINK_USED, LOGIN_PATH, Login
 
 WRONG_PASSWORD_SECONDS = 0.5
 

@@ -1,4 +1,4 @@
-"""The logins that are in force: one for each browser, until it logs out or two weeks have passed.
+"""The sessions are kept here: a browser has one until it logs out, or for two weeks.
 
 A browser holds a random token in its cookie. The server keeps only a keyed hash of it, in a file
 that outlives a restart: whoever reads the file cannot log in with it.
@@ -16,19 +16,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 SESSION_SECONDS = 14 * 24 * 3600
 MOST_SESSIONS = 100
-"""When there are more, the one that was not seen for the longest time ends."""
+"""There are at most this many; of more, the one that was not seen for the longest time ends."""
 WRITE_SECONDS = 300.0
 """When a session was last seen is written to the file at most this often."""
 NAME_LENGTH = 12
 
 
-@dataclass
+@dataclass(frozen=True)
 class Record:
     """A `Record` is what the file keeps of a session; its times are in seconds since 1970."""
 
@@ -40,7 +40,7 @@ class Record:
 
 
 class LoginSession:
-    """One browser that is logged in."""
+    """A `LoginSession` is one browser that is logged in."""
 
     def __init__(self, record: Record):
         self._record = record
@@ -64,7 +64,7 @@ class LoginSession:
 
     def was_seen(self, address: str, now: float) -> None:
         """Notes a request of the session."""
-        self._record.seen, self._record.address = now, address
+        self._record = replace(self._record, seen=now, address=address)
 
     def end(self) -> None:
         """Ends the session for good, and tells whoever watches it."""
@@ -83,7 +83,7 @@ class LoginSession:
 
 
 class LoginSessions:
-    """All sessions of a server. It is used by the event loop's thread alone."""
+    """Keeps all sessions of a server. It is used by the event loop's thread alone."""
 
     def __init__(self, path: Path, key: bytes):
         """Reads the sessions from the file `path`. A file that is damaged logs everybody out; a
@@ -128,9 +128,9 @@ class LoginSessions:
         """Ends a session for good. Returns whether there was one of that name."""
         return self._end([each for each in self._sessions.values() if each.name == name])
 
-    def end_others(self, own: LoginSession) -> bool:
-        """Ends all sessions but `own`. Returns whether there was another one."""
-        return self._end([each for each in self._sessions.values() if each is not own])
+    def end_others(self, own: LoginSession) -> None:
+        """Ends every session other than `own`."""
+        self._end([each for each in self._sessions.values() if each is not own])
 
     def _end(self, ending: list[LoginSession]) -> bool:
         for session in ending:

@@ -1,11 +1,11 @@
-"""An answer that goes on for long, such as a stream of events, ends with the login that asked."""
+"""Ends an answer that goes on for long, such as a stream of events, with the session that asked."""
 
 from __future__ import annotations
 
 import asyncio
 
-from app.web.asgi import App, Message, Receive, Scope, Send
-from app.web.login_sessions import LoginSession
+from app.login.asgi import App, Message, Receive, Scope, Send
+from app.login.login_sessions import LoginSession
 
 
 async def answer_while_logged_in(

@@ -1,4 +1,4 @@
-"""A request's client: its address, and whether it is at this machine itself.
+"""Who has sent a request is found here: the address, and whether that is this machine itself.
 
 What a request says of its own origin (`X-Forwarded-For` and its like) counts only if it comes from
 a proxy that the user has named. From all others these headers are removed, so that neither our code
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from app.web.asgi import Scope
+from app.login.asgi import Scope
 from engine.errors import RamstreamError
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -35,9 +35,11 @@ class Client:
     address: str
     """This is an IP address, or an empty text where there is none."""
     is_here: bool = False
-    """Whether the request was sent on this machine, and no proxy of this machine is named."""
+    """This is whether the request was sent on this machine. It is never so while a proxy on this
+    machine is named.
+    """
     is_proxied: bool = False
-    """Whether a named proxy has passed the request on."""
+    """This is whether a named proxy has passed the request on."""
     scheme: str = "http"
     """The browser uses this scheme: http or https."""
 
@@ -51,7 +53,7 @@ class Client:
 
 
 class Proxies:
-    """The proxies that the user has named; without any, no header on forwarding is believed."""
+    """Knows the proxies that the user has named. Without any, no claim of a header is believed."""
 
     def __init__(self, networks: Sequence[Network] = ()):
         self._networks = tuple(networks)

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from app.web.clients import Client
+from app.login.clients import Client
 
 FORGOTTEN_SECONDS = 60
 """A wrong password is remembered for this many seconds."""

@@ -17,11 +17,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from app.web.asgi import Scope
-from app.web.browser_words import browser_words
-from app.web.clients import client_of, header_values, port_of
-from app.web.cookies import cookie_values, login_cookie
-from app.web.login_sessions import SESSION_SECONDS, LoginSession, LoginSessions
+from app.login.asgi import Scope
+from app.login.browser_words import browser_words
+from app.login.clients import client_of, header_values, port_of
+from app.login.cookies import cookie_values, login_cookie
+from app.login.login_sessions import SESSION_SECONDS, LoginSession, LoginSessions
 from engine.errors import RamstreamError
 
 LOGIN_PATH = "/login"

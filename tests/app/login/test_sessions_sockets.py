@@ -11,9 +11,9 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from app.login.login import Login
+from app.login.login_form import login_routes
 from app.web.guard import Guard, GuardPolicy
-from app.web.login import Login
-from app.web.login_form import login_routes
 from app.web.session_routes import session_routes
 from tests.support.over_sockets import FromElsewhere, ask, enter, heard, opened, post, serving
 from tests.support.served import served
