@@ -16,48 +16,50 @@ async def answer_while_logged_in(
     To the app, the end of a session is the same as a client that leaves. Returns False if the
     session ended before anything was sent: then the caller has to answer.
     """
-    over = asyncio.Event()
-    answer = _Answer(session, send)
-    with session.watched(over.set):
-        heard = _Heard(receive, over)
-        await app(scope, heard.receive, answer.send)
-    return await answer.finish()
+    exchange = _Exchange(session, receive, send)
+    with session.watched(exchange.over.set):
+        await app(scope, exchange.receive, exchange.send)
+    return await exchange.finish()
 
 
-class _Heard:
-    """Tells the app that its client has left, once the session is over."""
-
-    def __init__(self, receive: Receive, over: asyncio.Event):
-        self._receive, self._over = receive, over
-
-    async def receive(self) -> Message:
-        """Returns the next message of the client."""
-        if self._over.is_set():
-            return {"type": "http.disconnect"}
-        message = asyncio.ensure_future(self._receive())
-        end = asyncio.ensure_future(self._over.wait())
-        try:
-            await asyncio.wait((message, end), return_when=asyncio.FIRST_COMPLETED)
-            return message.result() if message.done() else {"type": "http.disconnect"}
-        finally:
-            # Who waits here may be cancelled; nothing may go on listening then.
-            message.cancel()
-            end.cancel()
-
-
-class _Answer:
-    """Passes an answer on until the session is over.
+class _Exchange:
+    """Stands between the app and the client until the session is over.
 
     An answer of a known length that has begun is completed; a stream ends where it is.
     """
 
-    def __init__(self, session: LoginSession, send: Send):
-        self._session, self._send = session, send
+    def __init__(self, session: LoginSession, receive: Receive, send: Send):
+        self.over = asyncio.Event()
+        self._session, self._receive, self._send = session, receive, send
         self._begun = self._is_stream = self._complete = False
+
+    @property
+    def _is_cut_off(self) -> bool:
+        return self._session.is_over() and (self._is_stream or not self._begun)
+
+    async def receive(self) -> Message:
+        """Returns the next message of the client, which has left once the answer is cut off."""
+        # An app that looks whether its client has left does not wait, so this comes first.
+        if self._is_cut_off:
+            return {"type": "http.disconnect"}
+        if not self.over.is_set():
+            message = asyncio.ensure_future(self._receive())
+            end = asyncio.ensure_future(self.over.wait())
+            try:
+                await asyncio.wait((message, end), return_when=asyncio.FIRST_COMPLETED)
+                if message.done():
+                    return message.result()
+            finally:
+                # Who waits here may be cancelled; nothing may go on listening then.
+                message.cancel()
+                end.cancel()
+            if self._is_cut_off:
+                return {"type": "http.disconnect"}
+        return await self._receive()
 
     async def send(self, message: Message) -> None:
         """Passes a message on, or drops it."""
-        if self._session.is_over() and (self._is_stream or not self._begun):
+        if self._is_cut_off:
             return
         if message["type"] == "http.response.start":
             self._begun = True

@@ -8,7 +8,7 @@ import time
 
 import pytest
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from app.login.login import Login
@@ -22,7 +22,7 @@ RIGHT = "open sesame"
 FIREFOX = "User-Agent: Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"
 SECRET = "what only who is logged in may see"
 SOON = 3.0
-LARGE = 4_000_000
+LARGE, PIECES = 4_000_000, 20
 
 
 def make_app(login):
@@ -46,7 +46,12 @@ def make_app(login):
         return JSONResponse({"secret": SECRET})
 
     async def large(request):
-        return Response(b"x" * LARGE)
+        async def pieces():
+            for _ in range(PIECES):
+                yield b"x" * (LARGE // PIECES)
+                await asyncio.sleep(0.05)
+
+        return StreamingResponse(pieces(), headers={"content-length": str(LARGE)})
 
     routes = [
         Route("/api/runs", late),
