@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
+from tests.browser.test_accessibility import AXE, look
 from tests.support.tiers import BROWSER_FLOWS
 
 pytestmark = pytest.mark.everything(BROWSER_FLOWS)
@@ -132,6 +133,17 @@ def test_a_login_beside_foreign_cookies_its_sessions_and_logging_out(browser, wi
     page.goto(server.address)
     expect(page).to_have_url(re.compile("/login"))
     assert "Traceback" not in server.log()
+
+
+def test_the_buttons_and_the_list_have_no_serious_finding(browser, window, servers):
+    page = window.new_page()
+    log_in(page, servers[0])
+    page.evaluate(AXE)
+    findings = []
+    look(page, "header", ".rs-account", findings)
+    open_sessions(page)
+    look(page, "sessions", "dialog[data-part=sessions-list]", findings)
+    assert not findings, "\n".join(findings)
 
 
 def test_logged_in_at_two_servers_at_once(window, servers):
