@@ -72,7 +72,7 @@ def _app(arguments: argparse.Namespace) -> int:
         raise ConfigError("--tls-cert, --tls-key", "both files are needed to serve by https.")
     tls = None if arguments.tls_cert is None else (arguments.tls_cert, arguments.tls_key)
     serve(
-        Address(arguments.host, arguments.port, tls),
+        Address(arguments.host, arguments.port, tls, tuple(arguments.proxy)),
         login=arguments.login,
         runs_dir=arguments.runs_dir,
         open_browser=not arguments.no_browser,
@@ -371,6 +371,13 @@ def _app_arguments(parser: argparse.ArgumentParser) -> None:
         "--tls-cert", type=Path, metavar="FILE", help="PEM certificate, to serve by https"
     )
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its PEM key")
+    parser.add_argument(
+        "--proxy",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="address or network of a reverse proxy, which tells where requests come from",
+    )
     parser.add_argument(
         "--runs-dir", type=Path, default=Path(DEFAULT_RUNS), help="where runs are kept"
     )

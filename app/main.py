@@ -21,13 +21,14 @@ from typing import Any
 import uvicorn
 
 from app.form.presets import FIRST_PRESET, read_presets
+from app.login.clients import Proxies
+from app.login.login import LOGIN_VARIABLE, resolve_login, tls_options
 from app.pages.checker import Checker
 from app.pages.page import build_page
 from app.pages.theme import css_variables, make_theme
 from app.session.session import Session
 from app.web.connections import server_config
 from app.web.guard import WILDCARD_HOSTS, GuardPolicy
-from app.web.login import resolve_login, tls_options
 from app.web.opening import read_ahead
 from app.web.server import build_app
 from engine.errors import RamstreamError
@@ -47,6 +48,9 @@ class Address:
     tls: tuple[Path, Path] | None = None
     """These are the files of a certificate (with its chain) and of its key, for serving over https.
     """
+
+    proxies: tuple[str, ...] = ()
+    """Requests are passed on to the server by proxies with these addresses or networks."""
 
     @property
     def url(self) -> str:
@@ -75,22 +79,31 @@ def serve(
     ends the program at once.
 
     `login` is "user:password", or True to ask in the terminal; without it, the environment variable
-    RAMSTREAM_LOGIN applies. Raises RamstreamError if others can reach the address and no login is
-    set, if the address cannot be used, and if the files are not a certificate and its key.
+    RAMSTREAM_LOGIN applies. Raises RamstreamError if others can reach the address, directly or by
+    way of a proxy, and no login is set, if the address cannot be used, and if the files are not a
+    certificate and its key.
     """
     family, place = _resolved(address)
     encryption: dict[str, Any] = {} if address.tls is None else tls_options(*address.tls)
     runs = Path(runs_dir).expanduser().resolve()
+    proxies = Proxies.named(address.proxies)
     policy = GuardPolicy.for_bind(
-        address.host, resolve_login(login, address.host, runs / LOGIN_KEY_FILE)
+        address.host,
+        resolve_login(login, address.host, runs / LOGIN_KEY_FILE, address.port),
+        proxies,
     )
+    if proxies and policy.login is None:
+        raise RamstreamError(
+            "--proxy: other machines reach the app through a proxy, so it needs a login; add "
+            f"--login or set {LOGIN_VARIABLE}."
+        )
     _refuse_if_unusable(address, family, place)
     session = Session(runs)
     checker = Checker(session)
     app = build_app(
         session,
         checker,
-        build_page(session, checker),
+        build_page(session, checker, has_login=policy.login is not None),
         policy,
         theme=make_theme(),
         css=css_variables(),
