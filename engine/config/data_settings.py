@@ -12,6 +12,8 @@ from engine.config.limits import LARGEST, at_least, at_most, between
 from engine.errors import ConfigError
 
 DataFormat = Literal["auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text"]
+LostTurns = Literal["turn_by_turn", "refuse"]
+TypedTokens = Literal["text", "tokens"]
 
 MOST_PASSES = 1000
 """One epoch makes at most this many passes over the examples of one source among several."""
@@ -107,6 +109,17 @@ class DataConfig:
 
     train_on: Literal["assistant", "all"] = "assistant"
     """Only these tokens carry loss: those of the answers, or all."""
+
+    lost_turns: LostTurns = "turn_by_turn"
+    """A chat template may leave out a turn, such as the system's, once an answer follows. Then each
+    answer is trained after the prompt that the template makes for it, which usually has the turn;
+    or such rows are refused. Either way it is counted and told.
+    """
+
+    typed_tokens: TypedTokens = "text"
+    """Somebody may have typed the name of a special token into a turn, such as <think>. It is
+    trained as text, which nobody can misuse, or as the token that a server would make of it.
+    """
 
     eval_fraction: float = 0.02
     """This share of the examples is held out for evaluation; 0 holds none out."""

@@ -26,7 +26,7 @@ _MACRO = "{% macro strftime_now(format) %}{{ format" + _REPLACED + " }}{% endmac
 
 
 def fixed_date(tokenizer: Any, tools: list[Any] | None = None) -> dict[str, Any]:
-    """Returns the arguments with which `tokenizer.apply_chat_template` takes 26 July 2024, at
+    """Returns the arguments with which a chat template takes 26 July 2024, at
     midnight, as the current date. `tools` are those of the conversation, because a tokenizer may
     have a separate template for tools. Raises ValueError for a tokenizer without a template.
     """

@@ -3,102 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from engine.data.render import ChatRenderer, Rendered, Skipped, common_prefix
+from engine.config.data_settings import DataConfig, LostTurns, TypedTokens
+from engine.data.documents import Document, Kept
+from engine.data.render import ChatRenderer, Handling
+from engine.data.rendered import Rendered, Skipped, common_prefix
+from engine.data.text_tokens import PIECE, TextTokens, pieces
 from engine.errors import DataError
-from engine.examples.example import Conversation, Example, Pair, Text
+from engine.examples.example import Conversation, Example, Pair, Segments, Text, Tokens
 
-
-@dataclass(frozen=True)
-class Document:
-    """A document consists of T tokens that attend to each other and to nothing else."""
-
-    ids: np.ndarray
-    """The token ids are int32[T], with T at most max_seq_len."""
-    trained: np.ndarray
-    """It marks the tokens that are training targets, bool[T]. The first token never is one, because
-    nothing predicts it.
-    """
-    answer: tuple[int, int] | None
-    """This is the token range of the last answer, or None if there is no answer or if part of it
-    was cut.
-    """
-    length: int
-    """The document had this many tokens before the cut to max_seq_len."""
-
-    @property
-    def cut(self) -> bool:
-        return self.length > len(self.ids)
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A `Kept` is an example that is trained on, as one or several documents."""
-
-    documents: list[Document]
-    """There is at least one document, and several if turns are trained one at a time. Each document
-    has at least one trained token.
-    """
-    cut: bool
-    """It is true when part of the example is left out, because it is longer than max_seq_len."""
-    answer: tuple[int, int] | None
-    """This is the token range of the example's last answer in the last document, or None if there
-    is no answer or if part of it is left out.
-    """
-
-
-@dataclass(frozen=True)
-class Documents:
-    """These flat arrays hold the documents of several rows."""
-
-    ids: np.ndarray
-    """The token ids are int32[tokens]."""
-    trained: np.ndarray
-    """It marks the tokens that are training targets, bool[tokens]."""
-    lengths: np.ndarray
-    """These are the lengths of the documents in tokens, int64[documents]."""
-    counts: np.ndarray
-    """Each row has this many documents, or 0 if it is skipped: int64[rows]."""
-
-    @classmethod
-    def joined(cls, rows: list[list[Document]]) -> Documents:
-        documents = [document for row in rows for document in row]
-        ids = [document.ids for document in documents]
-        trained = [document.trained for document in documents]
-        # An empty array comes first in each list, because numpy cannot concatenate an empty list.
-        return cls(
-            np.concatenate([np.empty(0, np.int32), *ids]),
-            np.concatenate([np.empty(0, bool), *trained]),
-            np.array([len(document.ids) for document in documents], dtype=np.int64),
-            np.array([len(row) for row in rows], dtype=np.int64),
-        )
-
-    def of_rows(self, wanted: np.ndarray) -> Documents:
-        """Returns the documents of the rows that `wanted` (bool[rows]) marks."""
-        documents = np.repeat(wanted, self.counts)
-        tokens = np.repeat(documents, self.lengths)
-        return Documents(
-            self.ids[tokens], self.trained[tokens], self.lengths[documents], self.counts[wanted]
-        )
-
-
-_Encoding = tuple[list[int], list[tuple[int, int]]]
-"""Token ids, and the characters [start, end) that each token covers."""
+_FAILED = Skipped("the tokenizer fails on its text")
 
 
 class Encoder:
     """Turns examples into documents, in batches.
 
-    `train_on` is "assistant" or "all". Raises DataError when the tokenizer lacks a feature that the
-    data needs.
+    The arguments but the first are the settings of `DataConfig` with their names. Raises DataError
+    when the tokenizer lacks a feature that the data needs.
     """
 
-    def __init__(self, tokenizer: Any, train_on: str, max_seq_len: int):
+    def __init__(
+        self,
+        tokenizer: Any,
+        train_on: str,
+        max_seq_len: int,
+        lost_turns: LostTurns = "turn_by_turn",
+        typed_tokens: TypedTokens = "text",
+    ):
         self.tokenizer = tokenizer
+        self.settings = (train_on, max_seq_len, lost_turns, typed_tokens)
         self.train_on = train_on
         self.max_seq_len = max_seq_len
         if not getattr(tokenizer, "is_fast", False):
@@ -107,27 +43,84 @@ class Encoder:
                 "covers, so answers cannot be masked; use a model with a fast tokenizer "
                 "(tokenizer.json)."
             )
-        self.renderer = ChatRenderer(tokenizer, train_on)
+        self.renderer = ChatRenderer(tokenizer, Handling(train_on, lost_turns, typed_tokens))
+        self._tokens = TextTokens(tokenizer, self.renderer.control, max_seq_len)
         self._prefix, self._suffix = self._frame()
+
+    @classmethod
+    def of(cls, config: DataConfig, tokenizer: Any) -> Encoder:
+        """Returns the encoder that the settings of a data set ask for."""
+        return cls(
+            tokenizer,
+            config.train_on,
+            config.max_seq_len,
+            config.lost_turns,
+            config.typed_tokens,
+        )
 
     def encode(self, examples: list[Example]) -> list[Kept | Skipped]:
         """Returns each example encoded, or the reason why it is skipped."""
         rendered = self._render(examples)
         texts: list[Rendered] = []
         for example in rendered:
-            if not isinstance(example, Skipped):
+            if not isinstance(example, Skipped | Tokens | Segments):
                 texts.extend(example)
         tokenised = self._tokenise(texts)
-        results: list[Kept | Skipped] = []
-        for example in rendered:
-            if isinstance(example, Skipped):
-                results.append(example)
-                continue
-            documents: list[Document] = []
-            for _ in example:
-                documents.extend(next(tokenised))
-            results.append(self._kept(documents))
-        return results
+        return [self._encoded(example, tokenised) for example in rendered]
+
+    def _encoded(
+        self,
+        example: list[Rendered] | Skipped | Segments | Tokens,
+        tokenised: Iterator[list[Document] | Skipped],
+    ) -> Kept | Skipped:
+        if isinstance(example, Skipped):
+            return example
+        if isinstance(example, Tokens):
+            return self._of_tokens(example)
+        if isinstance(example, Segments):
+            return self._of_segments(example)
+        documents: list[Document] = []
+        skipped = None
+        for _ in example:
+            found = next(tokenised)
+            if isinstance(found, Skipped):
+                skipped = found
+            else:
+                documents.extend(found)
+        return skipped or self._kept(documents)
+
+    def _of_tokens(self, example: Tokens) -> Kept | Skipped:
+        """Returns the tokens of another program as a document."""
+        ids = np.asarray(example.ids, dtype=np.int64)
+        size = len(self.tokenizer)
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < size:
+            wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
+            return Skipped(
+                f"The tokenizer has no token {wrong:,} (it has {size:,})",
+                "tokenise the rows with the tokenizer of this model, or give their text",
+                refused=True,
+            )
+        return self._kept([self._document(ids, np.asarray(example.trained, dtype=bool))])
+
+    def _of_segments(self, example: Segments) -> Kept | Skipped:
+        """Tokenises each segment by itself, so that no token is in two of them."""
+        ids: list[int] = []
+        trained: list[bool] = []
+        for encoding, (_, is_trained) in zip(
+            self._tokens.plain([text for text, _ in example.parts], [False] * len(example.parts)),
+            example.parts,
+        ):
+            if encoding is None:
+                return _FAILED
+            ids += encoding[0]
+            trained += [is_trained] * len(encoding[0])
+        return self._kept([self._document(np.array(ids), np.array(trained, dtype=bool))])
+
+    def _document(self, ids: np.ndarray, trained: np.ndarray) -> Document:
+        """Returns a document of complete tokens, int[T] and bool[T], cut to max_seq_len."""
+        trained[:1] = False
+        limit = self.max_seq_len
+        return Document(ids[:limit].astype(np.int32), trained[:limit], None, len(ids))
 
     def _kept(self, documents: list[Document]) -> Kept | Skipped:
         """Keeps the documents of one example that have a trained token."""
@@ -157,24 +150,34 @@ class Encoder:
             detail = f" ({asked.detail})" if asked.detail else ""
             raise DataError(f"This cannot be asked: {asked.reason}{detail}.")
         if self.renderer.control.stands_in(asked):
-            ids, _ = self.renderer.control.encode(asked)
+            encoding = self._tokens.typed(asked)
         else:
-            ids, _ = self._call([asked])[0]
+            (encoding,) = self._tokens.plain([asked], [False])
+        if encoding is None:
+            raise DataError(f"This cannot be asked: {_FAILED.reason}.")
+        ids = encoding[0]
         return ids if framed else [*self._prefix, *ids]
 
     def template_use(self, data_format: str) -> str:
         """Returns what wraps the text: `tokenizer` for its chat template, or `none`."""
-        return "tokenizer" if data_format != "text" and self.renderer.available else "none"
+        is_written = data_format not in ("text", "segments", "tokens")
+        return "tokenizer" if is_written and self.renderer.available else "none"
 
     # ------------------------------------------------------------------ text
 
-    def _render(self, examples: list[Example]) -> list[list[Rendered] | Skipped]:
-        """Returns the texts of each example: one, or one per turn if the template requires it."""
+    def _render(
+        self, examples: list[Example]
+    ) -> list[list[Rendered] | Skipped | Segments | Tokens]:
+        """Returns the texts of each example: one, or one per turn if the template requires it.
+        Segments and tokens stay as they are.
+        """
         chats: dict[int, Conversation] = {}
-        results: list[list[Rendered] | Skipped] = [[]] * len(examples)
+        results: list[list[Rendered] | Skipped | Segments | Tokens] = [[]] * len(examples)
         for place, example in enumerate(examples):
             if isinstance(example, Text):
                 results[place] = [_whole_text(example.text)]
+            elif isinstance(example, Segments | Tokens):
+                results[place] = example
             elif isinstance(example, Conversation):
                 chats[place] = example
             elif self.renderer.available:
@@ -221,26 +224,41 @@ class Encoder:
         eos = self.tokenizer.eos_token_id
         return framed[:start], [] if eos is None else [eos]
 
-    def _tokenise(self, texts: list[Rendered]) -> Iterator[list[Document]]:
+    def _tokenise(self, texts: list[Rendered]) -> Iterator[list[Document] | Skipped]:
         """Yields the documents of each text."""
-        plain = iter(self._call([rendered.text for rendered in texts if not rendered.typed]))
-        for rendered in texts:
-            if rendered.typed:
-                ids, offsets = self.renderer.control.encode(rendered.text)
-            else:
-                ids, offsets = next(plain)
-            yield self._documents(rendered, ids, offsets)
-
-    def _call(self, texts: list[str]) -> list[_Encoding]:
-        """Returns the ids and offsets of plain texts. A single call for many texts lets the library
-        use several threads.
-        """
-        if not texts:
-            return []
-        batch = self.tokenizer(
-            texts, add_special_tokens=False, split_special_tokens=False, verbose=False
+        at_once = [text for text in texts if not text.typed and not _is_long(text)]
+        plain = iter(
+            self._tokens.plain([text.text for text in at_once], [text.divided for text in at_once])
         )
-        return [(encoding.ids, encoding.offsets) for encoding in batch.encodings]
+        for rendered in texts:
+            if _is_long(rendered):
+                yield self._documents_of_long(rendered.text)
+                continue
+            encoding = self._tokens.typed(rendered.text) if rendered.typed else next(plain)
+            yield _FAILED if encoding is None else self._documents(rendered, *encoding)
+
+    def _documents_of_long(self, text: str) -> list[Document] | Skipped:
+        """Returns the documents of a text that is too long to be tokenised at once."""
+        ids: list[np.ndarray] = []
+        trained: list[np.ndarray] = []
+        for piece in pieces(text):
+            (encoding,) = self._tokens.plain([piece], [True])
+            if encoding is None:
+                return _FAILED
+            bounds = np.asarray(encoding[1], dtype=np.int64).reshape(-1, 2)
+            ids.append(np.asarray(encoding[0], dtype=np.int32))
+            trained.append(_covered(bounds, (0, len(piece))))
+        tokens, marks, _ = self._framed(np.concatenate(ids), np.concatenate(trained), None)
+        marks[:1] = False
+        return self._parts(tokens, marks)
+
+    def _parts(self, tokens: np.ndarray, trained: np.ndarray) -> list[Document]:
+        """Divides int32[T] tokens and their bool[T] marks into documents that fill a row each."""
+        limit = self.max_seq_len
+        return [
+            _part(tokens[start : start + limit], trained[start : start + limit])
+            for start in range(0, len(tokens), limit)
+        ]
 
     def _documents(
         self, rendered: Rendered, ids: list[int], offsets: list[tuple[int, int]]
@@ -264,11 +282,7 @@ class Encoder:
         trained[:1] = False
         limit = self.max_seq_len
         if rendered.divided and len(tokens) > limit:
-            starts = range(0, len(tokens), limit)
-            return [
-                _part(tokens[start : start + limit], trained[start : start + limit])
-                for start in starts
-            ]
+            return self._parts(tokens, trained)
         if answer and answer[1] > limit:
             answer = None
         return [Document(tokens[:limit], trained[:limit], answer, len(tokens))]
@@ -290,6 +304,10 @@ class Encoder:
 
 def _whole_text(text: str) -> Rendered:
     return Rendered(text, ((0, len(text)),), None, framed=False, divided=True)
+
+
+def _is_long(text: Rendered) -> bool:
+    return text.divided and len(text.text) > PIECE
 
 
 def _part(tokens: np.ndarray, trained: np.ndarray) -> Document:

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from engine.data.encode import Document, Documents, Encoder, Kept
-from engine.data.render import Skipped
+from engine.data.documents import Document, Documents, Kept
+from engine.data.encode import Encoder
+from engine.data.rendered import Skipped
+from engine.errors import DataError
 from engine.examples.example import Example
 from engine.examples.formats import ColumnMap
 from engine.examples.turns import BrokenText
@@ -85,17 +87,20 @@ def example_of(columns: ColumnMap, row: Row, where: str) -> Example | Skipped:
 def encode_rows(
     encoder: Encoder, columns: ColumnMap, rows: Iterable[Numbered]
 ) -> list[Kept | Skipped]:
-    """Returns each row encoded, or the reason why it is skipped."""
-    read = [example_of(columns, row, where) for _, row, where in rows]
+    """Returns each row encoded, or the reason why it is skipped. Raises DataError for a row
+    because of which the data set is refused.
+    """
+    numbered = list(rows)
+    read = [example_of(columns, row, where) for _, row, where in numbered]
     encoded = iter(
         encoder.encode([example for example in read if not isinstance(example, Skipped)])
     )
     results: list[Kept | Skipped] = []
-    for example in read:
-        if isinstance(example, Skipped):
-            results.append(example)
-        else:
-            results.append(next(encoded))
+    for example, (_, _, where) in zip(read, numbered):
+        found = example if isinstance(example, Skipped) else next(encoded)
+        if isinstance(found, Skipped) and found.refused:
+            raise DataError(f"{found.reason}, in {where}; {found.detail}.")
+        results.append(found)
     return results
 
 

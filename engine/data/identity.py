@@ -64,6 +64,8 @@ def key_of(identity: Identity, config: DataConfig, tokenizer: Any) -> str:
         config.columns.named(),
         config.max_seq_len,
         config.train_on,
+        config.lost_turns,
+        config.typed_tokens,
         config.eval_fraction,
     ]
     return _digest([identity, settings, _tokenizer(tokenizer), PROGRAM])

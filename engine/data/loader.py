@@ -103,7 +103,7 @@ def prepare_data(
     Raises DataError, in one sentence, when the data cannot be read, when it has no token to train
     on, or when its tokens cannot be written.
     """
-    encoder = Encoder(tokenizer, config.train_on, config.max_seq_len)
+    encoder = Encoder.of(config, tokenizer)
     parts, keys = [], []
     for part_config, weight in config.parts():
         tokens, key = stored_tokens(part_config, encoder, execution)

@@ -57,9 +57,7 @@ class EncodingProcesses:
                 self._all.append(process)
                 self._idle.put(process)
             program = pickle.dumps(identity.PROGRAM)
-            start = pickle.dumps(
-                (encoder.tokenizer, encoder.train_on, encoder.max_seq_len, columns)
-            )
+            start = pickle.dumps((encoder.tokenizer, encoder.settings, columns))
             for process in self._all:
                 self._send(process, program)
                 self._send(process, start)
@@ -154,8 +152,8 @@ def serve() -> None:
     with contextlib.suppress(EOFError, BrokenPipeError):
         if _receive(sys.stdin.buffer) != identity.PROGRAM:
             sys.exit(_OTHER_VERSION)
-        tokenizer, train_on, max_seq_len, columns = _receive(sys.stdin.buffer)
-        encoder = Encoder(tokenizer, train_on, max_seq_len)
+        tokenizer, settings, columns = _receive(sys.stdin.buffer)
+        encoder = Encoder(tokenizer, *settings)
         while True:
             batch = _receive(sys.stdin.buffer)
             content = pickle.dumps(_answer(encoder, columns, batch))

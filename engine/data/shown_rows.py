@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from engine.config.data_settings import DataConfig
-from engine.data.encode import Document, Encoder, Kept
+from engine.data.documents import Document, Kept
+from engine.data.encode import Encoder
 from engine.data.encoded import Numbered, encode_rows
 from engine.data.packing import pack
-from engine.data.render import Skipped, warning_sentences
+from engine.data.rendered import Skipped, warning_sentences
 from engine.examples.formats import ColumnMap
 from engine.sources.open_source import Source, notes_on
 
@@ -75,7 +76,7 @@ def shown_rows(
       `has_more` is whether rows may follow that were not read.
     - `warnings` is a list of sentences.
     """
-    encoder = Encoder(tokenizer, config.train_on, config.max_seq_len)
+    encoder = Encoder.of(config, tokenizer)
     shown: list[dict[str, Any]] = []
     measured = _Measured()
     for place, part in enumerate(opened):

@@ -41,11 +41,13 @@ class ControlTokens:
     both.
 
     `tokenizer` is a fast tokenizer. `written` is the text that the template writes and mentions.
-    Without a template it is empty, and only the special tokens are control tokens.
+    Without a template it is empty, and only the special tokens are control tokens. Unless
+    `typed_are_text`, what a person typed is read like the rest, as a server would.
     """
 
-    def __init__(self, tokenizer: Any, written: str = ""):
+    def __init__(self, tokenizer: Any, written: str = "", typed_are_text: bool = True):
         self.tokenizer = tokenizer
+        self._typed_are_text = typed_are_text
         added = [token for token in tokenizer.added_tokens_decoder.values() if str(token)]
         special = {str(token) for token in added if token.special}
         special |= set(tokenizer.all_special_tokens)
@@ -91,6 +93,8 @@ class ControlTokens:
             return [self.stand_in(item, answer) for item in value]
         if not isinstance(value, str):
             return value
+        if not self._typed_are_text:
+            return value
         if not value.isascii() and self._reserved.search(value):
             raise ReservedText
         found = self._in_answers if answer else self._elsewhere
@@ -98,7 +102,9 @@ class ControlTokens:
 
     def stands_in(self, text: str) -> bool:
         """Returns whether `text` has a character that stands in for a control token."""
-        return not text.isascii() and self._reserved.search(text) is not None
+        if not self._typed_are_text or text.isascii():
+            return False
+        return self._reserved.search(text) is not None
 
     def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Returns the ids of a rendered text with stand-ins, and the characters [start, end) of

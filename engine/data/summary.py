@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.config.data_settings import DataConfig
 from engine.data.encode import Encoder
-from engine.data.render import warning_sentences
+from engine.data.rendered import warning_sentences
 from engine.data.rows import RowSets
 from engine.data.token_cache import StoredTokens, Tally
 from engine.sources.open_source import notes_on

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from engine import paths
-from engine.data.encode import Documents
+from engine.data.documents import Documents
 from engine.data.mapped import mapped
 from engine.errors import DataError
 from engine.examples.formats import ColumnMap

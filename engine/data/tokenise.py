@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.config.data_settings import DataConfig
-from engine.data.encode import Documents, Encoder
+from engine.data.documents import Documents
+from engine.data.encode import Encoder
 from engine.data.encoded import Encoded, Numbered, encode_batch, example_of, row_batches
 from engine.data.identity import Identity, identity_of, key_of
 from engine.data.processes import EncodingProcesses
-from engine.data.render import Skipped
+from engine.data.rendered import Skipped
 from engine.data.token_cache import StoredTokens, Tally, TokenWriter, find
 from engine.errors import DataError
 from engine.examples.formats import ROWS_TO_DETECT, map_columns

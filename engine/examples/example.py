@@ -18,10 +18,12 @@ class Conversation:
     """A conversation holds turns in the form that chat templates expect."""
 
     messages: list[Message]
-    untrained: frozenset[int] = frozenset()
-    """The messages at these places (from 0) are never trained on: the row says so, or they belong
-    to its prompt.
+    context: int = 0
+    """The first messages, so many, are the prompt: their answers are not trained on, unless all
+    text is.
     """
+    untrained: frozenset[int] = frozenset()
+    """The answers at these places (from 0) are never trained on, because the row says so."""
     tools: list[Any] | None = None
     """The chat template receives these JSON schemas of the functions that the model may call."""
 

@@ -125,7 +125,7 @@ class ColumnMap:
         after = self._turns_or_text(row, "completion", "assistant", where)
         if not after:
             return None
-        return Conversation(before + after, frozenset(range(len(before))), self._tools(row, where))
+        return Conversation(before + after, len(before), tools=self._tools(row, where))
 
     def _turns_or_text(self, row: Row, part: str, role: str, where: str) -> list[Message]:
         if isinstance(self._value(row, part, where), list):

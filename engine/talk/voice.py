@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from engine.config.settings import TrainConfig
-from engine.data.dates import fixed_date
+from engine.data.chat import Chat, Refusal
 from engine.data.encode import Encoder
 from engine.data.special import ReservedText
 from engine.errors import DataError
@@ -29,7 +29,7 @@ class Voice:
         self.tokenizer = tokenizer
         self.longest = longest_row(hf_config)
         self.ends = end_tokens(hf_config, tokenizer, config.model.source)
-        self._encoder = Encoder(tokenizer, config.data.train_on, config.data.max_seq_len)
+        self._encoder = Encoder.of(config.data, tokenizer)
         self._control = self._encoder.renderer.control
 
     @classmethod
@@ -84,19 +84,18 @@ class Voice:
                 self._control.stand_in(message, message["role"] == "assistant")
                 for message in messages
             ]
-            return self.tokenizer.apply_chat_template(
-                stood_in, tokenize=False, add_generation_prompt=True, **fixed_date(self.tokenizer)
-            )
         except ReservedText:
             raise DataError(
                 "The message holds private-use characters that stand for special tokens here; "
                 "leave them out."
             ) from None
-        except Exception as error:  # a template may raise any exception
+        written = self._encoder.renderer.template.write([Chat(stood_in)], generation=True)[0]
+        if isinstance(written, Refusal):
             raise DataError(
-                f"The model's chat template refuses this conversation ({str(error).rstrip('.')}); "
-                "begin a new chat or change the system message."
-            ) from error
+                f"The model's chat template refuses this conversation ({written.words.rstrip('.')}"
+                "); begin a new chat or change the system message."
+            )
+        return written
 
     def text(self, ids: list[int]) -> str:
         """Returns the text of an answer so far, without a last character that is still

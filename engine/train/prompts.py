@@ -31,7 +31,7 @@ class FixedPrompts:
         self._ids: list[list[int]] = []
         if not self._prompts:
             return
-        encoder = Encoder(tokenizer, config.data.train_on, config.data.max_seq_len)
+        encoder = Encoder.of(config.data, tokenizer)
         self._ids = [encoder.question(prompt) for prompt in self._prompts]
         for place, ids in enumerate(self._ids):
             if self._longest is not None and len(ids) >= self._longest:

@@ -40,7 +40,7 @@ def others() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # the process may have ended in the meantime
-            if "engine.data" in " ".join(child.cmdline()):
+            if "engine.data.processes" in " ".join(child.cmdline()):
                 found.append(child)
     return found
 
@@ -233,7 +233,7 @@ def test_processes_need_no_torch_and_end_with_a_killed_run(tmp_path):
         "from tests.support import data_tokenizers as made\n"
         "encoded._ROWS = 16\n"
         "def die(*_):\n"
-        "    for child in psutil.Process().children():\n"
+        "    for child in psutil.Process().children(recursive=True):\n"
         "        assert not any('torch' in m.path for m in child.memory_maps())\n"
         "        print(child.pid, flush=True)\n"
         "    os.kill(os.getpid(), 9)\n"
@@ -246,7 +246,7 @@ def test_processes_need_no_torch_and_end_with_a_killed_run(tmp_path):
     )
     assert ended.returncode == -signal.SIGKILL
     left = [int(pid) for pid in ended.stdout.split()]
-    assert len(left) == 2
+    assert len(left) >= 4, "each that tokenises has one for its template, as the run has"
     until = time.monotonic() + 60
     while any(
         psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -1,0 +1,124 @@
+"""Where the answers of a conversation are in a template's text.
+
+The template is applied to all turns before an answer, with the generation prompt, and to all turns
+up to and including the answer. The second text adds the answer to the first. Where a template does
+not do so, two other contents are written in the answer's place: the text that both share is what
+comes before the answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.data.chat import Chat, Refusal
+from engine.data.kept_turns import REASONING_KEYS
+from engine.data.rendered import common_prefix
+from engine.data.template import Template
+
+PROBES = ("A1b2C", "Z9y8X")
+"""Contents that occur in no template. They begin and end with different characters."""
+_SUFFIX = 400
+"""The end of a prompt is looked for in so many characters."""
+_BEHIND = 32
+"""At most so many characters stand between the end of a prompt and an answer."""
+_ALIKE = 4
+"""Fewer equal characters do not show where a prompt ends."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What a template writes for one answer."""
+
+    through: str | Refusal
+    """The text up to and including the answer."""
+    before: str | Refusal
+    """The text before the answer, with the generation prompt."""
+
+    @property
+    def prompt(self) -> str | None:
+        """The text before the answer, if the answer is added to it; None otherwise."""
+        through, before = self.through, self.before
+        if isinstance(through, str) and isinstance(before, str) and through.startswith(before):
+            return before
+        return None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer at [start, end) of `text`, the template's output up to and including it."""
+
+    place: int
+    """The index of the answer's message."""
+    text: str
+    start: int
+    end: int
+    prompt: str | None
+    """The template's own prompt for this answer, or None if it makes none."""
+
+    @property
+    def continues(self) -> bool:
+        """Whether the text is the prompt and the answer."""
+        return self.prompt is not None and self.start == len(self.prompt)
+
+    def after_prompt(self) -> Answer:
+        """Returns the same answer after its prompt, as the model would be asked for it."""
+        assert self.prompt is not None
+        start = len(self.prompt)
+        text = self.prompt + self.text[self.start :]
+        return Answer(self.place, text, start, start + self.end - self.start, self.prompt)
+
+
+def starts_by_content(template: Template, asked: list[tuple[Chat, int, Texts]]) -> list[int | None]:
+    """Returns where each answer begins in its text, or None if that cannot be found. Each is asked
+    for by its chat, its place in the chat, and its texts.
+    """
+    chats: list[Chat] = []
+    for chat, place, _ in asked:
+        answer = {
+            key: value
+            for key, value in chat.messages[place].items()
+            if key not in (*REASONING_KEYS, "tool_calls")
+        }
+        before = chat.messages[:place]
+        chats += [Chat([*before, answer | {"content": probe}], chat.tools) for probe in PROBES]
+    written = template.write(chats, generation=False)
+    pairs = zip(written[::2], written[1::2])
+    return [_start(texts, *pair) for (_, _, texts), pair in zip(asked, pairs)]
+
+
+def _start(texts: Texts, first: str | Refusal, second: str | Refusal) -> int | None:
+    """Returns where the answer begins in its text. `first` and `second` have the probes in its
+    place.
+    """
+    text = texts.through
+    if isinstance(text, Refusal) or isinstance(first, Refusal) or isinstance(second, Refusal):
+        return None
+    header = common_prefix(first, second)
+    trailer = common_prefix(first[::-1], second[::-1])[::-1]
+    is_regular = all(
+        probed == header + probe + trailer for probed, probe in zip((first, second), PROBES)
+    )
+    if not is_regular or not text.endswith(trailer):
+        return None
+    # What a template writes before an answer may depend on the answer: a space before a text and
+    # none before a call, or an empty block of reasoning.
+    shared = common_prefix(header, text)
+    behind = _behind_prompt(shared, texts.before) if isinstance(texts.before, str) else None
+    if behind is not None:
+        return len(shared) - len(behind)
+    return len(header) if shared == header else None
+
+
+def _behind_prompt(header: str, prompt: str) -> str | None:
+    """Returns the end of `header`, the text before an answer, that comes behind the end of the
+    prompt: a template may write a space there, which the model has to generate. Returns None if the
+    header does not show where the prompt ends.
+    """
+    header, prompt = header[-_SUFFIX:], prompt[-_SUFFIX:]
+    most, behind = 0, ""
+    for cut in range(min(_BEHIND, len(header)) + 1):
+        kept = header[: len(header) - cut]
+        alike = len(common_prefix(kept[::-1], prompt[::-1]))
+        if alike > most:
+            most, behind = alike, header[len(header) - cut :]
+    return behind if most >= _ALIKE else None

@@ -1,0 +1,54 @@
+"""What becomes of an example before it is tokenised: a `Rendered` text, or a `Skipped` example."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A `Rendered` is the text of one document, with the character ranges that carry loss."""
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+    """These character ranges carry loss."""
+    answer: tuple[int, int] | None
+    """The last answer has this character range."""
+    framed: bool = True
+    """It is true when the text already has its begin and end tokens, as text from a template
+    does.
+    """
+    typed: bool = False
+    """It is true when characters in the text stand in for special tokens that a person typed."""
+    divided: bool = False
+    """It is true when a text that is longer than a row continues in the next row."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A `Skipped` gives the reason why an example is left out. The summary counts each `reason`,
+    and shows the `detail` of its first example.
+    """
+
+    reason: str
+    detail: str = ""
+    refused: bool = False
+    """Whether the whole data set is refused because of this example. `detail` then says what to
+    do.
+    """
+
+
+def warning_sentences(warnings: Counter[str]) -> list[str]:
+    """Puts the warnings on rendered conversations into sentences."""
+    sentences = []
+    for text, count in warnings.items():
+        times = "once" if count == 1 else f"{count:,} times"
+        sentences.append(f"{text} ({times}).")
+    return sentences
+
+
+def common_prefix(one: str, other: str) -> str:
+    """Returns the longest prefix that both texts share."""
+    return os.path.commonprefix([one, other])  # noqa: RUF071  characters are what is wanted

@@ -1,0 +1,216 @@
+"""Chat templates run in a process of their own, with limits of time and memory.
+
+A template comes with a model from strangers. The library runs it in a sandbox, which keeps it from
+files and from the network, but a template can still loop without end or build a text that fills the
+memory. So another process runs it, which can be ended.
+
+- A request is a pickled `Asked`, preceded by its length.
+- The first line of the answer, in JSON, says that the request was taken; one for each chat follows.
+- The process ends when a template exceeds a limit, when its input ends, and when nothing has been
+  asked of it for a while.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import resource
+import select
+import signal
+import struct
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import orjson
+import psutil
+
+from engine.data.chat import Chat, Refusal
+from engine.errors import DataError
+from engine.helper_process import HelperProcess, take_output
+
+MOST_SECONDS = 5.0
+"""A template may compute for this many seconds on one chat."""
+MOST_BYTES = 1 << 30
+"""A template may take this many bytes of memory."""
+_SILENT_SECONDS = 20.0
+"""The process is ended if it says nothing for so long: some work of a template cannot be
+interrupted.
+"""
+_START_SECONDS = 120.0
+_IDLE_SECONDS = 30.0
+_PROGRAM = "from engine.data.template_process import serve; serve()"
+_LENGTH = struct.Struct("<Q")
+_VARIABLES = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+_TOO_LONG = (
+    f"The chat template of this model computes for more than {MOST_SECONDS:g} s on one "
+    "conversation; use a model with another template."
+)
+_TOO_LARGE = (
+    f"The chat template of this model takes more than {MOST_BYTES >> 30} GiB of memory for one "
+    "conversation; remove that row if it is very long, or use a model with another template."
+)
+_ENDED = (
+    "The chat template of this model ended the process that ran it; use a model with another "
+    "template."
+)
+_LIMITS = {"time": _TOO_LONG, "memory": _TOO_LARGE}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: a template is to write these chats."""
+
+    template: str
+    variables: dict[str, Any]
+    """The template sees these names, such as those of special tokens."""
+    chats: list[Chat]
+    generation: bool
+    """Whether the beginning of an answer follows each chat."""
+
+
+class TemplateProcess:
+    """An instance starts the process when it is needed, and again after it has ended. Several
+    threads may use it; their requests are answered one after another.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: HelperProcess | None = None
+
+    def write(self, asked: Asked) -> list[str | Refusal]:
+        """Returns the template's text for each chat, or its refusal. Raises DataError when the
+        template exceeds a limit.
+        """
+        with self._lock:
+            try:
+                return self._written(asked)
+            except BaseException:
+                self._end()  # answers that nobody has read would be taken for those of the next
+                raise
+
+    def _written(self, asked: Asked) -> list[str | Refusal]:
+        process = self._asked(pickle.dumps(asked, protocol=5))
+        found: list[str | Refusal] = []
+        for _ in asked.chats:
+            answer = process.next_line(_SILENT_SECONDS)
+            if answer is None:
+                raise DataError(_TOO_LONG)
+            if not answer:
+                raise DataError(_ENDED)
+            if "limit" in answer:
+                raise DataError(_LIMITS[answer["limit"]])
+            refused = answer.get("refused")
+            found.append(answer["text"] if refused is None else Refusal(refused))
+        return found
+
+    def _asked(self, content: bytes) -> HelperProcess:
+        """Sends a request, and returns the process that has taken it."""
+        if self._process is not None:
+            if _takes(self._process, content):
+                return self._process
+            self._end()  # it had been idle, and a new one takes the request
+        self._process = HelperProcess(_PROGRAM, _VARIABLES)
+        if not _takes(self._process, content):
+            raise DataError(
+                "The process that runs chat templates did not start; free some memory, then try "
+                "again."
+            )
+        return self._process
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+
+def _takes(process: HelperProcess, content: bytes) -> bool:
+    try:
+        process.send(_LENGTH.pack(len(content)), content)
+    except OSError:
+        return False
+    return bool(process.next_line(_START_SECONDS))
+
+
+@functools.cache
+def template_process() -> TemplateProcess:
+    """Returns the one instance of this program."""
+    return TemplateProcess()
+
+
+# ---------------------------------------------------------------------- the other process
+
+
+class _TimeIsUp(BaseException):
+    """The template has computed for too long. No template can catch it."""
+
+
+def serve() -> None:
+    """Answers the requests on standard input until nothing is asked for a while."""
+    answers = take_output()
+    # The import takes a second, so it comes before memory is limited and time is counted.
+    from transformers.utils import chat_template_utils
+
+    _limit_memory()
+    signal.signal(signal.SIGPROF, _time_is_up)
+    while (asked := _request(sys.stdin.buffer)) is not None:
+        _say(answers, b'{"taken":true}')
+        for chat in asked.chats:
+            answer = _answer(chat_template_utils.render_jinja_template, asked, chat)
+            _say(answers, answer)
+            if answer.startswith(b'{"limit"'):
+                return
+
+
+def _limit_memory() -> None:
+    most = psutil.Process().memory_info().vms + MOST_BYTES
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard == resource.RLIM_INFINITY or most < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
+def _time_is_up(*_: Any) -> None:
+    raise _TimeIsUp
+
+
+def _request(stream: BinaryIO) -> Asked | None:
+    """Returns the next request, or None when there is none."""
+    ready, _, _ = select.select([stream], [], [], _IDLE_SECONDS)
+    header = stream.read(_LENGTH.size) if ready else b""
+    if len(header) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(header)
+    return pickle.loads(stream.read(length))
+
+
+def _answer(render: Any, asked: Asked, chat: Chat) -> bytes:
+    """Returns the answer for one chat, as JSON. It is a limit, and no exception, that a template
+    exceeds, since what a person reads about both differs.
+    """
+    try:
+        # Computing time is counted, not time: a busy machine must not refuse a harmless template.
+        signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
+        try:
+            texts, _ = render(
+                conversations=[chat.messages],
+                tools=chat.tools,
+                chat_template=asked.template,
+                add_generation_prompt=asked.generation,
+                **asked.variables,
+            )
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        return orjson.dumps({"text": texts[0]})
+    except _TimeIsUp:
+        return b'{"limit":"time"}'
+    except MemoryError:
+        return b'{"limit":"memory"}'
+    except Exception as error:  # noqa: BLE001  a template may raise anything
+        words = str(error)[:500].encode(errors="replace").decode()
+        return orjson.dumps({"refused": words})
+
+
+def _say(answers: BinaryIO, answer: bytes) -> None:
+    answers.write(answer + b"\n")
+    answers.flush()
