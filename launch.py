@@ -1,31 +1,32 @@
 """Ramstream starts here, as the app (without arguments) or as a command in a terminal.
 
-    python launch.py                     the app, on http://127.0.0.1:7860
-    python launch.py train PRESET.yaml   train without a browser
-    python launch.py check PRESET.yaml   whether it fits this machine; without a preset: what fits
-    python launch.py export RUN_ID DIR   the trained model as a Hugging Face folder
-    python launch.py runs                all runs and their states
-    python launch.py trace RUN_ID        a step's timeline as a file for Perfetto
-    python launch.py bench [PRESET.yaml] how fast this machine and the engine are
+    ramstream                     the app, on http://127.0.0.1:7860
+    ramstream train PRESET.yaml   train without a browser
+    ramstream check PRESET.yaml   whether it fits this machine; without a preset: what fits
+    ramstream export RUN_ID DIR   the trained model as a Hugging Face folder
+    ramstream runs                all runs and their states
+    ramstream trace RUN_ID        a step's timeline as a file for Perfetto
+    ramstream bench [PRESET.yaml] how fast this machine and the engine are
 
-When installed, this program is called `ramstream`. Bad input gives one plain sentence and exit code
-2.
+`ramstream` is the command that `pip install` makes. `python launch.py` is the same, and needs no
+installation. Both work from any folder. Bad input gives one plain sentence and exit code 2.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import sys
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
+from engine.cli import argument_types
+from engine.cli.streams import OutputError, open_closed_streams, show, write_any_name
 from engine.config.export_choice import EXPORT_DTYPES, ExportChoice
 from engine.errors import ConfigError, RamstreamError
+from engine.paths import program_command
 
 DEFAULT_RUNS = "runs"
-HIGHEST_PORT = 65_535
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,45 +35,43 @@ def main(argv: list[str] | None = None) -> int:
     # as long when the machine has any other work. torch reads the variable when it is imported. A
     # user's own setting takes precedence.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    _write_any_name()
-    arguments = _parser().parse_args(argv)
+    open_closed_streams()
+    write_any_name()
     try:
-        code: int = arguments.run(arguments)
-        sys.stdout.flush()  # detects a closed pipe here, not while Python exits
-        return code
+        return _run(argv)
     except RamstreamError as error:
         print(f"ramstream: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        # The reader of the output, such as `head`, has closed the pipe. The rest of the buffer is
-        # discarded, so that Python does not report an error when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except KeyboardInterrupt:
         print("ramstream: Interrupted; nothing was under way that could be saved.", file=sys.stderr)
         return 130
+    except OutputError as error:
+        if str(error):
+            print(f"ramstream: {error}", file=sys.stderr)
+        return 1
 
 
-def _write_any_name() -> None:
-    """Makes a terminal that cannot write a character, such as one of a run's name, show its code
-    instead of ending the command.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+def _run(argv: list[str] | None) -> int:
+    try:
+        arguments = _parser().parse_args(argv)
+        code: int = arguments.run(arguments)
+        return code
+    finally:
+        show(end="")  # detects a closed pipe or a full disk here, not while Python exits
 
 
 # ---------------------------------------------------------------------- commands
 
 
 def _app(arguments: argparse.Namespace) -> int:
-    from app.main import Address, serve
+    from app.main import serve
+    from app.web.address import Address, plain_host
 
     if (arguments.tls_cert is None) != (arguments.tls_key is None):
         raise ConfigError("--tls-cert, --tls-key", "both files are needed to serve by https.")
     tls = None if arguments.tls_cert is None else (arguments.tls_cert, arguments.tls_key)
     serve(
-        Address(arguments.host, arguments.port, tls, tuple(arguments.proxy)),
+        Address(plain_host(arguments.host), arguments.port, tls, tuple(arguments.proxy)),
         login=arguments.login,
         runs_dir=arguments.runs_dir,
         open_browser=not arguments.no_browser,
@@ -106,7 +105,7 @@ def _check(arguments: argparse.Namespace) -> int:
             form = "json"
         if arguments.csv:
             form = "csv"
-        print(check_table(job, arguments.runs_dir, arguments.machine, form))
+        show(check_table(job, arguments.runs_dir, arguments.machine, form))
         return 0
     if arguments.csv or len(arguments.machine) > 1:
         raise ConfigError(
@@ -120,7 +119,7 @@ def _check(arguments: argparse.Namespace) -> int:
         disk_gib=arguments.disk_gib,
     )
     text, code = check(job, machine, arguments.runs_dir, arguments.json)
-    print(text)
+    show(text)
     return code
 
 
@@ -131,14 +130,14 @@ def _export(arguments: argparse.Namespace) -> int:
     checkpoint = export_run(arguments.runs_dir, arguments.run_id, arguments.folder, choice)
     for sentence in checkpoint.skipped:
         print(f"Note: {sentence}", file=sys.stderr)
-    print(f"Exported the model of step {checkpoint.step} to {arguments.folder}")
+    show(f"Exported the model of step {checkpoint.step} to {arguments.folder}")
     return 0
 
 
 def _runs(arguments: argparse.Namespace) -> int:
     from engine.cli.train import runs_as_text
 
-    print(runs_as_text(arguments.runs_dir, arguments.json))
+    show(runs_as_text(arguments.runs_dir, arguments.json))
     return 0
 
 
@@ -146,7 +145,7 @@ def _trace(arguments: argparse.Namespace) -> int:
     from engine.runs.trace import write_trace
 
     path = write_trace(arguments.runs_dir, arguments.run_id, arguments.step, arguments.out)
-    print(f"Wrote {path}: open it in ui.perfetto.dev or chrome://tracing")
+    show(f"Wrote {path}: open it in ui.perfetto.dev or chrome://tracing")
     return 0
 
 
@@ -163,7 +162,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         compare=not arguments.streamed_only,
         evaluation=arguments.evaluation,
     )
-    print(bench(trainings, how, arguments.json))
+    show(bench(trainings, how, arguments.json))
     return 0
 
 
@@ -174,13 +173,8 @@ class _Parser(argparse.ArgumentParser):
     """A `_Parser` reports a wrong argument in one sentence, as for all other bad input."""
 
     def error(self, message: str) -> NoReturn:
-        print(f"ramstream: {message}; see {_called()} --help.", file=sys.stderr)
+        print(f"ramstream: {message}; see {program_command()} --help.", file=sys.stderr)
         raise SystemExit(2)
-
-
-def _called() -> str:
-    """Returns the command that started this program: the installed command or this file."""
-    return "ramstream" if Path(sys.argv[0]).name == "ramstream" else "python launch.py"
 
 
 _Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
@@ -188,7 +182,7 @@ _Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog=_called().removeprefix("python "),
+        prog=program_command(),
         description="Fine-tune large language models at full precision on one GPU, from host RAM. "
         "Without a command: the app.",
     )
@@ -207,7 +201,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _train_arguments(commands: _Commands) -> None:
     train = commands.add_parser("train", help="train a preset without a browser")
-    train.add_argument("preset", nargs="?", type=Path, help="YAML preset (not with --resume)")
+    train.add_argument(
+        "preset", nargs="?", type=argument_types.preset, help="YAML preset (not with --resume)"
+    )
     _set_argument(train)
     _runs_dir_argument(train)
     train.add_argument(
@@ -230,7 +226,7 @@ def _check_arguments(commands: _Commands) -> None:
         "check",
         help="will it fit? host, GPU and disk, item by item; alone: what this machine can train",
     )
-    check.add_argument("preset", nargs="?", type=Path)
+    check.add_argument("preset", nargs="?", type=argument_types.preset, help="YAML preset")
     check.add_argument("--model", metavar="ID_OR_FOLDER", help="a model instead of a preset")
     _set_argument(check)
     check.add_argument(
@@ -257,7 +253,7 @@ def _check_arguments(commands: _Commands) -> None:
 def _export_arguments(commands: _Commands) -> None:
     export = commands.add_parser("export", help="write a run's model as a Hugging Face folder")
     export.add_argument("run_id")
-    export.add_argument("folder", type=Path)
+    export.add_argument("folder", type=argument_types.path)
     export.add_argument(
         "--checkpoint", type=int, metavar="N", help="of step N (the newest by default)"
     )
@@ -288,7 +284,7 @@ def _trace_arguments(commands: _Commands) -> None:
     )
     trace.add_argument(
         "--out",
-        type=Path,
+        type=argument_types.path,
         metavar="FILE",
         help="where to (a file named after run and step by default)",
     )
@@ -303,7 +299,7 @@ def _bench_arguments(commands: _Commands) -> None:
     bench.add_argument(
         "preset",
         nargs="?",
-        type=Path,
+        type=argument_types.preset,
         help="YAML preset, trained from random weights on random tokens",
     )
     _set_argument(bench)
@@ -315,7 +311,10 @@ def _bench_arguments(commands: _Commands) -> None:
         help="and once more with these settings changed, on the same weights",
     )
     bench.add_argument(
-        "--seconds", type=float, default=60.0, help="that each training runs, half of it to warm up"
+        "--seconds",
+        type=argument_types.seconds,
+        default=60.0,
+        help="that each training runs, half of it to warm up",
     )
     bench.add_argument(
         "--streamed-only",
@@ -324,7 +323,7 @@ def _bench_arguments(commands: _Commands) -> None:
     )
     bench.add_argument(
         "--evaluation",
-        type=_rows,
+        type=argument_types.rows,
         default=0,
         metavar="ROWS",
         help="after each training, also time an evaluation of so many rows, and its kernels alone",
@@ -336,7 +335,10 @@ def _bench_arguments(commands: _Commands) -> None:
 def _runs_dir_argument(command: argparse.ArgumentParser) -> None:
     # Where the option is not given after the command's name, the value given before it is kept.
     command.add_argument(
-        "--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept"
+        "--runs-dir",
+        type=argument_types.path,
+        default=argparse.SUPPRESS,
+        help="where runs are kept",
     )
 
 
@@ -346,31 +348,19 @@ def _set_argument(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _port(text: str) -> int:
-    """Returns a port number. Raises ArgumentTypeError for a text that names no port."""
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= HIGHEST_PORT:
-        raise argparse.ArgumentTypeError(f"there is no port {text}; choose 1 to {HIGHEST_PORT}")
-    return int(text)
-
-
-def _rows(text: str) -> int:
-    """Returns a number of rows, at least 1."""
-    rows = int(text) if text.isdecimal() else 0
-    if rows < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of rows; give 1 or more")
-    return rows
-
-
 def _app_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (a public one needs --login)"
     )
-    parser.add_argument("--port", type=_port, default=7860)
+    parser.add_argument("--port", type=argument_types.port, default=7860)
     parser.add_argument("--login", action="store_true", help="ask for a user name and password")
     parser.add_argument(
-        "--tls-cert", type=Path, metavar="FILE", help="PEM certificate, to serve by https"
+        "--tls-cert",
+        type=argument_types.path,
+        metavar="FILE",
+        help="PEM certificate, to serve by https",
     )
-    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its PEM key")
+    parser.add_argument("--tls-key", type=argument_types.path, metavar="FILE", help="its PEM key")
     parser.add_argument(
         "--proxy",
         action="append",
@@ -379,7 +369,10 @@ def _app_arguments(parser: argparse.ArgumentParser) -> None:
         help="address or network of a reverse proxy, which tells where requests come from",
     )
     parser.add_argument(
-        "--runs-dir", type=Path, default=Path(DEFAULT_RUNS), help="where runs are kept"
+        "--runs-dir",
+        type=argument_types.path,
+        default=Path(DEFAULT_RUNS),
+        help="where runs are kept",
     )
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser window")
 

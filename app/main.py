@@ -6,16 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import os
-import socket
 import threading
 import time
 import webbrowser
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -27,43 +23,19 @@ from app.pages.checker import Checker
 from app.pages.page import build_page
 from app.pages.theme import css_variables, make_theme
 from app.session.session import Session
+from app.web.address import Address, refuse_unusable
 from app.web.connections import server_config
-from app.web.guard import WILDCARD_HOSTS, GuardPolicy
+from app.web.guard import GuardPolicy
 from app.web.opening import read_ahead
 from app.web.server import build_app
 from engine.errors import RamstreamError
+from engine.paths import named_folder
+from engine.runs import runs_folder
 
 LOGIN_KEY_FILE = ".login.key"
 WARM_UP_PAUSE = 5.0
 """The warm-up begins this many seconds after a page's first request. By then the page is complete.
 """
-
-
-@dataclass(frozen=True)
-class Address:
-    """An `Address` is the host and port on which the server listens, and any certificate."""
-
-    host: str = "127.0.0.1"
-    port: int = 7860
-    tls: tuple[Path, Path] | None = None
-    """These are the files of a certificate (with its chain) and of its key, for serving over https.
-    """
-
-    proxies: tuple[str, ...] = ()
-    """Requests are passed on to the server by proxies with these addresses or networks."""
-
-    @property
-    def url(self) -> str:
-        """Returns the URL under which a browser on this machine reaches the server."""
-        scheme = "http" if self.tls is None else "https"
-        return f"{scheme}://{self._shown_host}:{self.port}/"
-
-    @property
-    def _shown_host(self) -> str:
-        if self.host in WILDCARD_HOSTS:
-            return "127.0.0.1"
-        is_ipv6 = ":" in self.host
-        return f"[{self.host}]" if is_ipv6 else self.host
 
 
 DEFAULT_ADDRESS = Address()
@@ -80,12 +52,12 @@ def serve(
 
     `login` is "user:password", or True to ask in the terminal; without it, the environment variable
     RAMSTREAM_LOGIN applies. Raises RamstreamError if others can reach the address, directly or by
-    way of a proxy, and no login is set, if the address cannot be used, and if the files are not a
-    certificate and its key.
+    way of a proxy, and no login is set, if the address cannot be used, if runs cannot be kept in
+    `runs_dir`, and if the files are not a certificate and its key.
     """
-    family, place = _resolved(address)
+    refuse_unusable(address)
     encryption: dict[str, Any] = {} if address.tls is None else tls_options(*address.tls)
-    runs = Path(runs_dir).expanduser().resolve()
+    runs = named_folder(os.fspath(runs_dir))
     proxies = Proxies.named(address.proxies)
     policy = GuardPolicy.for_bind(
         address.host,
@@ -97,7 +69,7 @@ def serve(
             "--proxy: other machines reach the app through a proxy, so it needs a login; add "
             f"--login or set {LOGIN_VARIABLE}."
         )
-    _refuse_if_unusable(address, family, place)
+    runs_folder.refuse_unusable(runs)
     session = Session(runs)
     checker = Checker(session)
     app = build_app(
@@ -142,49 +114,6 @@ def end(session: Session) -> None:
             flush=True,
         )
     session.close()
-
-
-def _resolved(address: Address) -> tuple[int, Any]:
-    """Returns the family and the socket address of an address. Raises RamstreamError for a host
-    that has none.
-    """
-    try:
-        found = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-    except (OSError, UnicodeError):
-        raise RamstreamError(_no_host(address.host)) from None
-    family, _, _, _, place = found[0]
-    return family, place
-
-
-def _refuse_if_unusable(address: Address, family: int, place: Any) -> None:
-    """Raises RamstreamError, which blames the host or the port, if the server could not listen
-    there.
-    """
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # The server sets this as well, so that a port is free as soon as its last server has ended.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(place)
-        except OSError as error:
-            raise RamstreamError(_why_unusable(address, error)) from None
-
-
-def _why_unusable(address: Address, error: OSError) -> str:
-    port = address.port
-    if error.errno == errno.EADDRINUSE:
-        return f"--port {port}: another program uses it already; choose another port."
-    if error.errno == errno.EACCES:
-        return f"--port {port}: this user may not use it; choose one from 1024 on."
-    return _no_host(address.host)
-
-
-def _no_host(host: str) -> str:
-    return (
-        f"--host {host}: this is no address of this machine; leave --host out to listen on "
-        "127.0.0.1."
-    )
 
 
 def _run_until_ctrl_c(server: uvicorn.Server, address: Address) -> None:

@@ -128,6 +128,8 @@ def first_line(error: BaseException) -> str:
     text = lines[0].rstrip(". ") if lines else ""
     if not text:
         return type(error).__name__
+    if isinstance(error, KeyError):  # its message is only the key
+        text = f"there is no {text}"
     if len(text) > _MOST_QUOTED:
         return f"{text[: _MOST_QUOTED - 3]}..."
     return text

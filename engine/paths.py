@@ -4,12 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
-from engine.errors import RunError
+from engine.errors import RunError, first_line
 
 PROGRAM_ROOT = Path(__file__).resolve().parent.parent
+
+
+def program_command() -> str:
+    """Returns the words with which this program was started, for a command that a person may type.
+
+    They are `ramstream` for the installed command, and otherwise `python` and the path of
+    `launch.py` as it was given.
+    """
+    started = Path(sys.argv[0])
+    if started.name == "ramstream":
+        return "ramstream"
+    return f"python {shlex.quote(str(started)) if started.name == 'launch.py' else 'launch.py'}"
+
+
+def preset_file(given: Path) -> Path:
+    """Returns the preset that a person named, such as ``presets/starter.yaml``.
+
+    The path is resolved like a source: first against the working directory, then against the
+    program's folder, where bundled presets are. A path that names neither is returned unchanged.
+    """
+    return resolve_source(str(given)) or given
 
 
 def cache_folder() -> Path:
@@ -86,17 +109,14 @@ def resolve_source(source: str) -> Path | None:
 def named_folder(text: str) -> Path:
     """Returns the folder that a person named, whether or not it exists.
 
-    Raises RunError for a text that cannot be the name of a folder, and for a path that this user
-    may not access.
+    Raises RunError for a text that cannot be a path, and for a path that this user may not access.
     """
     try:
         path = Path(text).expanduser().resolve()
         path.exists()  # raises if the path may not be accessed
     except _NO_PATH as error:
-        reason = error.strerror if isinstance(error, OSError) else "that is no path"
-        raise RunError(
-            f"{text[:200]!r} cannot be a folder here ({reason}); name another."
-        ) from None
+        reason = (isinstance(error, OSError) and error.strerror) or first_line(error)
+        raise RunError(f"{text[:200]!r} cannot be used here ({reason}); name another.") from None
     return path
 
 

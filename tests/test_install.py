@@ -8,8 +8,11 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -100,7 +103,66 @@ def test_the_command_works_from_any_folder(installed, tmp_path):
         installed, tmp_path, *command, "check", installed / "presets" / "starter.yaml", "--json"
     )
     assert json.loads(told)["verdict"] in ("fits", "tight")
+    told = in_another_folder(installed, tmp_path, *command, "check", "presets/starter.yaml")
+    assert "% of the tokens of the first" in told
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_and_a_detached_run_and_a_helper_of_the_installed_program(installed, tmp_path):
+    command = (sys.executable, installed / "bin" / "ramstream")
+    few = ("--set", "train.steps=2")
+    told = in_another_folder(installed, tmp_path, *command, "train", "presets/starter.yaml", *few)
+    assert "Finished all 2 steps." in told
+    told = in_another_folder(
+        installed,
+        tmp_path,
+        sys.executable,
+        "-c",
+        """
+import contextlib, threading
+from pathlib import Path
+from app.form.presets import FIRST_PRESET, read_presets
+from app.session.detached import DetachedRuns
+from engine.helper_process import HelperProcess
+
+over = threading.Event()
+config = read_presets()[FIRST_PRESET].config.with_values({"train.steps": 2, "name": "Apart"})
+DetachedRuns().start(config, Path("runs"), over.set)
+program = "import engine, json; print(json.dumps({'from': engine.__file__}), flush=True)"
+with contextlib.closing(HelperProcess(program, {})) as helper:
+    print(helper.next_line(60)["from"])
+assert over.wait(120)
+""",
+    )
+    assert Path(told.strip()).is_relative_to(installed)
+    told = in_another_folder(installed, tmp_path, *command, "runs", "--json")
+    assert {run["name"]: run["state"] for run in json.loads(told)} == {
+        "Starter": "finished",
+        "Apart": "finished",
+    }
+
+
+def test_the_installed_app_serves_its_page(installed, tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, installed / "bin" / "ramstream", "--no-browser", "--port", str(port)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(installed)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdout.readline() == (
+            f"Ramstream is at http://127.0.0.1:{port}/ (Ctrl-C stops it)\n"
+        )
+        for path, part in (("", b"Ramstream"), ("ramstream/main.js", b"import"), ("api/runs", b"")):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=60) as answer:
+                assert part in answer.read()
+    finally:
+        server.send_signal(signal.SIGINT)
+        assert server.wait(60) == 0
 
 
 def test_the_app_finds_its_pages_its_presets_and_the_file_that_runs_are_started_with(

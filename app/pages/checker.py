@@ -12,6 +12,7 @@ from typing import Any
 
 from app.form.settings_form import as_labelled, describe_error, read_config, settings
 from app.pages.draft import Draft
+from app.pages.faults import unforeseen
 from app.pages.verdict import unchecked, verdict_of
 from app.session.session import Session
 from app.view.data_figures import lengths_figure, lengths_words
@@ -74,6 +75,8 @@ class Checker:
             return unchecked("A setting needs your attention.", sentence, field)
         except RamstreamError as error:
             return unchecked("This cannot be checked yet.", as_labelled(str(error)))
+        except Exception as error:  # noqa: BLE001  the page shows any fault of the program
+            return unchecked("This cannot be checked.", unforeseen(error))
         return verdict_of(report, self._session.why_not_start())
 
     def preview(self, shown: dict[str, Any]) -> dict[str, Any]:
@@ -98,6 +101,8 @@ class Checker:
         except RamstreamError as error:
             # The tokenizer cannot be read, which says nothing about the data.
             return {"error": as_labelled(str(error)), "finding": None, "given": given}
+        except BaseException as error:  # noqa: BLE001  a library in Rust raises no Exception
+            return _unread(unforeseen(error)) | {"given": given}
         if found["finding"] is not None:
             self._preview.cache_clear()  # the file must be read again once it is corrected
         return found | {"given": given}

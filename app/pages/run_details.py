@@ -10,6 +10,7 @@ from typing import Any
 from app.session.detached import STDERR_FILE, STDOUT_FILE, last_lines
 from engine.checkpoints.saved_steps import saved_steps
 from engine.errors import RamstreamError
+from engine.paths import program_command
 from engine.runs.about import NAME_LIMIT, NOTE_LIMIT, read_about
 from engine.runs.folder import CONFIG_FILE, RunFolder
 from engine.runs.listing import summarise
@@ -60,9 +61,9 @@ def _config_name(folder: RunFolder) -> str:
 
 
 def _commands(folder: RunFolder, state: str) -> list[dict[str, str]]:
-    """Returns command lines for a shell in the program's folder.
+    """Returns command lines for a shell in the folder in which this program was started.
 
-    Their paths are absolute, so that the runs folder is found from anywhere.
+    The paths of runs are absolute, so that they are found from anywhere.
     """
     runs = str(folder.path.resolve().parent)
     config = str(folder.path.resolve() / CONFIG_FILE)
@@ -76,6 +77,6 @@ def _commands(folder: RunFolder, state: str) -> list[dict[str, str]]:
     if state != "unreadable":
         commands.append(("A new run with the same settings", [config, "--runs-dir", runs]))
     return [
-        {"label": label, "text": shlex.join(["python", "launch.py", "train", *arguments])}
+        {"label": label, "text": f"{program_command()} train {shlex.join(arguments)}"}
         for label, arguments in commands
     ]

@@ -16,11 +16,11 @@ import gradio as gr
 from app.form.presets import Preset
 from app.form.settings_form import as_labelled, shown_values
 from app.pages.checker import Checker
+from app.pages.faults import unforeseen
 from app.pages.panels import TrainPanel
 from app.pages.verdict import REMEDIES_SHOWN
 from app.session.session import Session
 from engine.config.settings import TrainConfig
-from engine.errors import RamstreamError
 
 # Marks that the form holds the draft from now on; what it held before does not count.
 OPENED = "() => { window.ramstreamOpened = true; }"
@@ -202,8 +202,8 @@ class TrainEvents:
         def start(values: dict[Any, Any]) -> dict[Any, Any]:
             try:
                 run_id = begin(self._checker.read_trainable(self._shown_in(values)))
-            except RamstreamError as error:
-                return {self._panel.why_not: {"why_not": as_labelled(str(error))}}
+            except Exception as error:  # noqa: BLE001  the page shows any fault of the program
+                return {self._panel.why_not: {"why_not": as_labelled(unforeseen(error))}}
             return {self._bar: {"open": run_id}, self._tabs: gr.Tabs(selected="live")}
 
         return start
@@ -212,8 +212,8 @@ class TrainEvents:
         queue, queued = self._session.queue, self._panel.queued
         try:
             place = queue.add(self._checker.read_trainable(self._shown_in(values)))
-        except RamstreamError as error:
-            return {queued: {"queued": as_labelled(str(error))}}
+        except Exception as error:  # noqa: BLE001  the page shows any fault of the program
+            return {queued: {"queued": as_labelled(unforeseen(error))}}
         then = "it is held until you continue it in Runs" if queue.is_held else "Runs shows it"
         return {queued: {"queued": f"Number {place} in the queue now; {then}."}}
 

@@ -58,7 +58,7 @@ class CheckedJob:
             config = TrainConfig.from_dict(
                 {
                     "name": self.model or "check",
-                    "model": {"source": self.model or "any model"},
+                    "model": {"source": "any model" if self.model is None else self.model},
                     "data": {"source": "any data set"},
                 }
             )

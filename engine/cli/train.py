@@ -25,6 +25,7 @@ from engine.cli.check import kernels_in_words
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, DataError, DeviceError, FitError, ModelError, RunError
 from engine.fit.predicted import QUANTITIES
+from engine.paths import program_command
 from engine.runs.events import (
     CheckpointWritten,
     DataPrepared,
@@ -135,7 +136,7 @@ def _how_it_goes_on(run: Run, runs_dir: Path) -> str:
     elif saved.newest is None:
         what = "Begin it again"
     folder = "" if runs_dir == Path("runs") else f" --runs-dir {runs_dir}"
-    return f"{what} with: python launch.py train {option} {run.id}{folder}"
+    return f"{what} with: {program_command()} train {option} {run.id}{folder}"
 
 
 def _end_without_device() -> None:

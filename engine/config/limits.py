@@ -4,6 +4,7 @@ with the value.
 
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit
 
 from engine.errors import ConfigError
@@ -31,15 +32,36 @@ def between(name: str, value: float, low: float, high: float) -> None:
 
 
 def web_address(name: str, value: str) -> None:
-    """Raises ConfigError when `value` is not the http or https address of a host."""
+    """Raises ConfigError when a message cannot be posted to `value`: when it is not the http or
+    https address of a host, or has a user and a password, which would not be sent.
+    """
     try:
         parts = urlsplit(value)
-        is_web_address = (
-            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_web_address = parts.scheme in ("http", "https") and parts.port != 0
+        host = parts.hostname or ""
+        host.encode("idna")
+    except ValueError:  # the address is refused, its port is not a number, or its host no name
+        is_web_address, host = False, ""
+    if "://" in value and (" " in value or not value.isprintable()):
+        raise ConfigError(
+            name,
+            "the address has a space or a control character; leave it out, or write it as %20.",
         )
-    except ValueError:  # urlsplit refuses the address, or the port is not a number
-        is_web_address = False
-    if not is_web_address:
+    if not is_web_address or not _HOST.fullmatch(host):
         raise ConfigError(
             name, "this is no web address; it begins with https:// or http:// and names a host."
         )
+    if "@" in parts.netloc:
+        raise ConfigError(
+            name,
+            "the address has a user or a password before its host, and these are not sent; leave "
+            "them out, and give an address that needs none.",
+        )
+    if not (parts.path + parts.query).isascii():
+        raise ConfigError(
+            name, "behind its host, the address has letters beyond ASCII; write them as %C3%BC."
+        )
+
+
+_HOST = re.compile(r"[\w.-]+|[\da-f:.]+(%\w+)?")
+"""A host is a name, or an IP address of version 4 or 6."""

@@ -7,7 +7,9 @@ from __future__ import annotations
 from typing import Any
 
 from engine.errors import ModelError, first_line
+from engine.model.config_file import is_of_a_field, refuse_broken, why_refused
 from engine.model.hub import is_fetched
+from engine.model.hub_cache import cached_config
 from engine.model.library import hub_is_cut_off, transformers
 from engine.paths import resolve_source
 
@@ -26,6 +28,10 @@ def load_config(source: str) -> Any:
         raise ModelError(
             f"model.source: {source} is a file; give a Hugging Face model folder or a hub id."
         )
+    file = cached_config(source)
+    if path is not None:
+        file = path / "config.json" if path.is_dir() else path
+        refuse_broken(file, transformers().CONFIG_MAPPING)
     try:
         return transformers().AutoConfig.from_pretrained(
             str(path or source),
@@ -34,13 +40,13 @@ def load_config(source: str) -> Any:
         )
     except Exception as error:
         # The library raises many kinds of errors. All mean that this source cannot be used.
-        if path is None:
+        if path is None and not is_of_a_field(error):
             raise ModelError(
                 f"model.source: {source!r} is neither a local folder nor a model that the hub gave "
                 f"({first_line(error)}); check the name or your connection."
             ) from error
         raise ModelError(
-            f"model.source: the configuration in {source} cannot be read ({first_line(error)})."
+            f"model.source: {file or source} cannot be used: {why_refused(file, error)}."
         ) from error
 
 

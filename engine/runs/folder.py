@@ -24,7 +24,7 @@ from pathlib import Path
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
 from engine.files import FULL, file_size, sync_folder
-from engine.paths import lasting_source, lasting_sources
+from engine.paths import lasting_source, lasting_sources, program_command
 from engine.runs.following import EVENTS_FILE
 from engine.runs.snapshot import OVER_STATES
 
@@ -258,7 +258,8 @@ def open_run(runs_dir: str | os.PathLike[str], run_id: str) -> RunFolder:
     path = Path(runs_dir) / _checked(run_id)
     if not path.is_dir():
         raise RunError(
-            f"There is no run {run_id} in {runs_dir}; `launch.py runs` lists those there are."
+            f"There is no run {run_id} in {runs_dir}; `{program_command()} runs` lists those there "
+            "are."
         )
     return RunFolder(path)
 
@@ -286,7 +287,9 @@ def delete_run(runs_dir: str | os.PathLike[str], run_id: str) -> None:
 
 def _checked(run_id: str) -> str:
     if not RUN_ID.fullmatch(run_id):
-        raise RunError(f"{run_id!r} is not a run id; `launch.py runs` lists those there are.")
+        raise RunError(
+            f"{run_id!r} is not a run id; `{program_command()} runs` lists those there are."
+        )
     return run_id
 
 

@@ -38,6 +38,7 @@ from engine.machine.read_machine import Machine, read_machine
 from engine.model.measure_shape import shape_of
 from engine.model.shape import ModelShape
 from engine.model.units import StreamedModel
+from engine.paths import program_command
 from engine.plan.ops import Span, StepPlan
 from engine.plan.simulate import Simulated
 from engine.plan.waits import as_records
@@ -292,7 +293,7 @@ def _rates_of_machine(
         session.log(
             "info",
             "Measuring the bus, the device and the host once: plans are made with their rates. "
-            "`launch.py bench` measures them again.",
+            f"`{program_command()} bench` measures them again.",
         )
         try:
             rates = measure(backend, PROBE_SECONDS, lambda _: check(), for_plans=True).rates()

@@ -17,6 +17,7 @@ from typing import Any
 
 from engine.config.settings import AUTO, TrainConfig
 from engine.errors import RunError
+from engine.paths import program_command
 
 ORDER = ("train.batch_size", "train.seed", "data.shuffle")
 """These settings decide which rows a step reads. If they changed, some rows would be skipped and
@@ -146,8 +147,8 @@ def changed_settings(
 def train_on_in_words(run_id: str) -> str:
     """Returns the part of a sentence that tells how a new run starts from these weights."""
     return (
-        "train on from its weights in a new run (Train on in the app's Runs, or launch.py train "
-        f"--from {run_id})"
+        "train on from its weights in a new run (Train on in the app's Runs, or "
+        f"{program_command()} train --from {run_id})"
     )
 
 

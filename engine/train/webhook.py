@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from urllib.parse import urlsplit
 
 from engine.runs.events import RunEnded
@@ -48,7 +49,7 @@ def tell(address: str, content: dict[str, object]) -> str | None:
             f"output.webhook: {_host(address)} answered {error.code}, so it may not know how this "
             "run ended."
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         return f"output.webhook: {_host(address)} could not be told how this run ended ({reason})."
     return None

@@ -13,13 +13,15 @@ const typedSource = () =>
     document.querySelector('#field-data-source [data-testid="textbox"]')?.value;
 
 export function drawPreview(place, preview) {
-    // The old preview stays until the answer arrives; a message appears only if that takes long.
+    // The old preview stays until the answer arrives. If that takes long, it is removed: its rows
+    // are not those of the data that are being read.
     clearTimeout(place.late);
     const { element } = place;
     element.querySelector(".rs-preview").setAttribute("aria-busy", Boolean(preview.pending));
     if (preview.pending) {
         place.late = setTimeout(() => {
-            field(element, "understood").textContent = "Reading the first rows …";
+            clearRows(element, "Reading the first rows …");
+            drawLengths(place, null);
         }, PATIENCE);
         return;
     }
@@ -76,6 +78,7 @@ function clearColumns(place) {
 
 function clearRows(element, problem) {
     field(element, "understood").textContent = problem;
+    element.querySelector(".rs-preview-key").hidden = true;
     field(element, "rows").replaceChildren();
     field(element, "warnings").replaceChildren();
 }

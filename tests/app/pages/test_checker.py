@@ -300,3 +300,48 @@ def test_the_guard_stands_before_the_route(checker):
     assert post(checker, body, host="evil.example").status_code == 400
     assert post(checker, body, **{"content-type": "text/plain"}).status_code == 415
     assert not checker.calls
+
+
+class Panic(BaseException):
+    """Stands for the panic of a library in Rust, which is no Exception."""
+
+
+@pytest.mark.parametrize(
+    "error, told, is_fault",
+    [
+        (RuntimeError("boom"), "a fault of its own (RuntimeError: boom)", True),
+        (Panic("index out of range"), "a fault of its own (Panic: index out of range)", True),
+        (FileNotFoundError(2, "No such file", "/proc/7"), "(No such file: /proc/7)", False),
+        (MemoryError(), "Memory ran out", False),
+    ],
+)
+def test_any_error_of_a_preview_ends_in_a_sentence(checker, capsys, error, told, is_fault):
+    def failing(*_, **__):
+        raise error
+
+    checker._session.engine.load_tokenizer = lambda model: None
+    checker._session.engine.preview = failing
+    found = checker.preview(shown())
+    assert told in found["error"] and "\n" not in found["error"] and "rows" not in found
+    assert found["finding"] == {"text": found["error"], "blocks": True}
+    assert found["given"]["data.source"] == "assets/starter.jsonl"
+    assert ("Traceback" in capsys.readouterr().err) is is_fault
+
+
+def test_a_verdict_that_cannot_be_computed_says_so(checker, capsys):
+    def failing(*_):
+        raise ZeroDivisionError("division by zero")
+
+    checker._session.engine.estimate = failing
+    assert "ZeroDivisionError: division by zero" in json.dumps(checker.verdict(shown()))
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_who_ends_the_program_is_not_held_up(checker):
+    def ending(*_, **__):
+        raise KeyboardInterrupt
+
+    checker._session.engine.load_tokenizer = lambda model: None
+    checker._session.engine.preview = ending
+    with pytest.raises(KeyboardInterrupt):
+        checker.preview(shown())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -14,10 +15,13 @@ from pathlib import Path
 import pytest
 
 import launch
+from app.web.address import Address, plain_host
 from engine.config.settings import TrainConfig
 from engine.paths import PROGRAM_ROOT
 from engine.runs.folder import create_run
 from engine.runs.listing import list_runs
+from engine.runs.runs_folder import refuse_unusable
+from tests.support.disks import small_file_system
 from tests.support.folders import make_config
 
 ROOT = Path(launch.__file__).parent
@@ -29,6 +33,12 @@ def preset(tmp_path):
     path = tmp_path / "preset.yaml"
     config.save(path)
     return path
+
+
+def unused_port() -> int:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        return other.getsockname()[1]
 
 
 def bad(capsys, *arguments: str) -> str:
@@ -231,13 +241,83 @@ def test_a_port_that_cannot_be_is_refused_in_one_sentence(capsys, port):
     assert f"there is no port {port}; choose 1 to 65535" in told
 
 
-@pytest.mark.parametrize("host", ["300.1.1.1", "no such host", "192.0.2.1", "x" * 300])
-def test_a_host_that_cannot_be_is_blamed_itself(capsys, tmp_path, monkeypatch, host):
-    monkeypatch.setenv("RAMSTREAM_LOGIN", "me:secret")  # as a public address needs
+@pytest.mark.parametrize(
+    "host, told",
+    [
+        ("300.1.1.1", "this is no IP address"),
+        ("::1::2", "this is no IP address"),
+        ("no such host", "no machine of this name"),
+        ("x" * 300, "no machine of this name"),
+        ("nowhere.invalid", "no machine of this name"),
+        ("192.0.2.1", "this is no address of this machine"),
+        ("2001:db8::1", "this is no address of this machine"),
+        ("localhost:7860", "a port is given by --port 7860"),
+        ("http://localhost", "give the address alone, without http:// or a path"),
+    ],
+)
+def test_a_host_that_cannot_be_is_blamed_itself(capsys, tmp_path, host, told):
     arguments = [f"--host={host}", "--port=7861", f"--runs-dir={tmp_path}", "--no-browser"]
-    assert launch.main(arguments) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"ramstream: --host {host}: ") and told.count("\n") == 1
+    sentence = bad(capsys, *arguments)
+    assert sentence.startswith(f"ramstream: --host {host}: {told}") and "7861" not in sentence
+    assert "leave --host out to listen on 127.0.0.1" in sentence
+
+
+@pytest.mark.parametrize("host", ["", " ", "a\nb"])
+def test_a_host_that_is_no_text_is_told_in_one_line(capsys, host):
+    assert bad(capsys, f"--host={host}").startswith("ramstream: --host")
+
+
+def test_an_address_of_ip_version_6_may_have_brackets():
+    assert Address(plain_host("[::1]"), 80).url == "http://[::1]:80/"
+    assert Address(plain_host("::1"), 80).url == "http://[::1]:80/"
+
+
+def test_a_port_of_the_system_is_blamed_itself(capsys, monkeypatch, tmp_path):
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    assert bad(capsys, "--port=80", f"--runs-dir={tmp_path}") == (
+        "ramstream: --port 80: this user may not use it; choose one from 1024 on."
+    )
+
+
+@pytest.mark.parametrize(
+    "runs, told",
+    [
+        ("{file}", "this is not a folder; name another one."),
+        ("{file}/runs", "{file} is not a folder; name another one."),
+        ("/proc/runs", "nothing can be written in /proc"),
+        ("{folder}/" + "x" * 300, "(File name too long); name another"),
+        ("~nosuchuser/runs", "(Could not determine home directory); name another"),
+        ("", "no path is given"),
+    ],
+)
+def test_a_folder_that_cannot_hold_runs_is_refused_before_the_server_is_up(
+    capsys, tmp_path, monkeypatch, runs, told
+):
+    monkeypatch.setattr("app.main.build_app", lambda *_, **__: pytest.fail("it was built"))
+    file = tmp_path / "file"
+    file.write_text("", encoding="utf-8")
+    names = {"file": file, "folder": tmp_path}
+    sentence = bad(capsys, f"--runs-dir={runs.format(**names)}", f"--port={unused_port()}")
+    assert told.format(**names) in sentence and "--runs-dir" in sentence
+
+
+def test_a_disk_that_is_full_or_only_read_is_refused(capsys, tmp_path):
+    with small_file_system(tmp_path / "disk", 1) as disk:
+        (disk / "filling").write_bytes(bytes((1 << 20) - (8 << 10)))
+        arguments = (f"--runs-dir={disk / 'runs'}", f"--port={unused_port()}")
+        assert "the disk is full; free some space" in bad(capsys, *arguments)
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        assert f"{disk} is on a disk that can only be read" in bad(capsys, *arguments)
+        assert {path.name for path in disk.iterdir()} == {"filling"}
+
+
+def test_a_folder_for_runs_that_will_do_is_left_as_it_is(tmp_path):
+    refuse_unusable(tmp_path / "a" / "b")
+    refuse_unusable(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_port_in_use_is_said_before_anything_is_built(capsys, tmp_path):
@@ -281,3 +361,64 @@ def test_a_reader_that_has_enough_ends_a_command_without_a_word():
     command.stdout.close()
     assert command.stderr.read() == ""
     assert command.wait() == 1
+
+
+def in_shell(command: str, **variables: str) -> subprocess.CompletedProcess:
+    """Runs a command of a shell in which $RAMSTREAM is this program."""
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=PROGRAM_ROOT,
+        env=os.environ | {"RAMSTREAM": f"{sys.executable} launch.py"} | variables,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "command, code, told",
+    [
+        ("$RAMSTREAM runs >/dev/full", 1, "The output cannot be written (No space left on device)"),
+        ("$RAMSTREAM --help >/dev/full", 1, "The output cannot be written (No space left on"),
+        ("$RAMSTREAM check --table --csv >/dev/full", 1, "The output cannot be written (No space"),
+        ("$RAMSTREAM runs >&-", 0, ""),
+        ("$RAMSTREAM runs <&- >&- 2>&-", 0, ""),
+        ("LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 $RAMSTREAM runs", 0, ""),
+    ],
+)
+def test_an_output_that_takes_nothing_ends_in_a_sentence(tmp_path, command, code, told):
+    create_run(
+        tmp_path,
+        TrainConfig.from_dict({"name": "→", "model": {"source": "m"}, "data": {"source": "d"}}),
+    )
+    done = in_shell(command.replace(" runs", f" runs --runs-dir {tmp_path}"))
+    assert (done.returncode, bool(done.stderr)) == (code, bool(told)), done.stderr
+    assert told in done.stderr and done.stderr.count("\n") == bool(told)
+
+
+def test_sentences_name_the_command_that_was_called(capsys, monkeypatch, tmp_path):
+    for started, named in {
+        "/usr/bin/ramstream": "`ramstream runs`",
+        "launch.py": "`python launch.py runs`",
+        "../my program/launch.py": "`python '../my program/launch.py' runs`",
+        "/usr/bin/pytest": "`python launch.py runs`",
+    }.items():
+        monkeypatch.setattr(sys, "argv", [started])
+        assert named in bad(capsys, "export", "none", str(tmp_path / "x"))
+
+
+def test_a_preset_of_the_program_is_found_from_any_folder(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert launch.main(["check", "presets/starter.yaml"]) == 0
+    (tmp_path / "presets").mkdir()
+    (tmp_path / "presets" / "starter.yaml").write_text("trane: 1\n", encoding="utf-8")
+    capsys.readouterr()
+    assert "trane" in bad(capsys, "check", "presets/starter.yaml")
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1", "0", "inf", "1e9", "soon"])
+def test_a_time_that_cannot_be_is_refused(capsys, seconds):
+    assert f"'{seconds}' is no time" in bad(capsys, "bench", f"--seconds={seconds}")
+
+
+def test_an_empty_model_is_no_model(capsys):
+    assert "no model is given" in bad(capsys, "check", "--model", "")

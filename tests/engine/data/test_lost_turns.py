@@ -146,7 +146,7 @@ def test_a_key_that_the_template_does_not_name_is_told_once_a_row():
     assert told["The key mood of a turn is not used: the chat template does not name it"] == 1
 
 
-# ---------------------------------------------------------------------- answers that are not trained
+# ---------------------------------------------------------------------- answers left untrained
 
 
 def test_answers_that_the_row_excludes_stay_in_the_text_and_are_not_trained():
@@ -173,7 +173,7 @@ def test_a_row_none_of_whose_answers_is_trained_is_skipped():
 
 def test_an_answer_without_text_is_not_trained():
     blank = [*TURNS[:2], {"role": "user", "content": "and"}, {"role": "assistant", "content": " "}]
-    ((text, trained),), told = encoded(made.CHATML, Conversation(blank))
+    ((_, trained),), told = encoded(made.CHATML, Conversation(blank))
     assert trained == "because an answer<|im_end|>"
     assert told["An answer without text is not trained"] == 1
     found, _ = encoded(made.CHATML, Conversation(blank[2:]))

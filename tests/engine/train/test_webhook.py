@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from engine.config.limits import web_address
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
 from engine.runs.events import LogLine, RunEnded
@@ -105,3 +106,29 @@ def test_only_web_addresses_are_taken(address):
         TrainConfig.from_dict(
             {"model": {"source": "m"}, "data": {"source": "d"}, "output": {"webhook": address}}
         )
+
+
+@pytest.mark.parametrize(
+    "address, told",
+    [
+        ("http://me:secret@example.org/x", "the address has a user or a password before its host"),
+        ("https://me@example.org/", "leave them out, and give an address that needs none"),
+        ("http://example.org/a b", "the address has a space or a control character"),
+        ("http://example.org/\n", "the address has a space or a control character"),
+        ("http://example.org/ü", "letters beyond ASCII"),
+        ("http://a..b/", "names a host"),
+    ],
+)
+def test_an_address_that_cannot_be_posted_to_is_refused_with_the_settings(address, told):
+    with pytest.raises(ConfigError) as refused:
+        TrainConfig.from_dict(
+            {"model": {"source": "m"}, "data": {"source": "d"}, "output": {"webhook": address}}
+        )
+    assert told in str(refused.value) and "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "address", ["http://[::1]:8080/x?y=1", "HTTPS://Hooks.Example.org/T0/B0", "http://bücher.de/x"]
+)
+def test_addresses_that_can_be_posted_to_are_taken(address):
+    web_address("output.webhook", address)

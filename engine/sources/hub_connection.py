@@ -1,0 +1,128 @@
+"""Without a connection to the hub, `datasets` repeats a request for 23 seconds before it fails or
+uses its cache.
+
+So the connection is tried first, with one request. Where there is none, `datasets` is told to look
+only into its cache, and says at once whether the data set is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from engine.errors import DataError, first_line
+
+Loaded = TypeVar("Loaded")
+
+PATIENCE_SECONDS = 4.0
+"""The hub must answer within this many seconds."""
+KNOWN_SECONDS = 10.0
+"""For this many seconds, it is known whether the hub answered, and it is not asked again."""
+
+
+def from_hub_or_cache(source: str, load: Callable[[], Loaded]) -> Loaded:
+    """Returns what `load` returns, a function that opens the hub's data set `source` through
+    `datasets`.
+
+    Without a connection, `load` finds only what is in the cache of `datasets`. Raises DataError if
+    the data set is not there. All other errors of `load` are passed on.
+    """
+    reason = why_cut_off()
+    if reason is None:
+        return load()
+    try:
+        with _CACHE_ALONE():
+            return load()
+    except ConnectionError:
+        raise DataError(
+            f"The data set {source} is not on this machine, and there is no connection to the "
+            f"Hugging Face hub ({reason}); check the connection, or give a file or folder of this "
+            "machine."
+        ) from None
+
+
+def why_cut_off() -> str | None:
+    """Returns why the hub cannot be reached, as a part of a sentence, or None if it answers.
+
+    It takes at most `PATIENCE_SECONDS`.
+    """
+    import datasets
+
+    if datasets.config.HF_HUB_OFFLINE:
+        return "offline mode is on: HF_HUB_OFFLINE"
+    return _CONNECTION.why_cut_off()
+
+
+class _Connection:
+    """A connection remembers for some seconds whether the hub answered."""
+
+    def __init__(self) -> None:
+        self._asking = threading.Lock()
+        self._asked: float | None = None
+        """The hub was last asked at this time of the monotonic clock."""
+        self._reason: str | None = None
+
+    def why_cut_off(self) -> str | None:
+        with self._asking:
+            if self._asked is None or time.monotonic() - self._asked > KNOWN_SECONDS:
+                self._reason = _ask()
+                self._asked = time.monotonic()
+            return self._reason
+
+
+_CONNECTION = _Connection()
+
+
+def _ask() -> str | None:
+    """Asks the hub for its first page; returns why it did not answer, or None."""
+    answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    # Looking up a name has no time limit of its own, so another thread waits for it.
+    threading.Thread(
+        target=lambda: answers.put(_request()), name="hub-connection", daemon=True
+    ).start()
+    try:
+        return answers.get(timeout=PATIENCE_SECONDS)
+    except queue.Empty:
+        return f"it gave no answer within {PATIENCE_SECONDS:.0f} s"
+
+
+def _request() -> str | None:
+    from huggingface_hub import constants, get_session
+
+    try:
+        # The library's own client knows the proxies and certificates of this machine.
+        answer = get_session().head(
+            constants.ENDPOINT, timeout=PATIENCE_SECONDS, follow_redirects=False
+        )
+    except Exception as error:  # noqa: BLE001  every error means that there is no connection
+        return first_line(error)
+    if answer.status_code >= 500:
+        return f"it answered {answer.status_code}"
+    return None
+
+
+class _CacheAlone:
+    """While its context is open, `datasets` makes no request and uses only its cache."""
+
+    def __init__(self) -> None:
+        self._switching = threading.Lock()
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        import datasets
+
+        # `datasets` has no argument for this. Its setting belongs to the process, so one thread at
+        # a time changes it. Another thread that uses the hub meanwhile has no connection either.
+        with self._switching:
+            datasets.config.HF_HUB_OFFLINE = True
+            try:
+                yield
+            finally:
+                datasets.config.HF_HUB_OFFLINE = False
+
+
+_CACHE_ALONE = _CacheAlone()
