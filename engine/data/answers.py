@@ -1,4 +1,4 @@
-"""Where the answers of a conversation are in a template's text.
+"""These functions find where the answers of a conversation are in a template's text.
 
 The template is applied to all turns before an answer, with the generation prompt, and to all turns
 up to and including the answer. The second text adds the answer to the first. Where a template does
@@ -16,7 +16,7 @@ from engine.data.rendered import common_prefix
 from engine.data.template import Template
 
 PROBES = ("A1b2C", "Z9y8X")
-"""Contents that occur in no template. They begin and end with different characters."""
+"""These contents occur in no template. They begin and end with different characters."""
 _SUFFIX = 400
 """The end of a prompt is looked for in so many characters."""
 _BEHIND = 32
@@ -27,16 +27,16 @@ _ALIKE = 4
 
 @dataclass(frozen=True)
 class Texts:
-    """What a template writes for one answer."""
+    """A template writes these texts for one answer."""
 
     through: str | Refusal
-    """The text up to and including the answer."""
+    """It is the text up to and including the answer."""
     before: str | Refusal
-    """The text before the answer, with the generation prompt."""
+    """It is the text before the answer, with the generation prompt."""
 
     @property
     def prompt(self) -> str | None:
-        """The text before the answer, if the answer is added to it; None otherwise."""
+        """Returns the text before the answer if the answer is added to it, and None otherwise."""
         through, before = self.through, self.before
         if isinstance(through, str) and isinstance(before, str) and through.startswith(before):
             return before
@@ -45,10 +45,10 @@ class Texts:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer at [start, end) of `text`, the template's output up to and including it."""
+    """An answer is at [start, end) of `text`, the template's output up to and including it."""
 
     place: int
-    """The index of the answer's message."""
+    """The answer's message has this index."""
     text: str
     start: int
     end: int
@@ -57,7 +57,7 @@ class Answer:
 
     @property
     def continues(self) -> bool:
-        """Whether the text is the prompt and the answer."""
+        """Returns whether the text is the prompt and the answer."""
         return self.prompt is not None and self.start == len(self.prompt)
 
     def after_prompt(self) -> Answer:

@@ -10,7 +10,7 @@ from engine.examples.example import Message
 
 @dataclass(frozen=True)
 class Chat:
-    """Messages, and the tools that the template receives."""
+    """A chat has messages, and the tools that the template receives."""
 
     messages: list[Message]
     tools: list[Any] | None = None

@@ -6,6 +6,7 @@ escaped forms count. What is still missing is lost.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -24,8 +25,8 @@ _NO_WORD = re.compile(r"[\W_]+")
 _COUNTED = 200
 """A text of fewer characters may stand in the text of another turn, so its places are counted."""
 _LONG = 1 << 20
-_NO_SPACE = {code: None for code in range(0x3001) if chr(code).isspace()}
-_HTML_SAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&'"}
+_HTML_SAFE = (("<", r"\u003c"), (">", r"\u003e"), ("&", r"\u0026"), ("'", r"\u0027"))
+"""Jinja's `tojson` writes these characters so."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,14 @@ class Lost:
     """A template has left out this part of a chat."""
 
     roles: tuple[str, ...] = ()
-    """The roles of turns without their text, one for each turn."""
+    """Turns with these roles are without their text."""
     answers: int = 0
     """So many answers are not as they were given: a template often drops earlier reasoning."""
     tools: bool = False
 
     @property
     def context(self) -> int:
-        """Counts what an answer should have seen."""
+        """Returns how much is missing that an answer should have seen."""
         return len(self.roles) + self.tools
 
 
@@ -109,7 +110,9 @@ def _escaped(said: str) -> Iterator[str]:
     for ascii_only in (False, True):
         written = json.dumps(said, ensure_ascii=ascii_only)[1:-1]
         yield written
-        yield written.translate(_HTML_SAFE)
+        for character, code in _HTML_SAFE:
+            written = written.replace(character, code)
+        yield written
     yield str(markupsafe.escape(said))
 
 
@@ -168,11 +171,8 @@ def _leaves(value: Any) -> Iterator[str]:
 def unused_keys(chat: Chat, templates: list[str]) -> set[str]:
     """Returns the keys of turns that the code of no template names."""
     keys = {key for message in chat.messages for key in message if key not in USED_KEYS}
-    return {
-        key
-        for key in keys
-        if not any(re.search(rf"\b{re.escape(key)}\b", template) for template in templates)
-    }
+    code = "\n".join(templates)
+    return {key for key in keys if not re.search(rf"\b{re.escape(key)}\b", code)}
 
 
 def is_blank(answer: Message) -> bool:
@@ -185,4 +185,12 @@ def without_space(text: str) -> str:
     """Returns a text without white space."""
     if len(text) < _LONG:
         return "".join(text.split())
-    return text.translate(_NO_SPACE)  # slower, but without a list of all words in memory
+    return text.translate(_no_space())  # slower, but without a list of all words in memory
+
+
+@functools.cache
+def _no_space() -> dict[int, None]:
+    """Returns what `translate` takes to leave out white space: no such character is above
+    U+3000.
+    """
+    return {code: None for code in range(0x3001) if chr(code).isspace()}

@@ -1,4 +1,4 @@
-"""The preview of a data set before a run: its first rows, and the choice of columns."""
+"""The preview shows the first rows of a data set before a run, and offers the choice of columns."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ _NO_END = (
 
 @dataclass(frozen=True)
 class Handling:
-    """These settings of `DataConfig` say how conversations are read."""
+    """A `Handling` holds the settings of `DataConfig` that say how conversations are read."""
 
     train_on: str = "assistant"
     lost_turns: LostTurns = "turn_by_turn"
@@ -73,7 +73,7 @@ class _Job:
 
     @property
     def rendered(self) -> Chat:
-        """The part of the chat that is written."""
+        """Returns the part of the chat that is written."""
         return self.chat if self.whole else self.chat.until(self.answers[-1] + 1)
 
 

@@ -1,4 +1,4 @@
-"""What becomes of an example before it is tokenised: a `Rendered` text, or a `Skipped` example."""
+"""Before an example is tokenised, it becomes a `Rendered` text or is `Skipped`."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Skipped:
     reason: str
     detail: str = ""
     refused: bool = False
-    """Whether the whole data set is refused because of this example. `detail` then says what to
-    do.
+    """It is true when the whole data set is refused because of this example. `detail` then says
+    what to do.
     """
 
 

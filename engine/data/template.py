@@ -1,4 +1,4 @@
-"""A model's chat template, which writes conversations as text."""
+"""A model's chat template writes conversations as text."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any
 from engine.data.chat import Chat, Refusal
 from engine.data.dates import fixed_date
 from engine.data.template_process import Asked, template_process
+from engine.examples.example import Message
 
 _EMPTY = Refusal("there is no turn")
 
 
 class Template:
-    """The chat template of `tokenizer`, as the library would apply it, always on the same date."""
+    """A `Template` applies the chat template of `tokenizer` as the library would, on a fixed
+    date.
+    """
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
@@ -24,7 +27,7 @@ class Template:
 
     @cached_property
     def sources(self) -> list[str]:
-        """The code of the template, or of each if there are several."""
+        """Returns the code of the template, or of each if there are several."""
         templates = self._tokenizer.chat_template
         return list(templates.values()) if isinstance(templates, dict) else [templates or ""]
 
@@ -35,11 +38,7 @@ class Template:
         """
         found: list[str | Refusal] = [_EMPTY] * len(chats)
         for has_tools in (False, True):
-            places = [
-                place
-                for place, chat in enumerate(chats)
-                if chat.messages and bool(chat.tools) is has_tools
-            ]
+            places = [place for place, chat in enumerate(chats) if _is_written(chat, has_tools)]
             if not places:
                 continue
             try:
@@ -59,16 +58,15 @@ class Template:
         variables = fixed_date(self._tokenizer, chats[0].tools)
         template = variables.pop("chat_template")
         # The library leaves out keys without a value too, because many templates write "None".
-        without = [
-            Chat(
-                [
-                    {key: value for key, value in message.items() if value is not None}
-                    for message in chat.messages
-                ],
-                chat.tools,
-            )
-            for chat in chats
-        ]
+        without = [Chat(list(map(_without_nothing, chat.messages)), chat.tools) for chat in chats]
         return Asked(
             template, {**self._tokenizer.special_tokens_map, **variables}, without, generation
         )
+
+
+def _is_written(chat: Chat, has_tools: bool) -> bool:
+    return bool(chat.messages) and bool(chat.tools) is has_tools
+
+
+def _without_nothing(message: Message) -> Message:
+    return {key: value for key, value in message.items() if value is not None}

@@ -1,8 +1,8 @@
-"""Chat templates run in a process of their own, with limits of time and memory.
+"""Another process runs chat templates, with limits of time and memory.
 
 A template comes with a model from strangers. The library runs it in a sandbox, which keeps it from
 files and from the network, but a template can still loop without end or build a text that fills the
-memory. So another process runs it, which can be ended.
+memory. So it runs where it can be ended.
 
 - A request is a pickled `Asked`, preceded by its length.
 - The first line of the answer, in JSON, says that the request was taken; one for each chat follows.
@@ -60,14 +60,14 @@ _LIMITS = {"time": _TOO_LONG, "memory": _TOO_LARGE}
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: a template is to write these chats."""
+    """A request asks for these chats, written by a template."""
 
     template: str
     variables: dict[str, Any]
     """The template sees these names, such as those of special tokens."""
     chats: list[Chat]
     generation: bool
-    """Whether the beginning of an answer follows each chat."""
+    """It says whether the beginning of an answer follows each chat."""
 
 
 class TemplateProcess:
