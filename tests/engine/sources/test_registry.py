@@ -221,7 +221,7 @@ def test_a_question_that_is_no_text_is_refused_with_a_history_too(registry, toke
         json.dumps([{"instruction": 0, "output": "he", "before": []}])
     )
     with pytest.raises(
-        DataError, match=r"turn 1 of messages in item 1 of history\.json is int, not text"
+        DataError, match=r"turn 1 of messages in item 1 of history\.json is a number, not text"
     ):
         prepare_data(config(registry, "history"), tokenizer, 1)
 
