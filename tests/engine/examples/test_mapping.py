@@ -172,7 +172,7 @@ def test_of_a_mix_the_sources_are_asked_for_that_a_run_would_refuse(tmp_path, to
             {"columns": {"prompt": "a", "completion": "a"}},
             "data.columns.prompt: the column a is also named as the completion",
         ),
-        ({"columns": {"text": "a", "tools": "b"}}, "data.columns.tools: no"),
+        ({"columns": {"text": "a", "tools": "b"}}, "data.columns.text: no"),
         ({"columns": {"text": ""}}, "data.columns.text: this names no column"),
         (
             {"format": "messages", "columns": {"text": "a"}},
