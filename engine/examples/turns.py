@@ -145,7 +145,11 @@ def conversation(
     """Returns the turns as an example, or None if there are none."""
     if not turns:
         return None
-    untrained = frozenset(place for place, turn in enumerate(turns) if not turn.trained)
+    untrained = frozenset(
+        place
+        for place, turn in enumerate(turns)
+        if not turn.trained and turn.message["role"] == "assistant"
+    )
     return Conversation([turn.message for turn in turns], context, untrained, tools)
 
 

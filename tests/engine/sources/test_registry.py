@@ -206,7 +206,7 @@ def test_a_history_that_is_no_list_of_pairs_names_the_row(registry, tokenizer, h
     rows = [*FILES["history.json"], {"instruction": "two", "output": "he", "before": history}]
     (registry.parent / "history.json").write_text(json.dumps(rows))
     with pytest.raises(
-        DataError, match=r"^The column history in item 2 of history\.json is not a list of pairs of "
+        DataError, match=r"^The column history in item 2 of history\.json is not a list of pairs "
     ):
         prepare_data(config(registry, "history"), tokenizer, 1)
 
