@@ -1,4 +1,4 @@
-"""All formats, in one list. What comes first is preferred where the columns fit several."""
+"""All formats are in one list. What comes first is preferred where the columns fit several."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ _ALL: tuple[Format, ...] = (
     TEXT,
 )
 FORMATS: dict[str, Format] = {made.name: made for made in _ALL}
-"""Each format by its name in `data.format`."""
+"""It finds each format by its name in `data.format`."""

@@ -1,4 +1,4 @@
-"""Tool calls and tools, in the one form that chat templates expect."""
+"""Tool calls and tools are put into the one form that chat templates expect."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The content of a turn: a text, or a list of parts such as {type: text, text}."""
+"""The content of a turn is a text, or a list of parts such as {type: text, text}."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,12 +28,18 @@ _MEDIA = MEDIA_COLUMNS | {
 
 @dataclass
 class Content:
-    """The content of a turn, sorted by what it is."""
+    """This is the content of a turn, sorted by what it is."""
 
     text: str = ""
     thoughts: str = ""
-    """What the model thinks before its answer."""
+    """This is what the model thinks before its answer."""
     calls: list[Any] = field(default_factory=list)
+
+    def add(self, text: str = "", thoughts: str = "", calls: Sequence[Any] = ()) -> None:
+        """Adds what a part of the turn holds."""
+        self.text += text
+        self.thoughts += thoughts
+        self.calls.extend(calls)
 
 
 def read_content(value: Any, key: str, place: str) -> Content:
@@ -66,11 +73,11 @@ def _add(found: Content, part: Any, place: str) -> None:
         what = _MEDIA[kind if kind in _MEDIA else media[0]]
         raise DataError(f"There is {what} in {place}, {WITHOUT}.")
     if kind in _CALLS:
-        found.calls += tool_calls(parsed_list(_value_of(part, kind)), place)
+        found.add(calls=tool_calls(parsed_list(_value_of(part, kind)), place))
     elif kind in _TEXTS:
-        found.text += _text_of(part, kind, place)
+        found.add(text=_text_of(part, kind, place))
     elif kind in _THOUGHTS:
-        found.thoughts += _text_of(part, kind, place)
+        found.add(thoughts=_text_of(part, kind, place))
     else:
         raise DataError(
             f"A part in {place} has the type {shown(kind)}, which is not known; write it as "

@@ -1,4 +1,4 @@
-"""Which formats the columns of a source fit, by their names and by their first values."""
+"""These functions find the formats that the columns of a source fit, by their names and by their first values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.sources.json_files import Row
 MAIN_PARTS = ("messages", "prompt", "completion", "text", "chosen", "rejected")
 """Each of these parts is required by at least one format."""
 Fit = tuple[str, dict[str, str]]
-"""The name of a format, and the column of each of its parts."""
+"""It consists of the name of a format and the column of each of its parts."""
 
 
 def first_values(rows: list[Row]) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def looks_like(name: str, columns: dict[str, str], names: dict[str, Any]) -> boo
 
 
 def are_ambiguous(fitting: list[Fit], names: dict[str, Any]) -> bool:
-    """Whether the columns could equally well be read in another way than as the first fitting
+    """Returns whether the columns could equally well be read in another way than as the first fitting
     format. A format that uses fewer of the same columns is no other way.
     """
     chosen = set(fitting[0][1].values())

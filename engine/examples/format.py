@@ -11,7 +11,7 @@ from engine.examples.parts import Parts
 from engine.examples.turns import has_turns
 
 Names = tuple[str, ...]
-"""The usual names of a column, the likeliest first. Capital letters do not matter."""
+"""These are the usual names of a column, the likeliest first. Capital letters do not matter."""
 
 TURNS: Names = ("messages", "conversations", "conversation", "chat", "items")
 """Columns with these names hold the turns of a conversation."""
@@ -25,35 +25,35 @@ class Format:
 
     name: str
     required: Mapping[str, Names]
-    """The parts that a row must have."""
+    """A row must have these parts."""
     read: Callable[[Parts], Example | None]
     """It returns a row as an example, or None if the row is empty."""
     looks_like: Callable[[Mapping[str, Any]], bool]
-    """Whether the first values of the required parts are what this format has."""
+    """It tells whether the first values of the required parts are what this format has."""
     needs: str
-    """What rows of this format need, in words."""
+    """This says in words what rows of this format need."""
     optional: Mapping[str, Names] = field(default_factory=dict)
-    """The parts that a row may have."""
+    """A row may have these parts."""
     weak: frozenset[str] = frozenset()
     """These names say too little: they count only where the values look like this format."""
     meanings: Mapping[str, str] = field(default_factory=dict)
-    """What a part is used for, where it is another thing than in other formats."""
+    """This says what a part is used for, where it differs from other formats."""
     note: str = ""
-    """What a person must know. {part} stands for the column of that part."""
+    """A person must know this. {part} stands for the column of that part."""
     is_fixed: bool = False
     """Its columns cannot be chosen by a person: each has one name."""
 
     @property
     def parts(self) -> set[str]:
-        """The parts that an example of this format can have."""
+        """An example of this format can have these parts."""
         return {*self.required, *self.optional}
 
 
 def is_text(value: Any) -> bool:
-    """Whether a first value may belong to a column of text."""
+    """Returns whether a first value may belong to a column of text."""
     return value is None or isinstance(value, str)
 
 
 def is_text_or_turns(value: Any) -> bool:
-    """Whether a first value may belong to a column of text or of turns."""
+    """Returns whether a first value may belong to a column of text or of turns."""
     return is_text(value) or has_turns(value)

@@ -1,4 +1,4 @@
-"""Conversations as Gemini has them: `contents`, a list of {role, parts}."""
+"""Conversations of Gemini are read here: `contents` is a list of {role, parts}."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats of preferences: of two answers, one was chosen. It alone is trained, as an answer; the
+"""These are the formats of preferences: of two answers, one was chosen. It alone is trained, as an answer; the
 other one is never trained.
 """
 

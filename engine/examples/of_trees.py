@@ -15,11 +15,11 @@ from engine.examples.values import in_words, is_blank, valid_text
 _ROLES = {"prompter": "user", "user": "user", "assistant": "assistant"}
 _UNRANKED = 1 << 30
 FLAT = frozenset({"message_id", "parent_id", "text", "role"})
-"""The columns of the same trees with a row for each turn."""
+"""These are the columns of the same trees with a row for each turn."""
 
 
 def is_flat(names: Mapping[str, Any]) -> bool:
-    """Whether rows are single turns of trees, which cannot be put together in a stream."""
+    """Returns whether rows are single turns of trees. A stream cannot put them together."""
     return set(names) >= FLAT
 
 

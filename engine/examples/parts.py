@@ -1,4 +1,4 @@
-"""The parts of one row, each found by the column that holds it."""
+"""The parts of one row are found by the columns that hold them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Parts:
 
     row: Row
     columns: dict[str, str]
-    """The column of each part."""
+    """It names the column of each part."""
     where: str
-    """The place of the row, in the words of an error."""
+    """This is the place of the row, in the words of an error."""
     needs: str
-    """What rows of this format need, in words."""
+    """This says in words what rows of this format need."""
 
     def place(self, part: str) -> str:
         """Returns where a part is, in the words of an error."""

@@ -130,7 +130,7 @@ def as_turns(value: Any) -> list[Any] | None:
 
 
 def has_turns(value: Any, key: str | None = None) -> bool:
-    """Whether a value is a conversation whose first turn has this `key`, or one of those that name
+    """Returns whether a value is a conversation whose first turn has this `key`, or one of those that name
     the speaker.
     """
     turns = as_turns(value)

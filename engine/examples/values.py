@@ -1,4 +1,4 @@
-"""Values of a row, whatever a file holds: checked, copied, and named in words."""
+"""These functions check, copy and name the values of a row, whatever a file holds."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def parsed_list(value: Any) -> Any:
 
 
 def is_blank(value: Any) -> bool:
-    """Whether a value holds nothing: no value, white space, an empty list or an empty object."""
+    """Returns whether a value holds nothing: no value, white space, an empty list or an empty object."""
     if isinstance(value, str):
         return not value.strip()
     return value is None or (isinstance(value, list | tuple | dict | bytes) and not value)

@@ -1,4 +1,4 @@
-"""What a row may hold and Ramstream does not train on, in words that registries and files share."""
+"""A row may hold what Ramstream does not train on. Registries and files refuse it in these words."""
 
 from __future__ import annotations
 

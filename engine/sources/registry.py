@@ -64,7 +64,7 @@ class Registered:
     most: int | None
     """Only this many rows at the start are read; None stands for all."""
     hub: dict[str, str] = dataclasses.field(default_factory=dict)
-    """What else `datasets.load_dataset` is given: the folder and the revision in a repository."""
+    """`datasets.load_dataset` is given these too: the folder and the revision in a repository."""
 
 
 def registered(config: DataConfig) -> Registered | None:

@@ -1,4 +1,4 @@
-"""An entry of a registry, and its rows under the names of columns that Ramstream knows."""
+"""The rows of an entry of a registry are given the names of columns that Ramstream knows."""
 
 from __future__ import annotations
 
@@ -34,26 +34,28 @@ OPENAI = {"role_tag": "role", "content_tag": "content"}
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry whose contents have been checked."""
+    """The contents of an `Entry` have been checked."""
 
     title: str
-    """The name of the entry in errors."""
+    """This is the name of the entry in errors."""
     values: dict[str, Any]
     formatting: str
     """It is alpaca, sharegpt or openai."""
     columns: dict[str, str]
-    """The name in the file for each of an entry's names for a column."""
+    """It gives the name in the file for each of an entry's names for a column."""
     tags: dict[str, str]
-    """The name in the file for each of an entry's names for a speaker or for a key of a turn."""
+    """It gives the name in the file for each of an entry's names for a speaker, or for a key of a
+    turn.
+    """
 
     @property
     def is_ranking(self) -> bool:
-        """Whether each row has a chosen answer and a rejected one."""
+        """It tells whether each row has a chosen answer and a rejected one."""
         return bool(self.values.get("ranking")) or "chosen" in self.columns
 
     @property
     def is_text(self) -> bool:
-        """Whether rows are whole texts: an entry that names nothing but the prompt means that."""
+        """It tells whether rows are whole texts: an entry that names only the prompt means that."""
         return (
             self.formatting == "alpaca"
             and list(self.columns) == ["prompt"]
@@ -116,7 +118,7 @@ class Translation:
         speakers. Values that are not turns are left unchanged; `turns.py` refuses them.
         """
         if isinstance(value, list):
-            return [self._speakers(turn) if isinstance(turn, dict) else turn for turn in value]
+            return [self._speakers(turn) for turn in value]
         tags = self._entry.tags
         if self._entry.formatting == "openai":
             tags = OPENAI | tags

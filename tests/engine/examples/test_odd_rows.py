@@ -95,6 +95,7 @@ def test_rows_of_any_values_are_read_or_refused_in_a_sentence(found):
     columns_to_choose(DataConfig(source="a"), found)
 
 
+@pytest.mark.everything("it invents 150 rows for each format, for half a minute")
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_rows_of_any_values_under_the_usual_names_of_a_format(name):
     made = FORMATS[name]
