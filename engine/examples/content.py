@@ -28,7 +28,7 @@ _MEDIA = MEDIA_COLUMNS | {
 
 @dataclass
 class Content:
-    """This is the content of a turn, sorted by what it is."""
+    """A `Content` is what a turn holds, sorted by what it is."""
 
     text: str = ""
     thoughts: str = ""

@@ -1,4 +1,6 @@
-"""These functions find the formats that the columns of a source fit, by their names and by their first values."""
+"""These functions find the formats that the columns of a source fit, by their names and by their
+first values.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,8 @@ def looks_like(name: str, columns: dict[str, str], names: dict[str, Any]) -> boo
 
 
 def are_ambiguous(fitting: list[Fit], names: dict[str, Any]) -> bool:
-    """Returns whether the columns could equally well be read in another way than as the first fitting
-    format. A format that uses fewer of the same columns is no other way.
+    """Returns whether the columns could equally well be read in another way than as the first
+    fitting format. A format that uses fewer of the same columns is no other way.
     """
     chosen = set(fitting[0][1].values())
     for name, columns in fitting[1:]:

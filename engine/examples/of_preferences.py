@@ -1,5 +1,5 @@
-"""These are the formats of preferences: of two answers, one was chosen. It alone is trained, as an answer; the
-other one is never trained.
+"""These are the formats of preferences: of two answers, one was chosen. It alone is trained, as an
+answer; the other one is never trained.
 """
 
 from __future__ import annotations

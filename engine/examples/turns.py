@@ -130,8 +130,8 @@ def as_turns(value: Any) -> list[Any] | None:
 
 
 def has_turns(value: Any, key: str | None = None) -> bool:
-    """Returns whether a value is a conversation whose first turn has this `key`, or one of those that name
-    the speaker.
+    """Returns whether a value is a conversation whose first turn has this `key`, or one of those
+    that name the speaker.
     """
     turns = as_turns(value)
     if not turns or not isinstance(turns[0], dict):

@@ -97,7 +97,7 @@ def parsed_list(value: Any) -> Any:
 
 
 def is_blank(value: Any) -> bool:
-    """Returns whether a value holds nothing: no value, white space, an empty list or an empty object."""
+    """Returns whether a value is nothing, white space, or an empty list or object."""
     if isinstance(value, str):
         return not value.strip()
     return value is None or (isinstance(value, list | tuple | dict | bytes) and not value)

@@ -1,4 +1,4 @@
-"""A row may hold what Ramstream does not train on. Registries and files refuse it in these words."""
+"""Registries and files refuse in these words what a row may hold and nobody trains on here."""
 
 from __future__ import annotations
 
