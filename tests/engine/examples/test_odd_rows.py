@@ -80,19 +80,26 @@ rows = st.dictionaries(
 )
 
 
-@many
-@given(st.lists(rows, min_size=1, max_size=3))
-def test_rows_of_any_values_are_read_or_refused_in_a_sentence(found):
-    try:
-        columns = map_columns("auto", found, SOURCE, DataColumns())
-    except DataError as error:
-        assert "\n" not in str(error).replace("\\n", "")
-    else:
-        for row in found:
-            with contextlib.suppress(DataError, BrokenText):
-                columns.example(row, "line 1")
-    guessed(found)
-    columns_to_choose(DataConfig(source="a"), found)
+MANY = pytest.mark.everything("it invents 500 data sets, for half a minute")
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(500, marks=MANY)])
+def test_rows_of_any_values_are_read_or_refused_in_a_sentence(count):
+    @settings(many, max_examples=count)
+    @given(st.lists(rows, min_size=1, max_size=3))
+    def run(found):
+        try:
+            columns = map_columns("auto", found, SOURCE, DataColumns())
+        except DataError as error:
+            assert "\n" not in str(error).replace("\\n", "")
+        else:
+            for row in found:
+                with contextlib.suppress(DataError, BrokenText):
+                    columns.example(row, "line 1")
+        guessed(found)
+        columns_to_choose(DataConfig(source="a"), found)
+
+    run()
 
 
 @pytest.mark.everything("it invents 150 rows for each format, for half a minute")
