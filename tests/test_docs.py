@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
+from typing import get_args
 
 import pytest
 import yaml
@@ -22,7 +23,7 @@ from app.form.settings_form import settings, shown_values
 from app.pages.checker import Checker
 from app.pages.page import build_page
 from app.session.session import Session
-from engine.config.data_settings import DataConfig
+from engine.config.data_settings import DataConfig, DataFormat
 from engine.config.settings import TrainConfig
 from engine.config.tree import build
 from engine.data.preview import preview
@@ -93,12 +94,8 @@ def test_the_registry_of_the_example_is_read(tmp_path, tokenizer):
 
 def test_data_has_an_example_of_every_format():
     assert {form for _, form, _ in examples().values() if form} == {
-        "messages",
-        "sharegpt",
-        "alpaca",
-        "prompt_completion",
-        "text",
-    }
+        *get_args(DataFormat),
+    } - {"auto", "tokens"}
 
 
 def test_laws_name_tests_that_exist():

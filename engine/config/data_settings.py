@@ -11,7 +11,20 @@ from typing import Literal
 from engine.config.limits import LARGEST, at_least, at_most, between
 from engine.errors import ConfigError
 
-DataFormat = Literal["auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text"]
+DataFormat = Literal[
+    "auto",
+    "messages",
+    "sharegpt",
+    "gemini",
+    "alpaca",
+    "prompt_completion",
+    "preference",
+    "arena",
+    "oasst",
+    "segments",
+    "tokens",
+    "text",
+]
 LostTurns = Literal["turn_by_turn", "refuse"]
 TypedTokens = Literal["text", "tokens"]
 
@@ -24,7 +37,7 @@ class DataColumns:
     """A `DataColumns` says what each column holds if the column names do not show it.
 
     A required part that is not named here is found by its usual names. Once a part is named,
-    `input`, `system` and `tools` are used only if they are named too.
+    `input`, `history`, `system` and `tools` are used only if they are named too.
     """
 
     messages: str | None = None
@@ -38,6 +51,15 @@ class DataColumns:
 
     input: str | None = None
     """This column is added to the user's turn."""
+
+    history: str | None = None
+    """This column has the earlier turns: a list of [question, answer]."""
+
+    chosen: str | None = None
+    """This column has the better one of two answers, which is trained."""
+
+    rejected: str | None = None
+    """This column has the other one, which is never trained."""
 
     system: str | None = None
     """This column has the system turn."""
@@ -184,11 +206,19 @@ class DataConfig:
 FORMAT_PARTS = {
     "messages": ("messages", "system", "tools"),
     "sharegpt": ("messages", "system", "tools"),
-    "alpaca": ("prompt", "completion", "input", "system"),
-    "prompt_completion": ("prompt", "completion", "system", "tools"),
+    "gemini": ("messages", "system", "tools"),
+    "alpaca": ("prompt", "completion", "input", "system", "history", "tools"),
+    "prompt_completion": ("prompt", "completion", "system", "history", "tools"),
+    "preference": ("chosen", "rejected", "prompt", "input", "system", "history", "tools"),
+    "arena": (),
+    "oasst": (),
+    "segments": (),
+    "tokens": (),
     "text": ("text",),
 }
-"""An example of each format is made of these parts, as `data.columns` calls them."""
+"""An example of each format is made of these parts, as `data.columns` calls them. The columns of a
+format without parts have fixed names.
+"""
 
 
 def check_columns(data: DataConfig) -> None:
@@ -208,10 +238,11 @@ def check_columns(data: DataConfig) -> None:
                     f"the column {column} is also named as the {other}; name another one.",
                 )
         if data.format != "auto" and part not in FORMAT_PARTS[data.format]:
+            parts = ", ".join(FORMAT_PARTS[data.format]) or "columns of fixed names"
             raise ConfigError(
                 f"data.columns.{part}",
-                f"data.format is {data.format}, which has {', '.join(FORMAT_PARTS[data.format])}; "
-                "set data.format to auto, or this to null.",
+                f"data.format is {data.format}, which has {parts}; set data.format to auto, or "
+                "this to null.",
             )
         for other in named:
             if not _have_a_format({part, other}):

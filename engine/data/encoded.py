@@ -17,7 +17,7 @@ from engine.data.rendered import Skipped
 from engine.errors import DataError
 from engine.examples.example import Example
 from engine.examples.formats import ColumnMap
-from engine.examples.turns import BrokenText
+from engine.examples.values import BrokenText
 from engine.sources.open_source import Row, Source
 
 Numbered = tuple[int, Row, str]

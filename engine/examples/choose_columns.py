@@ -4,28 +4,30 @@ functions offer the columns to choose from, and the best guess.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Collection
 from typing import Any
 
-from engine.config.data_settings import DataConfig
+from engine.config.data_settings import DataColumns, DataConfig
 from engine.config.settings import AUTO
-from engine.examples.formats import (
-    ColumnMap,
-    first_values,
-    fitting_formats,
-    looks_like,
-    rivals,
-)
+from engine.examples.detect import are_ambiguous, first_values, fitting_formats
+from engine.examples.formats import ColumnMap
+from engine.examples.turns import has_turns
+from engine.examples.values import in_words
 from engine.sources.json_files import Row
 
 KINDS = {
-    "pair": ("prompt", "completion", "input", "system"),
+    "pair": ("prompt", "completion", "input", "history", "system"),
     "conversation": ("messages", "system", "tools"),
+    "preference": ("chosen", "rejected", "prompt", "system", "tools"),
     "text": ("text",),
+    "fixed": (),
 }
-"""A row is one of these kinds. Each kind lists its parts, with the names from `data.columns`."""
+"""A row is one of these kinds. Each kind lists its parts, with the names from `data.columns`. The
+columns of a fixed kind cannot be chosen: they always have the same names.
+"""
 
 _EXAMPLE_CHARACTERS = 90
 _MOST_COLUMNS = 200
@@ -64,6 +66,8 @@ _SIDE_COLUMNS = {
     "metadata",
 }
 """A column with one of these words in its name describes an example, but is not part of it."""
+_IDENTITY = {"id", "idx", "index", "uuid", "key", "url", "link", "timestamp", "split"}
+"""A column with one of these words in its name is never guessed to be a part."""
 _WORDS = {
     "system": ("system",),
     "completion": (
@@ -106,7 +110,10 @@ first.
 
 def kind_of(columns: ColumnMap) -> str:
     """Returns the kind, one of KINDS, of a row with these columns."""
-    return next(kind for kind, parts in KINDS.items() if parts[0] in columns.columns)
+    for kind, parts in KINDS.items():
+        if parts and parts[0] in columns.columns:
+            return kind
+    return "fixed"
 
 
 def columns_to_choose(config: DataConfig, rows: list[Row]) -> dict[str, Any]:
@@ -149,7 +156,7 @@ def _choice(
         chosen = fitting[0][1]
         if named:
             return "named", chosen
-        if config.format == AUTO and _is_ambiguous(fitting, names):
+        if config.format == AUTO and are_ambiguous(fitting, names):
             return "several", chosen
         return "found", chosen
     # Named columns that exist stay chosen. A guess is made only if there are none.
@@ -157,20 +164,13 @@ def _choice(
     if chosen:
         return "named", chosen
     fitting = fitting_formats(AUTO, names, {})
-    chosen = fitting[0][1] if fitting else guessed(rows)
-    return "guess" if chosen else "none", chosen
-
-
-def _is_ambiguous(fitting: list[tuple[str, dict[str, str]]], names: dict[str, Any]) -> bool:
-    """Whether the columns could equally well be read in another way than as the first fitting
-    format.
-    """
-    chosen = fitting[0][1]
-    for name, columns in fitting:
-        takes_others = set(columns.values()) != set(chosen.values())
-        if takes_others and looks_like(name, columns, names):
-            return True
-    return rivals(chosen, names)
+    if not fitting:
+        chosen = guessed(rows)
+        return "guess" if chosen else "none", chosen
+    # The columns of a fixed format are found again by their names; nobody can name them.
+    can_be_named = {part.name for part in dataclasses.fields(DataColumns)}
+    found = {part: column for part, column in fitting[0][1].items() if part in can_be_named}
+    return "guess", found
 
 
 def _kind_chosen(chosen: dict[str, str]) -> str:
@@ -178,8 +178,7 @@ def _kind_chosen(chosen: dict[str, str]) -> str:
     no such kind.
     """
     for kind, parts in KINDS.items():
-        second = parts[:2][-1]
-        if parts[0] in chosen or second in chosen:
+        if any(part in chosen for part in parts[:2]):
             return kind
     return "pair"
 
@@ -193,10 +192,11 @@ def guessed(rows: list[Row]) -> dict[str, str]:
     """
     names = first_values(rows)
     for name, value in names.items():
-        if _has_turns(value):
+        if has_turns(value):
             return {"messages": name}
     lengths = _text_lengths(rows, names)
-    texts = [name for name in lengths if not _words(name) & _SIDE_COLUMNS] or list(lengths)
+    texts = [name for name in lengths if not _words(name) & _SIDE_COLUMNS]
+    texts = texts or [name for name in lengths if not _words(name) & _IDENTITY]
     if not texts:
         return {}
     if len(texts) == 1:
@@ -214,12 +214,6 @@ def guessed(rows: list[Row]) -> dict[str, str]:
     longest = sorted(free, key=lambda name: -lengths[name])[: len(missing)]
     found |= dict(zip(missing, [name for name in free if name in longest]))
     return found if {"prompt", "completion"} <= set(found) else {"text": texts[0]}
-
-
-def _has_turns(value: Any) -> bool:
-    if not isinstance(value, list) or not value or not isinstance(value[0], dict):
-        return False
-    return "role" in value[0] or "from" in value[0]
 
 
 def _text_lengths(rows: list[Row], names: dict[str, Any]) -> dict[str, int]:
@@ -257,6 +251,13 @@ def _example(value: Any) -> str:
     elif isinstance(value, str):
         text = value
     else:
-        text = json.dumps(value, ensure_ascii=False, default=str)
+        text = _as_json(value)
     line = " ".join(text[: 4 * _EXAMPLE_CHARACTERS].split())
     return line if len(line) <= _EXAMPLE_CHARACTERS else f"{line[:_EXAMPLE_CHARACTERS]} …"
+
+
+def _as_json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str, skipkeys=True)
+    except (ValueError, RecursionError):  # too deep, or a number of thousands of digits
+        return in_words(value)

@@ -1,22 +1,37 @@
 """These functions turn the turns of a conversation in a data set into messages for chat templates.
 
-- The `messages` format has turns {role, content}, with tool calls in `tool_calls`.
-- The `sharegpt` format has turns {from, value}. A turn from `function_call` holds its calls as JSON
+- The turns {role, content} are those of OpenAI and of chat templates.
+- The turns {from, value} are those of ShareGPT. A turn from `function_call` holds its calls as JSON
   text.
-- Text with half of a surrogate pair is refused: no tokenizer accepts it.
+- What a turn says of its own training is in `flags.py`, and what its content may be in
+  `content.py`. All other keys are kept for the template.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import DataError
-from engine.examples.example import Message
+from engine.examples.calls import spoken_calls, tool_calls
+from engine.examples.content import Content, read_content
+from engine.examples.example import Conversation, Message
+from engine.examples.flags import take_flags
+from engine.examples.values import (
+    in_words,
+    is_blank,
+    parsed_list,
+    shown,
+    valid_text,
+    valid_tree,
+)
+from engine.sources.not_trained import MEDIA_COLUMNS, WITHOUT
 
-_SHAREGPT_ROLES = {
+_SPEAKERS = {
     "human": "user",
     "user": "user",
+    "prompter": "user",
     "gpt": "assistant",
     "chatgpt": "assistant",
     "assistant": "assistant",
@@ -25,143 +40,175 @@ _SHAREGPT_ROLES = {
     "bing": "assistant",
     "bard": "assistant",
     "system": "system",
+    "developer": "developer",
     "tool": "tool",
     "observation": "tool",
+    "function": "tool",
+    "function_response": "tool",
     "function_call": "assistant",
 }
+"""The role of each speaker that a turn {from, value} may name."""
+_ROLES = {
+    "human": "user",
+    "prompter": "user",
+    "gpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "observation": "tool",
+    "function": "tool",
+}
+"""Roles of a turn {role, content} that have another name in chat templates."""
+_OURS = ("role", "content")
 
 
-class BrokenText(Exception):
-    """A text has half of a surrogate pair, as scraped JSON sometimes does. No tokenizer accepts
-    it.
+@dataclass(frozen=True)
+class Turn:
+    """A turn is a message, and whether its row allows it to be trained."""
+
+    message: Message
+    trained: bool = True
+
+
+TurnReader = Callable[[Any, str], Turn]
+"""It reads a turn. The second argument is the place of the turn, for errors. Raises DataError."""
+
+
+def role_turn(turn: Any, place: str) -> Turn:
+    """Reads a turn {role, content, ...}. Keys without a value are left out."""
+    keys = _keys(turn, ("role", "content"), place)
+    role = keys.pop("role")
+    content = read_content(keys.pop("content", None), "content", place)
+    return _turn(_ROLES.get(role.lower(), role), content, keys, place)
+
+
+def sharegpt_turn(turn: Any, place: str) -> Turn:
+    """Reads a turn {from, value, ...}. Keys without a value are left out."""
+    keys = _keys(turn, ("from", "value"), place)
+    speaker = keys.pop("from")
+    role = _SPEAKERS.get(speaker.lower())
+    if role is None:
+        raise DataError(
+            f"{shown(speaker)} in {place} is not a known speaker; use system, human, gpt or tool."
+        )
+    value = keys.pop("value", None)
+    if any(key in keys for key in _OURS):
+        raise DataError(f"There are both from, value and role, content in {place}; keep one pair.")
+    content = read_content(value, "value", place)
+    calls = spoken_calls(content.text, place) if speaker.lower() == "function_call" else None
+    if calls:
+        content = Content("", content.thoughts, content.calls + calls)
+    return _turn(role, content, keys, place)
+
+
+def any_turn(turn: Any, place: str) -> Turn:
+    """Reads a turn {from, value} or {role, content}."""
+    is_sharegpt = isinstance(turn, dict) and "from" in turn and "role" not in turn
+    return sharegpt_turn(turn, place) if is_sharegpt else role_turn(turn, place)
+
+
+def read_turns(turns: list[Any], read: TurnReader, place: str) -> list[Turn]:
+    """Reads each turn of a list that is at `place`."""
+    return [read(turn, f"turn {number} of {place}") for number, turn in enumerate(turns, 1)]
+
+
+def as_turns(value: Any) -> list[Any] | None:
+    """Returns a value as a list of turns, or None if it is not one. It may be the JSON text of a
+    list, a single turn, or an object of lists, as Arrow stores them: {role: [...], content: [...]}.
     """
-
-
-def valid_text(text: str) -> str:
-    """Checks `text` and returns it. Raises BrokenText if it is not valid Unicode."""
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise BrokenText from None
-    return text
-
-
-def valid_tree(value: Any) -> Any:
-    """Returns a copy of a nested value. Raises BrokenText if a text in it is not valid Unicode."""
-    if isinstance(value, str):
-        return valid_text(value)
-    if isinstance(value, dict):
-        return {valid_tree(key): valid_tree(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [valid_tree(item) for item in value]
-    return value
-
-
-def parsed_json(text: str) -> Any:
-    """Returns the value of a JSON text, or None if it is not valid."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+    value = parsed_list(value)
+    if isinstance(value, list | tuple):
+        return list(value)
+    if not isinstance(value, dict) or not ("role" in value or "from" in value):
         return None
+    columns = {key: inner for key, inner in value.items() if inner is not None}
+    if not all(isinstance(inner, list | tuple) for inner in columns.values()):
+        return [value]
+    lengths = {len(inner) for inner in columns.values()}
+    if len(lengths) > 1:
+        return None
+    return [dict(zip(columns, cells)) for cells in zip(*columns.values())]
 
 
-def role_message(turn: Any, place: str) -> Message:
-    """Returns the message of a turn {role, content, ...}. Keys without a value are left out. For
-    anything else, raises DataError with `place`.
+def has_turns(value: Any, key: str | None = None) -> bool:
+    """Returns whether a value is a conversation whose first turn has this `key`, or one of those
+    that name the speaker.
     """
-    _refuse_other_turns(turn, "role", "content", place)
-    content = _content(turn.get("content"), "content", place)
-    rest = {
-        key: valid_tree(value)
-        for key, value in turn.items()
-        if value is not None and key not in ("role", "content")
-    }
-    calls = _tool_calls(rest.pop("tool_calls", None), place)
+    turns = as_turns(value)
+    if not turns or not isinstance(turns[0], dict):
+        return False
+    return key in turns[0] if key else "role" in turns[0] or "from" in turns[0]
+
+
+def conversation(
+    turns: list[Turn], context: int = 0, tools: list[Any] | None = None
+) -> Conversation | None:
+    """Returns the turns as an example, or None if there are none."""
+    if not turns:
+        return None
+    untrained = frozenset(
+        place
+        for place, turn in enumerate(turns)
+        if not turn.trained and turn.message["role"] == "assistant"
+    )
+    return Conversation([turn.message for turn in turns], context, untrained, tools)
+
+
+def with_system(system: str, turns: list[Turn]) -> list[Turn]:
+    """Returns the turns with a system turn before them, unless they have their own."""
+    if not system or not turns or turns[0].message["role"] == "system":
+        return turns
+    return [Turn({"role": "system", "content": system}), *turns]
+
+
+# ---------------------------------------------------------------------- one turn
+
+
+def _keys(turn: Any, names: tuple[str, str], place: str) -> dict[str, Any]:
+    """Returns the keys of a turn that have a value. `names` are those of its role and its text."""
+    role, text = names
+    if not isinstance(turn, dict) or not isinstance(turn.get(role), str):
+        raise DataError(f"There is no {role} in {place}; write every turn as {{{role}, {text}}}.")
+    for key in turn:
+        if not isinstance(key, str):
+            raise DataError(f"There is a key in {place} that is {in_words(key)}, not text.")
+    valid_text(turn[role])
+    return {key: value for key, value in turn.items() if value is not None}
+
+
+def _turn(role: str, content: Content, keys: dict[str, Any], place: str) -> Turn:
+    """Returns a turn from its content and its other keys."""
+    is_answer = role == "assistant"
+    trained = take_flags(keys, is_answer, place)
+    for key, what in MEDIA_COLUMNS.items():
+        if not is_blank(keys.pop(key, None)):
+            raise DataError(f"There is {what} in {place}, {WITHOUT}.")
+    calls = [*content.calls, *_calls_of(keys, is_answer, place)]
+    text = _with_refusal(content.text, keys, place)
+    rest = valid_tree(keys, place)
+    if content.thoughts:
+        rest.setdefault("reasoning_content", content.thoughts)
     if calls:
         rest["tool_calls"] = calls
-    return {"role": turn["role"], "content": content, **rest}
+    return Turn({"role": role, "content": text, **rest}, trained)
 
 
-def sharegpt_message(turn: Any, place: str) -> Message:
-    """Returns the message of a turn {from, value}. For anything else, raises DataError with
-    `place`.
-    """
-    _refuse_other_turns(turn, "from", "value", place)
-    content = _content(turn.get("value"), "value", place)
-    speaker = turn["from"].lower()
-    if speaker not in _SHAREGPT_ROLES:
-        raise DataError(
-            f"{turn['from']!r} in {place} is not a known speaker; use system, human, gpt or tool."
-        )
-    role = _SHAREGPT_ROLES[speaker]
-    calls = _spoken_calls(content) if speaker == "function_call" else None
-    if calls:
-        return {"role": role, "content": "", "tool_calls": calls}
-    return {"role": role, "content": content}
+def _calls_of(keys: dict[str, Any], is_answer: bool, place: str) -> list[Any]:
+    """Takes the calls of a turn from its keys: tool_calls, or function_call of older rows."""
+    older = keys.pop("function_call", None)
+    calls = tool_calls(keys.pop("tool_calls", None), place)
+    if is_blank(older):
+        return calls
+    if calls or not is_answer:
+        problem = "both tool_calls and a function_call" if calls else "a function_call"
+        raise DataError(f"There is {problem} in {place}; an answer calls its tools in one of them.")
+    return tool_calls(older, place)
 
 
-def _refuse_other_turns(turn: Any, role_key: str, text_key: str, place: str) -> None:
-    if not isinstance(turn, dict) or not isinstance(turn.get(role_key), str):
-        raise DataError(
-            f"There is no {role_key} in {place}; write every turn as {{{role_key}, {text_key}}}."
-        )
-
-
-def _content(value: Any, key: str, place: str) -> str:
-    """Returns the text of a turn, which may be a list of {type: text, text}."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return valid_text(value)
-    if isinstance(value, list) and all(isinstance(part, dict) for part in value):
-        if all(part.get("type") == "text" and isinstance(part.get("text"), str) for part in value):
-            return valid_text("".join(part["text"] for part in value))
-        raise DataError(
-            f"The {key} of {place} holds something other than text; only text can be trained on."
-        )
-    raise DataError(f"The {key} of {place} is {type(value).__name__}, not text; write it as text.")
-
-
-# ---------------------------------------------------------------------- tool calls
-
-
-def _tool_calls(value: Any, place: str) -> list[Any]:
-    """Returns calls in the form that chat templates expect: arguments given as JSON text become
-    objects.
-    """
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise DataError(
-            f"The tool_calls of {place} are {type(value).__name__}, not a list; write one object "
-            "for each call."
-        )
-    return [_tool_call(call, place) for call in value]
-
-
-def _tool_call(call: Any, place: str) -> dict[str, Any]:
-    function = call.get("function", call) if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise DataError(
-            f"A call in the tool_calls of {place} has no function name; write it as "
-            "{type: function, function: {name, arguments}}."
-        )
-    if isinstance(function.get("arguments"), str):
-        arguments = parsed_json(function["arguments"])
-        if isinstance(arguments, dict):
-            function = function | {"arguments": valid_tree(arguments)}
-    if "function" in call:
-        return call | {"function": function}
-    return {"type": "function", "function": function}
-
-
-def _spoken_calls(text: str) -> list[Any] | None:
-    """Returns the calls that a ShareGPT turn from `function_call` holds as JSON, or None when it
-    holds something else.
-    """
-    said = parsed_json(text)
-    calls = said if isinstance(said, list) else [said]
-    if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
-        return None
-    return _tool_calls(valid_tree(calls), "the turn")
+def _with_refusal(text: str, keys: dict[str, Any], place: str) -> str:
+    """Returns the text of a turn. An answer that refuses has its words in `refusal`."""
+    refusal = keys.pop("refusal", None)
+    if is_blank(refusal):
+        return text
+    if not isinstance(refusal, str) or text.strip():
+        raise DataError(f"There are both a content and a refusal in {place}; keep one of them.")
+    return valid_text(refusal)

@@ -94,6 +94,8 @@ def open_source(config: DataConfig, streaming: bool = False) -> Source:
     """
     entry = registered(config)
     if entry is not None:
+        if entry.hub:
+            return _of_registry(entry, _hub(entry.config, streaming, entry.hub))
         return _of_registry(entry, open_source(entry.config, streaming))
     path = resolve_source(config.only_source)
     if path is None:
@@ -295,14 +297,17 @@ def _saved_by_datasets(path: Path, config: DataConfig) -> Source:
     return _from_datasets(load, path.name, f"The folder {path}", remedy)
 
 
-def _hub(config: DataConfig, streaming: bool) -> Source:
+def _hub(config: DataConfig, streaming: bool, more: dict[str, str] | None = None) -> Source:
+    """Opens a data set of the hub. `more` is what else `load_dataset` is given."""
     import datasets
 
     source = config.only_source
     name, _, subset = source.partition(":")
 
     def load() -> Any:
-        return datasets.load_dataset(name, subset or None, split=config.split, streaming=streaming)
+        return datasets.load_dataset(
+            name, subset or None, split=config.split, streaming=streaming, **(more or {})
+        )
 
     remedy = (
         "check the id (a subset is written as owner/name:subset), data.split and the connection to "

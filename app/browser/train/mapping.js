@@ -3,11 +3,20 @@
 
 import { el, field } from "../common/dom.js";
 
-const KINDS = { pair: "a question and its answer", conversation: "a conversation", text: "a text" };
+const KINDS = {
+    pair: "a question and its answer",
+    conversation: "a conversation",
+    preference: "a chosen answer and a rejected one",
+    text: "a text",
+    fixed: "what its columns’ own names say",
+};
 const PARTS = {
     prompt: "Prompt (the user’s turn)",
     completion: "Completion (trained on)",
     input: "Added to the prompt",
+    history: "Earlier turns",
+    chosen: "Chosen answer (trained on)",
+    rejected: "Rejected answer (never trained)",
     system: "System message",
     messages: "Turns of the conversation",
     tools: "Tools",
@@ -17,12 +26,21 @@ const SHORT = {
     prompt: "prompt",
     completion: "completion",
     input: "added to the prompt",
+    history: "earlier turns",
+    chosen: "chosen answer",
+    rejected: "rejected answer",
     system: "system message",
     messages: "turns",
     tools: "tools",
     text: "text",
 };
-const NEEDED = ["prompt", "completion", "messages", "text"];
+const NEEDED = {
+    pair: ["prompt", "completion"],
+    conversation: ["messages"],
+    preference: ["chosen", "rejected"],
+    text: ["text"],
+    fixed: [],
+};
 const STATES = {
     found: "",
     several: "· more than one reading",
@@ -119,7 +137,7 @@ export class Mapping {
         const none = el(
             "option",
             { value: "" },
-            NEEDED.includes(role) ? "choose a column" : "none",
+            this.isNeeded(role) ? "choose a column" : "none",
         );
         return el(
             "select",
@@ -139,6 +157,14 @@ export class Mapping {
             node.value = place < 0 ? "" : String(place);
             if (place >= 0) used.set(place, SHORT[role]);
         }
+        if (this.kind === "fixed") {
+            for (const name of Object.values(this.chosen)) {
+                used.set(
+                    columns.findIndex((column) => column.name === name),
+                    "used",
+                );
+            }
+        }
         this.part("columns").replaceChildren(
             ...columns.map(({ name, example }, index) =>
                 el(
@@ -155,14 +181,18 @@ export class Mapping {
     // After a change of the kind of row, columns that were already chosen are likely to be meant
     // again.
     chooseKind(kind) {
-        const { text, prompt, completion, messages } = this.chosen;
+        const { text, prompt, completion, chosen, messages } = this.chosen;
         const names = this.mapping.columns.map(({ name }) => name);
-        const named = [text, prompt, completion, messages].filter((name) => name !== undefined);
+        const named = [text, prompt, completion, chosen, messages].filter(
+            (name) => name !== undefined,
+        );
         const likely = [...new Set([...named, ...names])];
         this.chosen = {
             pair: { prompt: likely[0], completion: likely[1] },
             text: { text: completion ?? likely[0] },
             conversation: { messages: likely[0] },
+            preference: { chosen: likely[0], rejected: likely[1] },
+            fixed: {},
         }[kind];
         this.build(kind);
         this.take();
@@ -173,9 +203,13 @@ export class Mapping {
         const now = place === "" ? undefined : this.mapping.columns[place].name;
         // A column has only one role: if it was already chosen, the two roles swap their columns.
         const other = this.roleOf(now, role);
-        if (other) this.chosen[other] = NEEDED.includes(other) ? before : undefined;
+        if (other) this.chosen[other] = this.isNeeded(other) ? before : undefined;
         this.chosen[role] = now;
         this.take();
+    }
+
+    isNeeded(role) {
+        return NEEDED[this.kind].includes(role);
     }
 
     // The role, other than `role`, for which this column is chosen.
@@ -188,7 +222,7 @@ export class Mapping {
     take() {
         this.draw();
         const missing = [...this.selects.keys()].find(
-            (role) => NEEDED.includes(role) && this.chosen[role] === undefined,
+            (role) => this.isNeeded(role) && this.chosen[role] === undefined,
         );
         if (missing) {
             this.say(`Choose a column for: ${PARTS[missing]}.`);

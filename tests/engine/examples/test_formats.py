@@ -164,12 +164,12 @@ BAD_FILES = {
     "text that is a number": (
         "a.jsonl",
         '{"text": "a"}\n{"text": 3}\n',
-        r"^The column text in line 2 of a\.jsonl is int",
+        r"^The column text in line 2 of a\.jsonl is a number",
     ),
     "messages that are text": (
         "a.jsonl",
         '{"messages": "hi"}\n',
-        r"^The column messages in line 1 of a\.jsonl is str",
+        r"^The column messages in line 1 of a\.jsonl is text",
     ),
     "a turn without role": (
         "a.jsonl",
@@ -179,12 +179,12 @@ BAD_FILES = {
     "content that is a number": (
         "a.jsonl",
         '{"messages": [{"role": "user", "content": 3}]}\n',
-        r"^The content of turn 1 of messages in line 1 of a\.jsonl is int",
+        r"^The content of turn 1 of messages in line 1 of a\.jsonl is a number",
     ),
     "an image": (
         "a.jsonl",
         '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}\n',
-        r"holds something other than text",
+        r"^There is an image in the content of turn 1 of messages in line 1 of a\.jsonl, but ",
     ),
     "an unknown speaker": (
         "a.jsonl",

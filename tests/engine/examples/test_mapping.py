@@ -172,7 +172,7 @@ def test_of_a_mix_the_sources_are_asked_for_that_a_run_would_refuse(tmp_path, to
             {"columns": {"prompt": "a", "completion": "a"}},
             "data.columns.prompt: the column a is also named as the completion",
         ),
-        ({"columns": {"input": "a", "tools": "b"}}, "data.columns.tools: no"),
+        ({"columns": {"text": "a", "tools": "b"}}, "data.columns.text: no"),
         ({"columns": {"text": ""}}, "data.columns.text: this names no column"),
         (
             {"format": "messages", "columns": {"text": "a"}},
@@ -205,7 +205,7 @@ def test_wrong_columns_are_refused_in_a_sentence(data, said):
         ),
         (
             {"messages": "Frage"},
-            "The column Frage in line 1 of odd.jsonl is str, not a list of turns",
+            "The column Frage in line 1 of odd.jsonl is text, not a list of turns",
         ),
     ],
 )

@@ -104,7 +104,7 @@ def test_a_folder_is_its_files_in_the_order_of_their_names(tmp_path, tokenizer):
     data = prepared(tmp_path / "set", tokenizer)
     assert data.fingerprint == prepared(tmp_path / "whole.jsonl", tokenizer).fingerprint
     lines(tmp_path / "set/c.jsonl", [{"prompt": 3, "completion": "a"}])
-    with pytest.raises(DataError, match=r"^The column prompt in line 1 of c\.jsonl is int"):
+    with pytest.raises(DataError, match=r"^The column prompt in line 1 of c\.jsonl is a number"):
         prepared(tmp_path / "set", tokenizer)
 
 

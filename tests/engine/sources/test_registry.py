@@ -141,9 +141,12 @@ WRONG = {
     ),
     "pictures": (
         {"columns": {"images": "pictures"}},
-        r"has columns\.images: it names images, videos or audios, but ",
+        r"has columns\.images: it holds images, but only text is trained on; ",
     ),
-    "chosen": ({"columns": {"chosen": "better"}}, r"has columns\.chosen: it holds rankings"),
+    "chosen": (
+        {"columns": {"chosen": "better"}},
+        r"takes the column better \(columns\.chosen\), which is not in item 1 of alpaca\.json; ",
+    ),
     "a column": (
         {"columns": {"respons": "a"}},
         r"has columns\.respons, which is not known there; write response if",
@@ -203,7 +206,7 @@ def test_a_history_that_is_no_list_of_pairs_names_the_row(registry, tokenizer, h
     rows = [*FILES["history.json"], {"instruction": "two", "output": "he", "before": history}]
     (registry.parent / "history.json").write_text(json.dumps(rows))
     with pytest.raises(
-        DataError, match=r"^The column before in item 2 of history\.json is not a list of pairs of "
+        DataError, match=r"^The column history in item 2 of history\.json is not a list of pairs "
     ):
         prepare_data(config(registry, "history"), tokenizer, 1)
 
@@ -221,7 +224,7 @@ def test_a_question_that_is_no_text_is_refused_with_a_history_too(registry, toke
         json.dumps([{"instruction": 0, "output": "he", "before": []}])
     )
     with pytest.raises(
-        DataError, match=r"turn 1 of messages in item 1 of history\.json is int, not text"
+        DataError, match=r"column instruction in item 1 of history\.json is a number, not text"
     ):
         prepare_data(config(registry, "history"), tokenizer, 1)
 
@@ -266,8 +269,8 @@ def test_only_bundled_files_are_kept_by_their_short_name(tmp_path, monkeypatch):
             "other",
             r"^There is no entry other in dataset_info\.json; it has called, few, history, hub, ",
         ),
-        ("ranked", r"^The entry ranked of dataset_info\.json holds rankings"),
-        ("images", r"has the formatting llava; use alpaca or sharegpt"),
+        ("ranked", r"^The entry ranked of dataset_info\.json takes the column chosen "),
+        ("images", r"has the formatting llava; use alpaca, sharegpt or openai"),
         ("nowhere", r"neither file_name nor hf_hub_url"),
         ("lost", r"names the file lost\.json, which is not beside it"),
         ("odd", r"^The tags of the entry odd .*are not names"),

@@ -1,0 +1,149 @@
+"""Conversations of Gemini are read here: `contents` is a list of {role, parts}."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeGuard
+
+from engine.errors import DataError
+from engine.examples.calls import read_tools
+from engine.examples.example import Example
+from engine.examples.format import TOOLS, Format
+from engine.examples.parts import Parts
+from engine.examples.turns import Turn, conversation, with_system
+from engine.examples.values import in_words, is_blank, valid_text, valid_tree
+from engine.sources.not_trained import WITHOUT
+
+_ROLES = {"user": "user", "model": "assistant", "function": "tool", "system": "system"}
+
+
+def _read_gemini(parts: Parts) -> Example | None:
+    value = parts.value("messages")
+    if is_blank(value):
+        return None
+    if not isinstance(value, list | tuple):
+        raise DataError(
+            f"The column {parts.place('messages')} is {in_words(value)}, not a list of turns; "
+            f"write {parts.needs}."
+        )
+    turns: list[Turn] = []
+    for number, turn in enumerate(value, 1):
+        turns += _gemini_turns(turn, "user", f"turn {number} of {parts.place('messages')}")
+    system = parts.optional("system")
+    if isinstance(system, str):
+        turns = with_system(valid_text(system), turns)
+    elif not is_blank(system):
+        turns = [*_gemini_turns(system, "system", parts.place("system")), *turns]
+    return conversation(turns, tools=_gemini_tools(parts))
+
+
+def _gemini_turns(turn: Any, role: str, place: str) -> list[Turn]:
+    """Returns the messages of a turn {role, parts}: one, and one for each result of a function.
+    Without a role it has the given one.
+    """
+    parts = turn.get("parts") if isinstance(turn, dict) else None
+    if isinstance(parts, dict):
+        parts = [parts]
+    name = turn.get("role") or role if isinstance(turn, dict) else None
+    if not isinstance(parts, list | tuple) or not isinstance(name, str) or name not in _ROLES:
+        raise DataError(
+            f"There is no turn of user or model in {place}; write every turn as {{role, parts}}."
+        )
+    other = set(turn) - {"role", "parts"}
+    if other:
+        raise DataError(f"There is an unknown key beside role and parts in {place}; remove it.")
+    role = "system" if role == "system" else _ROLES[name]
+    said: dict[str, str] = {"content": "", "reasoning_content": ""}
+    calls: list[Any] = []
+    results: list[Turn] = []
+    for part in parts:
+        _add_gemini(part, said, calls, results, place)
+    message: dict[str, Any] = {"role": role, "content": said["content"]}
+    if said["reasoning_content"]:
+        message["reasoning_content"] = said["reasoning_content"]
+    if calls:
+        message["tool_calls"] = calls
+    if results and not said["content"] and not calls:
+        return results
+    return [*results, Turn(message)]
+
+
+def _add_gemini(
+    part: Any, said: dict[str, str], calls: list[Any], results: list[Turn], place: str
+) -> None:
+    """Adds one part of a turn to what it says, to its calls, or to the results of functions."""
+    keys = {}
+    if isinstance(part, dict):
+        keys = {key: value for key, value in part.items() if value is not None}
+    thought = keys.pop("thought", False) is True
+    keys.pop("thoughtSignature", None)
+    kind, value = next(iter(keys.items()), (None, None))
+    if kind == "text" and isinstance(value, str):
+        said["reasoning_content" if thought else "content"] += valid_text(value)
+    elif kind in ("functionCall", "function_call") and _is_named(value):
+        arguments = valid_tree(value.get("args") or {}, place)
+        function = {"name": valid_text(value["name"]), "arguments": arguments}
+        calls.append({"type": "function", "function": function})
+    elif kind in ("functionResponse", "function_response") and _is_named(value):
+        answer = json.dumps(valid_tree(value.get("response"), place), ensure_ascii=False)
+        results.append(Turn({"role": "tool", "content": answer, "name": valid_text(value["name"])}))
+    elif kind in ("inlineData", "inline_data", "fileData", "file_data"):
+        raise DataError(f"There is an image, a sound or a file in {place}, {WITHOUT}.")
+    else:
+        raise DataError(
+            f"A part of {place} is neither text nor a function's call or response; write it as "
+            "{text: ...}."
+        )
+    if len(keys) > 1:
+        raise DataError(f"A part of {place} holds several things; write a part for each.")
+
+
+def _is_named(value: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict) and isinstance(value.get("name"), str)
+
+
+def _gemini_tools(parts: Parts) -> list[Any] | None:
+    """Returns the function declarations of a row as tools."""
+    value = parts.optional("tools")
+    if is_blank(value):
+        return None
+    place = f"The column {parts.place('tools')}"
+    found: list[Any] = []
+    for tool in value if isinstance(value, list | tuple) else [value]:
+        declared = None
+        if isinstance(tool, dict):
+            declared = tool.get("functionDeclarations", tool.get("function_declarations"))
+        found += declared if isinstance(declared, list) else [tool]
+    return _lower_types(read_tools(found, place))
+
+
+def _lower_types(value: Any) -> Any:
+    """Returns schemas with the types of JSON schema: Gemini writes them in capital letters."""
+    if isinstance(value, list):
+        return [_lower_types(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _lower_types(item) for key, item in value.items()}
+    if isinstance(found.get("type"), str):
+        found["type"] = found["type"].lower()
+    return found
+
+
+GEMINI = Format(
+    name="gemini",
+    required={"messages": ("contents",)},
+    optional={"system": ("systemInstruction", "system_instruction"), "tools": TOOLS},
+    read=_read_gemini,
+    looks_like=lambda first: _is_gemini(first["messages"]),
+    needs="a column contents: a list of {role, parts}",
+    weak=frozenset({"contents"}),
+)
+
+
+def _is_gemini(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and isinstance(value[0], dict)
+        and ("parts" in value[0])
+    )

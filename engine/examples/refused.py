@@ -1,0 +1,72 @@
+"""Rows that must not be trained as they stand: their columns say so, whatever their format.
+
+A column of images, a mark for good and bad answers, or a weight says what a trainer has to do with
+a row. If it is not done, the row is refused by the name of the column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from engine.errors import DataError
+from engine.examples.values import is_blank, shown
+from engine.sources.json_files import Row
+from engine.sources.not_trained import MARKS, MEDIA_COLUMNS, WITHOUT, medium
+
+_WEIGHTS = ("weight", "loss_weight", "sample_weight")
+_FLAGS = ("train", "training")
+_MARK = "kto_tag"
+_LABEL = "label"
+WITH_ANSWERS = ("messages", "sharegpt", "gemini", "alpaca", "prompt_completion")
+"""Rows of these formats have answers that a column may mark as bad."""
+
+
+def refuse_row(row: Row, used: Collection[str], data_format: str, where: str) -> None:
+    """Raises DataError if a column that is not used says that the row must not be trained as it
+    is.
+    """
+    for column, value in row.items():
+        if column in used or value is None or not isinstance(column, str):
+            continue
+        name = column.lower()
+        what = MEDIA_COLUMNS.get(name) if _holds_something(value) else None
+        what = what or medium(value)
+        if what:
+            raise DataError(f"The column {column} in {where} holds {what}, {WITHOUT}.")
+        is_mark = name == _MARK or (name == _LABEL and isinstance(value, bool))
+        if is_mark and data_format in WITH_ANSWERS:
+            raise DataError(f"The column {column} in {where} {MARKS}.")
+        if _is_weight(name, value):
+            raise DataError(
+                f"The column {column} in {where} is {shown(value)}, but rows are trained with one "
+                "weight; remove the rows that are not to be trained, and then this column."
+            )
+
+
+def refuse_marked(rows: list[Row], used: Collection[str], name: str) -> None:
+    """Raises DataError if a column of the first rows of the source `name` marks answers as good or
+    bad with 1 and 0.
+    """
+    values: dict[str, set[Any]] = {}
+    for row in rows:
+        for column, value in row.items():
+            if isinstance(column, str) and column.lower() == _LABEL and column not in used:
+                is_mark = isinstance(value, int) and value in (0, 1)
+                if value is not None:
+                    values.setdefault(column, set()).add(is_mark)
+    for column, found in values.items():
+        if found == {True}:
+            raise DataError(f"The column {column} of {name} {MARKS}.")
+
+
+def _holds_something(value: Any) -> bool:
+    is_none = isinstance(value, bool | int | float) and not value
+    return not is_blank(value) and not is_none
+
+
+def _is_weight(name: str, value: Any) -> bool:
+    if name in _FLAGS:
+        return value is False
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return name in _WEIGHTS and is_number and value != 1
