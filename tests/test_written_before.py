@@ -60,12 +60,11 @@ def cut_after_checkpoint(run: Path, step: int) -> None:
 
 
 def same_figures(found: list[float], before: list[float]) -> bool:
-    """Equal to the bit where torch and the kind of CPU are those of before; elsewhere sums may be
-    in another order.
+    """Equal but for the order of sums where torch and the instructions of the CPU are those of
+    before, since its kernels differ among CPUs with the same instructions; elsewhere nearly equal.
     """
-    if [torch.__version__, torch.backends.cpu.get_cpu_capability()] == EXPECTED["computed_by"]:
-        return found == before
-    return found == pytest.approx(before, rel=1e-4)
+    alike = [torch.__version__, torch.backends.cpu.get_cpu_capability()] == EXPECTED["computed_by"]
+    return found == pytest.approx(before, rel=1e-6 if alike else 1e-4)
 
 
 def resumed(place: Path) -> list[dict]:
@@ -148,6 +147,7 @@ def test_the_tokens_are_made_as_before_and_those_of_before_are_read(place, own_c
         json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["body"]
         for folder in (made, kept)
     ]
+    assert contents[0]["tally"]["columns"].pop("notes") == []  # newer
     assert contents[0] | {"key": ""} == contents[1] | {"key": ""}
 
     shutil.rmtree(made)
@@ -199,6 +199,11 @@ SINCE_THEN = {
     "model.start_from": None,
     "output.export_dtype": "auto",
     "output.checkpoint": "full",
+    "data.lost_turns": "turn_by_turn",
+    "data.typed_tokens": "text",
+    "data.columns.history": None,
+    "data.columns.chosen": None,
+    "data.columns.rejected": None,
 }
 """These settings are newer than the preset. They have the values with which nothing changes."""
 
@@ -207,8 +212,11 @@ def as_before(path: Path) -> dict:
     """The settings in a file, without those that are newer."""
     found = json.loads(json.dumps(TrainConfig.load(path).to_dict()))
     for dotted, value in SINCE_THEN.items():
-        section, name = dotted.split(".")
-        assert found[section].pop(name) == value
+        *sections, name = dotted.split(".")
+        table = found
+        for section in sections:
+            table = table[section]
+        assert table.pop(name) == value
     return found
 
 
@@ -223,7 +231,7 @@ def test_the_settings_of_the_run_are_those_of_its_preset():
 def test_settings_are_saved_byte_for_byte_as_before(tmp_path):
     """But for the lines of newer settings."""
     TrainConfig.load(BEFORE / "preset.yaml").save(tmp_path / "config.yaml")
-    newer = {f"{name.split('.')[1]}:" for name in SINCE_THEN}
+    newer = {f"{name.split('.')[-1]}:" for name in SINCE_THEN}
     lines = (tmp_path / "config.yaml").read_text(encoding="utf-8").splitlines()
     kept = [line for line in lines if line.split()[0] not in newer]
     before = (BEFORE / "runs" / RUN / "config.yaml").read_text(encoding="utf-8")

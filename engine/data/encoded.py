@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from engine.data.encode import Encoder
 from engine.data.rendered import Skipped
 from engine.errors import DataError
 from engine.examples.example import Example
-from engine.examples.formats import ColumnMap
+from engine.examples.formats import ROWS_TO_DETECT, ColumnMap
 from engine.examples.values import BrokenText
 from engine.sources.open_source import Row, Source
 
@@ -27,6 +28,10 @@ Numbered = tuple[int, Row, str]
 # grows with both.
 _ROWS = 512
 _CHARACTERS = 1 << 18
+_DEEPEST = 100
+"""A row has at most this many levels of lists and objects."""
+_MOST_LATER = 20
+"""At most so many columns that appear in later rows are named."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +50,44 @@ class Encoded:
     warnings: Counter[str]
 
 
+def numbered_rows(source: Source) -> Iterator[Numbered]:
+    """Reads all rows of `source` in order. Raises DataError for a row that is nested too deeply for
+    what reads it later.
+    """
+    for number, row in source.read():
+        where = source.where(number)
+        _check_depth(row, where)
+        yield number, row, where
+
+
 def row_batches(source: Source) -> Iterator[list[Numbered]]:
     """Reads all rows of `source` in order and yields them in batches."""
     batch: list[Numbered] = []
     characters = 0
-    for number, row in source.read():
-        batch.append((number, row, source.where(number)))
-        characters += _characters(row)
+    for numbered in numbered_rows(source):
+        batch.append(numbered)
+        characters += _characters(numbered[1])
         if len(batch) == _ROWS or characters >= _CHARACTERS:
             yield batch
             batch = []
             characters = 0
     if batch:
         yield batch
+
+
+def _check_depth(row: Row, where: str) -> None:
+    inside: list[Any] = [row]
+    for _ in range(_DEEPEST):
+        inside = list(itertools.chain.from_iterable(map(_items, inside)))
+        if not inside:
+            return
+    raise DataError(f"The row of {where} is nested too deeply; write it with fewer levels.")
+
+
+def _items(value: Any) -> Iterable[Any]:
+    """Returns the values in a value that have values in them."""
+    found = value.values() if isinstance(value, dict) else value
+    return [item for item in found if isinstance(item, dict | list)]
 
 
 def _characters(value: Any) -> int:
@@ -119,6 +149,7 @@ def encode_batch(encoder: Encoder, columns: ColumnMap, batch: list[Numbered]) ->
             cut += row.cut
             documents.append(row.documents)
             answers.append(row.answer or (0, 0))
+    _tell_later_columns(encoder, columns, batch)
     return Encoded(
         Documents.joined(documents),
         np.array(answers, np.int64).reshape(-1, 2),
@@ -126,3 +157,20 @@ def encode_batch(encoder: Encoder, columns: ColumnMap, batch: list[Numbered]) ->
         skipped,
         encoder.renderer.take_warnings(),
     )
+
+
+def _tell_later_columns(encoder: Encoder, columns: ColumnMap, batch: list[Numbered]) -> None:
+    """Counts the columns that are not used because the first rows, which tell what each column
+    holds, do not have them.
+    """
+    known = columns.known_columns()
+    later: Counter[str] = Counter()
+    for _, row, _ in batch:
+        later.update(row.keys() - known)
+    for place, (name, times) in enumerate(sorted(later.items())):
+        shown = name if place < _MOST_LATER else "and others"
+        encoder.renderer.warn(
+            f"The column {shown} is not used, because the first {ROWS_TO_DETECT} rows do not have "
+            "it",
+            times,
+        )

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.config.data_settings import DataColumns, DataConfig, DataSource
 from engine.config.settings import AUTO
-from engine.data.encoded import Numbered
+from engine.data.encoded import Numbered, numbered_rows
 from engine.data.shown_rows import Opened, shown_rows
 from engine.errors import DataError
 from engine.examples.choose_columns import columns_to_choose, kind_of
@@ -147,10 +147,7 @@ def check_first_rows(config: DataConfig) -> None:
 
 def _first(part: DataConfig, count: int) -> tuple[Source, list[Numbered]]:
     source = open_source(part, streaming=True)
-    read = [
-        (number, row, source.where(number))
-        for number, row in itertools.islice(source.read(), count)
-    ]
+    read = list(itertools.islice(numbered_rows(source), count))
     if not read:
         raise DataError(f"{source.name} has no rows; give a data set with at least one.")
     return source, read

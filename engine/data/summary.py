@@ -61,7 +61,7 @@ def summary_of(
         "columns": columns,
         "unused_columns": list(unused),
         "chat_template": ", ".join(templates),
-        "train_on": "all" if formats == ["text"] else config.train_on,
+        "train_on": _trained_on(config, formats),
         **({"sources": counts} if len(parts) > 1 else {}),
         "cached": all(part.tokens.cached for part in parts),
         "rows_read": sum(count["rows_read"] for count in counts),
@@ -86,6 +86,13 @@ def summary_of(
         "tokens_per_row": round(tokens / len(train), 1),
         "warnings": _warnings(config, parts, encoder, packing_problem),
     }
+
+
+def _trained_on(config: DataConfig, formats: list[str]) -> str:
+    """Returns `all` for texts, `rows` where each row says what is trained, or the setting."""
+    if formats == ["text"]:
+        return "all"
+    return "rows" if set(formats) <= {"segments", "tokens"} else config.train_on
 
 
 def _counts(part: Part) -> dict[str, Any]:

@@ -17,6 +17,12 @@ from engine.sources.json_text import JsonText
 from engine.sources.open_text import open_text
 from engine.sources.text_files import TURN_COLUMNS
 
+_PARTS_OF_A_ROW = (
+    {"role", "content"},
+    {"role", "parts"},
+    {"from", "value"},
+)
+"""An object with all keys of one of these sets is a part of a row, and no row."""
 Row = dict[str, Any]
 Read = Callable[[], Iterator[tuple[int, Row]]]
 
@@ -173,19 +179,19 @@ def _lists_within(text: JsonText) -> list[int]:
         if text.peek() != "[":
             text.value()
             continue
-        if _begins_with_object(text.items()) and name not in TURN_COLUMNS:
+        if _begins_with_row(text.items()) and name not in (*TURN_COLUMNS, "segments"):
             found[name] = place
     return list(found.values())
 
 
-def _begins_with_object(items: Iterator[Any]) -> bool:
-    """Whether the first item is an object. All items are read, so that reading can continue after
-    the list.
+def _begins_with_row(items: Iterator[Any]) -> bool:
+    """Whether the first item is an object, and no turn of a conversation. All
+    items are read, so that reading can continue after the list.
     """
     first = next(items, None)
     for _ in items:
         pass
-    return isinstance(first, dict)
+    return isinstance(first, dict) and not any(keys <= first.keys() for keys in _PARTS_OF_A_ROW)
 
 
 def _list_items(path: Path, member: int | None = None) -> Iterator[tuple[int, Row]]:

@@ -33,6 +33,7 @@ from engine.sources.arrow_files import (
 from engine.sources.bounded_lines import count_lines
 from engine.sources.excel import sheet_note, sheet_rows
 from engine.sources.folders import files_of, is_saved_by_datasets, left_out
+from engine.sources.hub_connection import from_hub_or_cache
 from engine.sources.json_files import Read, Row, goes_over_lines, item_rows, line_rows, value_rows
 from engine.sources.kinds import (
     ARROW_SUFFIXES,
@@ -313,13 +314,17 @@ def _hub(config: DataConfig, streaming: bool, more: dict[str, str] | None = None
         "check the id (a subset is written as owner/name:subset), data.split and the connection to "
         "the Hugging Face hub"
     )
-    return _from_datasets(load, source, f"The data set {source}", remedy)
+    return _from_datasets(
+        lambda: from_hub_or_cache(source, load), source, f"The data set {source}", remedy
+    )
 
 
 def _from_datasets(load: Callable[[], Any], name: str, subject: str, remedy: str) -> Source:
     """Opens what `load` returns. An error names the `subject` and ends with the `remedy`."""
     try:
         data = load()
+    except DataError:
+        raise
     except Exception as error:  # noqa: BLE001  datasets raises errors of many libraries
         raise DataError(f"{subject} cannot be loaded ({first_line(error)}); {remedy}.") from None
 
