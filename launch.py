@@ -71,7 +71,7 @@ def _app(arguments: argparse.Namespace) -> int:
         raise ConfigError("--tls-cert, --tls-key", "both files are needed to serve by https.")
     tls = None if arguments.tls_cert is None else (arguments.tls_cert, arguments.tls_key)
     serve(
-        Address(plain_host(arguments.host), arguments.port, tls),
+        Address(plain_host(arguments.host), arguments.port, tls, tuple(arguments.proxy)),
         login=arguments.login,
         runs_dir=arguments.runs_dir,
         open_browser=not arguments.no_browser,
@@ -361,6 +361,13 @@ def _app_arguments(parser: argparse.ArgumentParser) -> None:
         help="PEM certificate, to serve by https",
     )
     parser.add_argument("--tls-key", type=argument_types.path, metavar="FILE", help="its PEM key")
+    parser.add_argument(
+        "--proxy",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="address or network of a reverse proxy, which tells where requests come from",
+    )
     parser.add_argument(
         "--runs-dir",
         type=argument_types.path,

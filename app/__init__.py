@@ -8,6 +8,7 @@ and from `engine`; `tests/test_rooms.py` reads this list.
     view     turns a snapshot or a report into figures and words
     session  what the server owns: the run, the queue, detached runs, jobs
     pages    what each page answers, the page itself and its theme
+    login    who is logged in, and where a request comes from
     web      access checks and routes
     main     `serve`, which `launch.py` calls
 

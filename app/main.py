@@ -17,6 +17,8 @@ from typing import Any
 import uvicorn
 
 from app.form.presets import FIRST_PRESET, read_presets
+from app.login.clients import Proxies
+from app.login.login import LOGIN_VARIABLE, resolve_login, tls_options
 from app.pages.checker import Checker
 from app.pages.page import build_page
 from app.pages.theme import css_variables, make_theme
@@ -24,7 +26,6 @@ from app.session.session import Session
 from app.web.address import Address, refuse_unusable
 from app.web.connections import server_config
 from app.web.guard import GuardPolicy
-from app.web.login import resolve_login, tls_options
 from app.web.opening import read_ahead
 from app.web.server import build_app
 from engine.errors import RamstreamError
@@ -50,23 +51,31 @@ def serve(
     ends the program at once.
 
     `login` is "user:password", or True to ask in the terminal; without it, the environment variable
-    RAMSTREAM_LOGIN applies. Raises RamstreamError if others can reach the address and no login is
-    set, if the address cannot be used, if runs cannot be kept in `runs_dir`, and if the files are
-    not a certificate and its key.
+    RAMSTREAM_LOGIN applies. Raises RamstreamError if others can reach the address, directly or by
+    way of a proxy, and no login is set, if the address cannot be used, if runs cannot be kept in
+    `runs_dir`, and if the files are not a certificate and its key.
     """
     refuse_unusable(address)
     encryption: dict[str, Any] = {} if address.tls is None else tls_options(*address.tls)
     runs = named_folder(os.fspath(runs_dir))
-    runs_folder.refuse_unusable(runs)
+    proxies = Proxies.named(address.proxies)
     policy = GuardPolicy.for_bind(
-        address.host, resolve_login(login, address.host, runs / LOGIN_KEY_FILE)
+        address.host,
+        resolve_login(login, address.host, runs / LOGIN_KEY_FILE, address.port),
+        proxies,
     )
+    if proxies and policy.login is None:
+        raise RamstreamError(
+            "--proxy: other machines reach the app through a proxy, so it needs a login; add "
+            f"--login or set {LOGIN_VARIABLE}."
+        )
+    runs_folder.refuse_unusable(runs)
     session = Session(runs)
     checker = Checker(session)
     app = build_app(
         session,
         checker,
-        build_page(session, checker),
+        build_page(session, checker, has_login=policy.login is not None),
         policy,
         theme=make_theme(),
         css=css_variables(),

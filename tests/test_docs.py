@@ -28,7 +28,7 @@ from engine.config.tree import build
 from engine.data.preview import preview
 from engine.paths import PROGRAM_ROOT
 from engine.words import GIB
-from tests.support import data_references as reference
+from tests.support import references as reference
 
 DOCS = PROGRAM_ROOT / "docs"
 README_LINES = 160

@@ -26,6 +26,9 @@ REASONS: dict[str, dict[str, str]] = {
         "os.environ is changed": "Gradio reads there that it must not report its use"
     },
     "app/pages/talk.py": {"self._idle.daemon is set": "a timer of Python takes it in no other way"},
+    "app/web/gradio_streams.py": {
+        "page._queue is private": "Gradio tells in no other way which sessions it knows"
+    },
     "app/web/requests.py": {
         "response.headers is changed": "so Starlette's answers are given headers"
     },

@@ -4,6 +4,7 @@
 //
 // Everything shown arrives as JSON and is set with textContent; nothing is ever parsed as markup.
 
+import { Account } from "./common/account.js";
 import { Connection, inTime } from "./common/connection.js";
 import { isShown, send } from "./common/dom.js";
 import { carryGradio } from "./common/gradio.js";
@@ -341,6 +342,10 @@ const mounts = {
     hardware: (place) => {
         places.hardware = new Hardware(place.element, () => goTo("train"));
         wake();
+    },
+    header: (place) => {
+        mountTrain(place);
+        if (place.props.value?.has_login) new Account(place.element);
     },
     jobs: (place) => {
         new JobStrip(place.element);

@@ -59,6 +59,8 @@ LABELS = {
     "data.columns.text": "Column of the text",
     "data.max_seq_len": "Sequence length (tokens)",
     "data.train_on": "Tokens to train on",
+    "data.lost_turns": "Turns that the template leaves out",
+    "data.typed_tokens": "Special tokens in turns",
     "data.eval_fraction": "Held-out share",
     "train.batch_size": "Batch size (rows)",
     "train.micro_batch_size": "Micro-batch size (rows)",
@@ -98,6 +100,11 @@ CHOICE_LABELS = {
         "float32": "float32, the whole masters",
     },
     "data.train_on": {"assistant": "the answers only", "all": "every token"},
+    "data.lost_turns": {
+        "turn_by_turn": "train each answer after its prompt",
+        "refuse": "refuse such rows",
+    },
+    "data.typed_tokens": {"text": "are text", "tokens": "are tokens, as a server reads them"},
     "engine.save_level": {
         "boundary_host": "block inputs, in host RAM",
         "boundary": "block inputs, on the GPU",

@@ -15,8 +15,8 @@ from app.session.session import Session
 from engine.machine.read_machine import read_machine
 
 
-def build_page(session: Session, checker: Checker) -> gr.Blocks:
-    """Builds the page and returns it.
+def build_page(session: Session, checker: Checker, has_login: bool = False) -> gr.Blocks:
+    """Builds the page and returns it. With a login, its header shows who is logged in.
 
     Gradio provides the form. `app/browser/main.js` draws the changing content, using our own
     routes.
@@ -26,7 +26,7 @@ def build_page(session: Session, checker: Checker) -> gr.Blocks:
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     with gr.Blocks(title="Ramstream", analytics_enabled=False, fill_width=True) as page:
         machine = machine_words(read_machine(session.runs_dir))
-        drawn("header", {"machine": machine})
+        drawn("header", {"machine": machine, "has_login": has_login})
         bar = drawn("run_bar", {})
         drawn("jobs", {})
         with gr.Tabs(elem_id="rs-tabs") as tabs:

@@ -49,6 +49,11 @@ SAME_START = 1.0
 """Two readings of one process's start time differ by less than this many seconds. psutil counts
 from the boot time, which the system may report slightly differently each time.
 """
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+TICKS_FIELD = 19
+"""A process's start has this place in its status line, counted from 0 after the name."""
+OVER = ("Z", "X", "x")
+"""A process in one of these states has ended."""
 
 
 def train_command(folder: RunFolder) -> list[str]:
@@ -136,7 +141,12 @@ def _start_process(folder: RunFolder) -> subprocess.Popen[bytes]:
             # Signals to the server's terminal, such as Ctrl-C, must not reach the run's process.
             start_new_session=True,
         )
-    identity = {"pid": process.pid, "started": _started(process.pid)}
+    identity = {
+        "pid": process.pid,
+        "started": _started(process.pid),
+        "boot": _boot_id(),
+        "ticks": _ticks(process.pid),
+    }
     try:
         write_whole(folder.path / PROCESS_FILE, json.dumps(identity))
     except OSError:
@@ -211,10 +221,29 @@ def last_lines(path: Path) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def _started(pid: int) -> float:
-    """Returns the Unix time at which a process began, or 0 if it has ended. The time distinguishes
-    the process from a later one with the same id.
+def _boot_id() -> str:
+    """Returns what distinguishes this boot of the machine from the others; "" if unknown."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _ticks(pid: int) -> int:
+    """Returns how many clock ticks after the machine's boot a process began, or 0 if it has ended
+    or the system does not tell. Whoever sets the machine's clock does not change this number.
     """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        # A process's name, in parentheses, may contain anything.
+        fields = text.rpartition(")")[2].split()
+        return 0 if fields[0] in OVER else int(fields[TICKS_FIELD])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _started(pid: int) -> float:
+    """Returns the Unix time at which a process began, or 0 if it has ended."""
     try:
         process = psutil.Process(pid)
         is_over = process.status() == psutil.STATUS_ZOMBIE
@@ -228,6 +257,11 @@ def _is_alive(folder: RunFolder) -> bool:
     try:
         written = json.loads((folder.path / PROCESS_FILE).read_text(encoding="utf-8"))
         pid, started = int(written["pid"]), float(written["started"])
+        boot, ticks = written.get("boot"), written.get("ticks")
     except (OSError, ValueError, KeyError, TypeError):
         return False
+    if boot and ticks:
+        return boot == _boot_id() and ticks == _ticks(pid)
+    # An earlier version wrote this, or the system tells no more. A later process with the same id
+    # began at another time.
     return started > 0 and abs(_started(pid) - started) < SAME_START

@@ -8,11 +8,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from app.session.detached import DetachedRuns, is_starting, request_when_started
@@ -213,13 +214,28 @@ class Session:
         """Runs a run to its end; the worker thread calls this."""
         try:
             self._free_memory()
-            run.execute()
+            # If the run's folder vanishes, only its watch still tells of the run.
+            with self._watched(run.id):
+                run.execute()
         except RunError as error:
             # Another process has taken the run meanwhile, so this one must not write its record.
             print(error, file=sys.stderr, flush=True)
         finally:
             self._active = None
             self._has_ended()
+
+    @contextlib.contextmanager
+    def _watched(self, run_id: str) -> Iterator[None]:
+        """Returns a context in which a watch knows that the run is under way in this process."""
+        watch = None
+        with contextlib.suppress(RunError):  # the run itself tells what is wrong
+            watch = self.watch(run_id)
+            watch.note_begin()
+        try:
+            yield
+        finally:
+            if watch is not None:
+                watch.note_end()
 
     def _has_ended(self) -> None:
         self._list.forget()
@@ -317,7 +333,7 @@ class Session:
         """
         with self._watching:
             watch = self._watches.get(run_id)
-            if watch is None or not watch.folder.path.is_dir():
+            if watch is None or watch.is_outdated:
                 folder = open_run(self.runs_dir, run_id)
                 self._detached.settle(folder)
                 watch = Watch(folder, lambda: self.is_about_to_run(folder))

@@ -15,7 +15,8 @@ from app.view.outcome import how_it_can_go_on, how_it_ended
 from app.words import STATE_TONES, STATE_WORDS, in_count, in_share, in_time
 from engine.checkpoints.saved_steps import NOTHING_SAVED, SavedSteps
 from engine.runs.folder import shown_state
-from engine.runs.snapshot import OVER_STATES, RECENT_STEPS, Job, RunSnapshot
+from engine.runs.parts import Job
+from engine.runs.snapshot import OVER_STATES, RECENT_STEPS, RunSnapshot
 
 JOB_WORDS = {
     "download": "Downloading the model",
@@ -82,6 +83,8 @@ class ShownRun:
     """These checkpoints of the run are on the disk."""
     saves: bool = True
     """The run writes checkpoints."""
+    is_lost: bool = False
+    """The run's folder is gone, so nothing can be requested."""
 
 
 def run_bar(snapshot: RunSnapshot, run: ShownRun) -> dict[str, Any]:
@@ -95,6 +98,8 @@ def run_bar(snapshot: RunSnapshot, run: ShownRun) -> dict[str, Any]:
     # available in that case.
     pending = None if lacks_space_for == "record" else run.pending
     actions = ACTIONS_ON_A_FULL_DISK.get(lacks_space_for) or actions_in(state, run.saved)
+    if run.is_lost:
+        actions = ()
     stop_saves = run.saves and lacks_space_for not in ("record", "stop")
     return {
         "run_id": run.run_id,

@@ -15,7 +15,7 @@ import functools
 import json
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -29,10 +29,12 @@ from app.view.run_words import details, prompt_answers, tiles
 from app.view.timeline_figure import timeline_part
 from engine.checkpoints.saved_steps import saved_steps
 from engine.config.settings import TrainConfig
-from engine.errors import RamstreamError
+from engine.errors import RamstreamError, RunError
 from engine.runs.about import read_about
+from engine.runs.events import Record, RunEnded
 from engine.runs.folder import RunFolder
 from engine.runs.following import Follower, catch_up
+from engine.runs.lost_folder import lost_in_words
 from engine.runs.snapshot import RunSnapshot
 from engine.runs.timeline_index import TimelineIndex
 
@@ -71,9 +73,30 @@ class Watch:
         self._head = b""
         self._parts: dict[tuple[str, Axis | None], _Part] = {}
         self._asked_at: dict[Axis, float] = {}
+        self._was_running = False
+        """The run had a process when the record was last read."""
+        self.is_lost = False
+        """The run's folder vanished while the run was under way."""
         self._request: tuple[str, int] | None = None
         """The pending command, and how many commands the run had taken when it was sent."""
         self._changes = 0
+
+    @property
+    def is_outdated(self) -> bool:
+        """Returns whether the folder was deleted, or put back, so that this watch shows what is no
+        longer there. Of a run whose folder vanished while it was under way, it goes on telling so.
+        """
+        if self.is_lost:
+            return self.folder.events_path.exists()
+        return not self._was_running and not self.folder.path.is_dir()
+
+    def note_begin(self) -> None:
+        """Says that the run begins in this process, whether or not a page asks for it."""
+        self._was_running = True
+
+    def note_end(self) -> None:
+        """Says that the run has ended in this process."""
+        self._was_running = not self.folder.events_path.exists()
 
     async def answer(self, since: int, axis: Axis) -> bytes:
         """Returns the members of a JSON object, without its braces. Raises RunError if the record
@@ -113,6 +136,7 @@ class Watch:
         # for an interrupted one.
         is_running = self._is_active() or self.folder.is_running()
         catch_up(self.snapshot, self._follower)
+        self._notice_loss(is_running)
         config = self._config()
         pending = self._pending(is_running)
         self._head = self._head_of(is_running, pending, config)
@@ -122,6 +146,21 @@ class Watch:
         self._keep_details()
         self._keep_prompts()
         self._read_at = time.monotonic()
+
+    def _notice_loss(self, is_running: bool) -> None:
+        """Ends the run in the snapshot if its folder vanished while it was under way: nobody can
+        read what its process recorded then.
+        """
+        vanished = self._was_running and not self.folder.events_path.exists()
+        self._was_running = is_running
+        if is_running or not vanished or self.snapshot.is_over:
+            return
+        self.is_lost = True
+        ended = RunEnded("failed", lost_in_words(self.folder.path), RunError.__name__)
+        snapshot = self.snapshot
+        snapshot.apply(
+            Record(self.folder.id, snapshot.last_seq + 1, snapshot.last_time or 0.0, ended)
+        )
 
     def _pending(self, is_running: bool) -> str | None:
         """Returns the command that the run has not taken yet. A command that it has taken, or never
@@ -148,14 +187,18 @@ class Watch:
             None if config is None else config.train.learning_rate,
             saved_steps(self.folder.checkpoints_path),
             config is None or config.output.checkpoint != "none",
+            self.is_lost,
         )
         bar = run_bar(snapshot, run)
+        said = headline(snapshot, bar["state"], run.saved, config)
+        if self.is_lost:
+            said = replace(said, advice="")  # there is nothing to go on from
         head = {
             "run_id": self.folder.id,
             "seq": snapshot.last_seq,
             "bar": bar | {"note": about.note},
             "tiles": tiles(snapshot),
-            "diagnosis": headline(snapshot, bar["state"], run.saved, config).to_dict(),
+            "diagnosis": said.to_dict(),
         }
         return _serialised(head)[1:-1]
 

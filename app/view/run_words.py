@@ -256,7 +256,7 @@ def _checkpoint(written: CheckpointWritten) -> str:
     if written.seconds:
         text += f" ({in_bytes(written.bytes / written.seconds)}/s)"
     if written.waited_seconds:
-        text += f"; training waited {1e3 * written.waited_seconds:,.0f} ms for it"
+        text += f"; training waited at most {1e3 * written.waited_seconds:,.0f} ms for it"
     if written.due_step:
         text += f"; due after step {written.due_step:,}, postponed while another was written"
     return text

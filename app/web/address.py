@@ -28,6 +28,9 @@ class Address:
     """These are the files of a certificate (with its chain) and of its key, for serving over https.
     """
 
+    proxies: tuple[str, ...] = ()
+    """Requests are passed on to the server by proxies with these addresses or networks."""
+
     @property
     def url(self) -> str:
         """Returns the URL under which a browser on this machine reaches the server."""

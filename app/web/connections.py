@@ -22,11 +22,17 @@ MOST_CONNECTIONS = 256
 opens up to 6.
 """
 
+LARGEST_HEAD = 1 << 20
+"""The head of a request has at most this many bytes. Browsers keep up to 180 cookies of 4 KiB for a
+host, and send them all to each of its ports.
+"""
+
 
 class Connection(H11Protocol):
     """A connection closes itself when its client sends a request too slowly.
 
-    h11 refuses heads of more than 64 KiB (400). The guard limits bodies.
+    h11 refuses heads that are too large (400). The guard limits bodies, and heads without their
+    cookies.
     """
 
     head_seconds = HEAD_SECONDS
@@ -79,6 +85,10 @@ def server_config(
         port=port,
         http=protocol,
         ws="none",
+        h11_max_incomplete_event_size=LARGEST_HEAD,
+        # The guard reads what a proxy says, if the user has named it; uvicorn would believe any
+        # program of this machine, and whatever an environment variable names.
+        proxy_headers=False,
         limit_concurrency=MOST_CONNECTIONS,
         log_level="warning",
         access_log=False,

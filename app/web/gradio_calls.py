@@ -14,7 +14,8 @@ import gradio as gr
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from app.web.guard import App, Message, Receive, Scope, Send, replayed
+from app.login.asgi import App, Message, Receive, Scope, Send
+from app.web.guard import replayed
 from app.web.requests import LONGEST_SENTENCE, json_object
 from engine.errors import RamstreamError, RunError
 

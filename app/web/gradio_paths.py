@@ -10,8 +10,8 @@ import re
 
 from starlette.responses import JSONResponse
 
-from app.web.guard import App, Receive, Scope, Send
-from app.web.login import LOGIN_PATH
+from app.login.asgi import App, Receive, Scope, Send
+from app.login.login import LOGIN_PATH
 
 _READ = re.compile(
     r"/|/theme\.css|/favicon\.ico|/manifest\.json|/config"

@@ -8,10 +8,12 @@ the guard answers with the status in brackets:
 - Its Host is one of ours (400).
 - It was not sent by a page of another origin (403).
 - Its body is JSON, or that of the login form (415).
-- If a login is set, it carries our cookie (401, or the login form for a page).
+- If a login is set, it carries our cookie (401, or the login form for a page). An answer that goes
+  on for long ends with that login.
 - Its body is small (413) and arrives in time (408).
 
-Web sockets are not served.
+Web sockets are not served. What is behind the guard sees no cookies, and of the headers on
+forwarding only what a named proxy says.
 """
 
 from __future__ import annotations
@@ -20,27 +22,27 @@ import asyncio
 import ipaddress
 import json
 import socket
-from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-from app.web.login import LINK_USED, LOGIN_PATH, Login
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from app.login.asgi import App, Message, Receive, Scope, Send
+from app.login.clients import Proxies, client_of
+from app.login.login import LINK_USED, LOGIN_PATH, SESSION_KEY, Login
+from app.login.login_sessions import LoginSession
+from app.login.login_streams import answer_while_logged_in
 
 MAX_BODY_BYTES = 1 << 20
 BODY_TIMEOUT_SECONDS = 20.0
 MOST_HEADERS, LARGEST_HEAD = 100, 32 << 10
-"""A request has at most this many headers, which together have at most this many bytes. A browser
-sends about 20 headers.
+"""A request has at most this many headers, which together with its address have at most this many
+bytes. A browser sends about 20 headers. Cookies do not count: a browser sends all those of the
+host, and those of other programs must not shut us out.
 """
+LARGEST_FORM = 16 << 10
+"""The login form, which anybody may send, has at most this many bytes."""
 LONGEST_LENGTH = 20
 """A Content-Length has at most this many digits."""
+NO_PROXY = Proxies()
 FORM = "application/x-www-form-urlencoded"
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})
@@ -77,18 +79,26 @@ class GuardPolicy:
     """
 
     login: Login | None = None
+    proxies: Proxies = NO_PROXY
+    """The user has named these proxies; any Host passes that one of them lets through."""
+
     max_body_bytes: int = MAX_BODY_BYTES
     body_timeout_seconds: float = BODY_TIMEOUT_SECONDS
 
     @classmethod
-    def for_bind(cls, host: str, login: Login | None) -> GuardPolicy:
-        """Returns the policy of a server bound to `host`."""
+    def for_bind(cls, host: str, login: Login | None, proxies: Proxies = NO_PROXY) -> GuardPolicy:
+        """Returns the policy of a server bound to `host`, which `proxies` may stand before."""
         names = set(LOOPBACK_HOSTS)
         if host in WILDCARD_HOSTS:
             names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
         else:
             names.add(host.lower())
-        return cls(frozenset(names), any_address=host in WILDCARD_HOSTS, login=login)
+        return cls(
+            frozenset(names),
+            any_address=host in WILDCARD_HOSTS,
+            login=login,
+            proxies=proxies,
+        )
 
 
 class Guard:
@@ -105,10 +115,15 @@ class Guard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
+        scope = self.policy.proxies.seen(scope)
         headers = _Headers(scope)
-        refusal = self._refusal(scope, headers)
+        refusal = self._refusal_before_login(scope, headers)
+        session = None
+        if refusal is None and self.policy.login is not None:
+            session = self.policy.login.session_of(scope)
+            refusal = self._refusal_of_stranger(self.policy.login, session, scope, headers)
         if refusal is None and scope["method"] not in READ_METHODS:
-            body = await self._read_body(receive, headers)
+            body = await self._read_body(receive, headers, self._largest_body(scope))
             if isinstance(body, _Refusal):
                 refusal = body
             else:
@@ -116,28 +131,47 @@ class Guard:
         if refusal is not None:
             await refusal.send(send)
             return
-        await self.app(scope, receive, _with_security_headers(send))
+        await self._pass_on(session, _known(scope, session), receive, send)
 
-    def _refusal(self, scope: Scope, headers: _Headers) -> _Refusal | None:
-        """Returns the refusal of a request that may not pass, or None if it may."""
+    async def _pass_on(
+        self, session: LoginSession | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Lets the app answer a request, as long as its session lasts."""
+        send = _with_security_headers(send)
+        if session is None or self.policy.login is None:
+            await self.app(scope, receive, send)
+            return
+        self.policy.login.sessions.saw(session, client_of(scope).address)
+        if not _reads(scope):
+            # What was asked for in time is done, and its answer is short. Logging out is among it.
+            await self.app(scope, receive, send)
+        elif not await answer_while_logged_in(session, self.app, scope, receive, send):
+            await _Refusal(401, "Log in first.").send(send)
+
+    def _refusal_before_login(self, scope: Scope, headers: _Headers) -> _Refusal | None:
+        """Returns the refusal of a request that may not pass whoever sent it, or None."""
         if headers.are_too_many():
             return _Refusal(431, "The head of the request is too large.")
         return (
-            self._refusal_of_host(headers)
+            self._refusal_of_host(scope, headers)
             or self._refusal_of_origin(scope, headers)
             or self._refusal_of_type(scope, headers)
-            or self._refusal_of_stranger(scope, headers)
         )
 
-    def _refusal_of_host(self, headers: _Headers) -> _Refusal | None:
+    def _refusal_of_host(self, scope: Scope, headers: _Headers) -> _Refusal | None:
+        """Refuses a Host that is none of ours, since a DNS name of another site may lead here.
+
+        A proxy decides itself which hosts it serves, and it is named only where a login is set. A
+        page of another site under its own name has no cookie of ours.
+        """
         hosts = headers.all("host")
-        if len(hosts) == 1 and self._is_our_host(hosts[0]):
+        if len(hosts) == 1 and self._is_our_host(hosts[0], client_of(scope).is_proxied):
             return None
         return _Refusal(
             400, "Unknown Host: open the app under the address that it printed when it started."
         )
 
-    def _is_our_host(self, header: str) -> bool:
+    def _is_our_host(self, header: str, is_proxied: bool) -> bool:
         try:
             parts = urlsplit(f"//{header}")
             name, _ = parts.hostname, parts.port  # an invalid port raises here
@@ -145,7 +179,7 @@ class Guard:
             return False
         if not name or parts.path or parts.query or parts.fragment or parts.username is not None:
             return False
-        if name in self.policy.hosts:
+        if name in self.policy.hosts or is_proxied:
             return True
         return self.policy.any_address and _is_address(name)
 
@@ -179,22 +213,20 @@ class Guard:
             and scope["method"] == "POST"
         )
 
-    def _refusal_of_stranger(self, scope: Scope, headers: _Headers) -> _Refusal | None:
-        """Refuses clients that are not logged in, where a login is set.
+    def _refusal_of_stranger(
+        self, login: Login, session: LoginSession | None, scope: Scope, headers: _Headers
+    ) -> _Refusal | None:
+        """Refuses clients that are not logged in.
 
         The one-time login link redirects to the page, which removes its token from the address. It
         does so for clients that are already logged in, too.
         """
-        login = self.policy.login
-        if login is None:
-            return None
         token = _link_token(scope)
-        if scope["path"] == LOGIN_PATH or login.accepts_cookie(headers.get("cookie")):
+        if scope["path"] == LOGIN_PATH or session is not None:
             return None if token is None else _Refusal(303, "Logged in.", "/")
         if token is not None:
             if login.redeem(token):
-                cookie = login.set_cookie(scope.get("scheme") == "https")
-                return _Refusal(303, "Logged in.", "/", cookie)
+                return _Refusal(303, "Logged in.", "/", login.begin(scope))
             return _Refusal(303, "Log in first.", f"{LOGIN_PATH}?{LINK_USED}=1")
         if _asks_for_page(scope, headers):
             query = scope.get("query_string", b"").decode("latin-1")
@@ -202,13 +234,16 @@ class Guard:
             return _Refusal(303, "Log in first.", f"{LOGIN_PATH}?next={quote(wanted)}")
         return _Refusal(401, "Log in first.")
 
-    async def _read_body(self, receive: Receive, headers: _Headers) -> bytes | _Refusal:
-        """Returns the whole body, or the refusal of one that is too large or does not arrive in
-        time.
+    def _largest_body(self, scope: Scope) -> int:
+        largest = self.policy.max_body_bytes
+        return min(largest, LARGEST_FORM) if self._is_login_post(scope) else largest
+
+    async def _read_body(self, receive: Receive, headers: _Headers, limit: int) -> bytes | _Refusal:
+        """Returns the whole body, or the refusal of one that is larger than `limit` or does not
+        arrive in time.
 
         Bodies are small here, so the guard reads each one whole to count its bytes.
         """
-        limit = self.policy.max_body_bytes
         too_large = _Refusal(413, "The request is too large.")
         never_arrived = _Refusal(408, "The request never arrived.")
         declared = headers.get("content-length") or "0"
@@ -283,14 +318,28 @@ def _link_token(scope: Scope) -> str | None:
     return query.get("token", [None])[0]
 
 
+def _known(scope: Scope, session: LoginSession | None) -> Scope:
+    """Returns a scope that names the session of its request, without any cookie.
+
+    Nothing behind the guard needs cookies: ours would be a secret in too many hands, and those of
+    other programs are theirs.
+    """
+    headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"cookie"]
+    return {**scope, "headers": headers, SESSION_KEY: session}
+
+
 class _Headers:
-    """The headers of a request by lower-case name; a name may occur more than once."""
+    """The headers of a request by lower-case name, but for cookies; a name may occur more than
+    once.
+    """
 
     def __init__(self, scope: Scope):
-        self._pairs = [(name.lower(), value) for name, value in scope.get("headers", [])]
+        pairs = [(name.lower(), value) for name, value in scope.get("headers", [])]
+        self._pairs = [(name, value) for name, value in pairs if name != b"cookie"]
+        self._address = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
 
     def are_too_many(self) -> bool:
-        size = sum(len(name) + len(value) for name, value in self._pairs)
+        size = self._address + sum(len(name) + len(value) for name, value in self._pairs)
         return len(self._pairs) > MOST_HEADERS or size > LARGEST_HEAD
 
     def all(self, name: str) -> list[str]:

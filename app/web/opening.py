@@ -11,8 +11,8 @@ import contextlib
 from collections.abc import Sequence
 from urllib.parse import parse_qs
 
+from app.login.asgi import App, Message, Receive, Scope, Send
 from app.session.session import Session
-from app.web.guard import App, Message, Receive, Scope, Send
 from engine.errors import RamstreamError
 
 

@@ -22,6 +22,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from app.form.settings_form import settings
+from app.login.login_form import login_routes
 from app.pages.checker import Checker
 from app.pages.hardware import Hardware
 from app.pages.talk import Talk
@@ -30,14 +31,15 @@ from app.web.compare_routes import compare_routes
 from app.web.draft_routes import draft_routes
 from app.web.gradio_calls import CheckedCalls
 from app.web.gradio_paths import OnlyNeeded
+from app.web.gradio_streams import KnownStreams
 from app.web.guard import Guard, GuardPolicy
 from app.web.hardware_routes import hardware_routes
 from app.web.job_routes import job_routes
-from app.web.login import login_routes
 from app.web.opening import Opening
 from app.web.queue_routes import queue_routes
 from app.web.requests import answering_errors, json_body, object_of, switch_of, text_of
 from app.web.run_routes import run_routes
+from app.web.session_routes import session_routes
 from app.web.talk_routes import talk_routes
 from app.web.timeline_routes import timeline_routes
 from engine.errors import RunError
@@ -66,6 +68,7 @@ def build_app(
             Middleware(Guard, policy=policy),
             Middleware(OnlyNeeded),
             Middleware(CheckedCalls, page=page),
+            Middleware(KnownStreams, page=page),
             opening,
         ],
     )
@@ -105,7 +108,7 @@ def _routes(session: Session, checker: Checker, policy: GuardPolicy) -> list[Bas
         *timeline_routes(session),
     ]
     if policy.login is not None:
-        routes += login_routes(policy.login)
+        routes += [*login_routes(policy.login), *session_routes(policy.login)]
     return [*routes, *_nothing_routes()]
 
 

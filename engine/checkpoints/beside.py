@@ -53,16 +53,16 @@ class BesideTraining:
         return self._info
 
     def _run(self) -> None:
-        copying = [
-            threading.Thread(target=self._snapshot.copy_ahead, name="copy-planes", daemon=True)
+        copying: list[threading.Thread] = []
+        try:
             # Half of the threads stay ahead of the updates, whose lane copies only what it needs
             # now. With a quarter, updates wait (measured on 16 cores). The others are left to
             # AdamW and to the threads that launch the device's work.
-            for _ in range(max(1, default_threads() // 2))
-        ]
-        for thread in copying:
-            thread.start()
-        try:
+            for _ in range(max(1, default_threads() // 2)):
+                ahead = self._snapshot.copy_ahead
+                thread = threading.Thread(target=ahead, name="copy-planes", daemon=True)
+                thread.start()  # a system may refuse it
+                copying.append(thread)
             self._info = self._write()
             self._told(self._info)
         except BaseException as error:  # noqa: BLE001  raised by `result`, in the training loop

@@ -49,6 +49,7 @@ from engine.files import (
     is_full_in_words,
     sync_folder,
     write_synced,
+    write_whole,
 )
 from engine.model.layout import UnitLayout, checkpoint_planes
 from engine.progress import Progress, untold
@@ -68,9 +69,12 @@ HOLDS = "holds"
 """
 
 _SPARE_BYTES = 1 << 20
-"""The disk must have this many bytes more than the planes, the buffers and the state need. They
-allow for the rest of the manifest, and for what planes leave unused of their last blocks.
+"""The disk must have this many bytes more than the planes, the buffers, the state and the checksums
+need. They allow for the rest of the manifest, and for what planes leave unused of their last
+blocks.
 """
+_ENTRY_BYTES = 48
+"""The manifest takes fewer bytes than this for the checksum of a piece."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,13 @@ class Contents:
         """
         state = len(json.dumps(self.state, allow_nan=False))
         buffers = sum(tensor.nbytes for tensor in self.buffers.values())
+        pieces = sum(
+            -(-size // copies.PIECE_BYTES)
+            for layout in self.store.layouts.values()
+            for size in _plane_bytes(layout, self.store.dtype, self.holds).values()
+        )
         # The size of the state is doubled as a safety margin.
-        return self.plane_bytes + buffers + 2 * state + _SPARE_BYTES
+        return self.plane_bytes + buffers + 2 * state + _ENTRY_BYTES * pieces + _SPARE_BYTES
 
 
 @dataclass(frozen=True)
@@ -162,7 +171,7 @@ def write_checkpoint(
     needed = contents.needed_bytes()
     unfinished = root / f".step-{step}.partial"
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        root.mkdir(exist_ok=True)  # a run's folder that is gone is not made anew
         _clear_leftovers(root)
         _check_disk_space(root, step, needed)
         unfinished.mkdir()
@@ -186,6 +195,25 @@ def write_checkpoint(
     _delete_others(root, step, keep)
     seconds = time.monotonic() - began
     return CheckpointInfo(root / f"step-{step}", step, written, contents.state, seconds)
+
+
+def change_state(path: Path, values: Mapping[str, Any]) -> None:
+    """Replaces `values` of the state with which the whole checkpoint in `path` was written.
+
+    Raises OSError if it cannot be written; the checkpoint is unchanged then.
+    """
+    body = json.loads((path / MANIFEST).read_bytes())
+    del body["checksum"]
+    body["state"] |= values
+    write_whole(path / MANIFEST, _manifest(body))
+
+
+def _manifest(values: dict[str, Any]) -> bytes:
+    """Returns the content of a manifest with its own checksum."""
+    # The values go through JSON first, because the checksum must match what a reader sees, where
+    # tuples have become lists.
+    body = json.loads(json.dumps(values))
+    return json.dumps({"checksum": body_checksum(body), **body}).encode()
 
 
 def _check_disk_space(root: Path, step: int, needed: int) -> None:
@@ -225,10 +253,7 @@ def _write_files(folder: Path, step: int, contents: Contents, progress: Progress
         "buffers": buffers,
         "state": contents.state,
     }
-    # The values go through JSON first, because the checksum must match what a reader sees, where
-    # tuples have become lists.
-    body = json.loads(json.dumps(values))
-    manifest = json.dumps({"checksum": body_checksum(body), **body}).encode()
+    manifest = _manifest(values)
     write_synced(folder / MANIFEST, manifest)
     # The files are on the disk already; this puts their names there too.
     sync_folder(folder)

@@ -142,7 +142,11 @@ class Snapshot:
 
     @property
     def waited_seconds(self) -> float:
-        """Returns for how many seconds so far any update was held back, copying included."""
+        """Returns for how many seconds so far any update was held back, copying included.
+
+        Training waited for no longer: an update may also wait for the step before it, or while the
+        device computes.
+        """
         with self._changed:
             going_on = time.monotonic() - self._waiting_since if self._waiting else 0.0
             return self._waited + going_on
@@ -230,7 +234,11 @@ class Snapshot:
                 return False
             self._copying += 1
             room = self._copies.take()
-        copy = piece.copy_to(room)
+        try:
+            copy = piece.copy_to(room)
+        except BaseException:
+            self._put_back(piece, room)
+            raise
         with self._changed:
             piece.use(copy, room)
             self._copying -= 1
@@ -239,6 +247,15 @@ class Snapshot:
             self._copied.append(piece)
             self._changed.notify_all()
         return True
+
+    def _put_back(self, piece: Piece, room: memoryview) -> None:
+        """Leaves a piece that could not be copied to the writing threads."""
+        assert self._copies is not None
+        with self._changed:
+            self._copying -= 1
+            self._copies.give(room)
+            self._pending.appendleft(piece)
+            self._changed.notify_all()
 
     def _taken(self, unit: str | None) -> Piece | None:
         """Returns a piece that nobody works on yet, of `unit` or of any, if there is room for its

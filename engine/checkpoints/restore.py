@@ -261,7 +261,7 @@ def _refuse_weights_alone(path: Path, manifest: dict[str, Any]) -> None:
     if manifest.get(HOLDS) == "weights":
         raise CheckpointError(
             f"Checkpoint {path} holds weights alone, which can be trained on from in a new run; a "
-            "resume needs a full checkpoint."
+            "resume needs a full checkpoint, and those that it writes take the place of this one."
         )
 
 

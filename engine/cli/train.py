@@ -20,6 +20,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from engine.checkpoints.saved_steps import saved_steps
+from engine.cli.bars import SteadyBar
 from engine.cli.check import kernels_in_words
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, DataError, DeviceError, FitError, ModelError, RunError
@@ -214,7 +215,7 @@ class _Screen:
                 f"{event.parameters:,} parameters on {event.device_name}, {event.total_steps} "
                 f"steps{at}"
             )
-            self._bar = tqdm(
+            self._bar = SteadyBar(
                 total=event.total_steps,
                 initial=event.resumed_step or 0,
                 unit="step",
@@ -264,7 +265,7 @@ class _Screen:
                 alone = " of weights alone," if event.holds == "weights" else ""
                 line = (
                     f"Step {event.step}: checkpoint{alone} of {event.bytes / 1e9:.2f} GB saved in "
-                    f"{event.seconds:.1f} s, for which training waited "
+                    f"{event.seconds:.1f} s, for which training waited at most "
                     f"{in_seconds(event.waited_seconds)}"
                 )
             case ExportWritten():
@@ -284,7 +285,7 @@ class _Screen:
             bar = self._job[1]
         else:
             self._close_job()
-            bar = tqdm(
+            bar = SteadyBar(
                 total=event.total,
                 initial=event.done,
                 desc=job_in_words(event),

@@ -80,10 +80,10 @@ class DataConfig:
     """These settings are about the data set."""
 
     source: str | tuple[DataSource, ...] = ""
-    """This is a .json, .jsonl, .parquet, .csv, .tsv, .txt or .md file, a folder of such files or
-    one that `datasets` saved, an entry of a registry (path/dataset_info.json:name), or a Hugging
-    Face data set id. Several are mixed when this is a list of {source, weight, split, format,
-    columns}.
+    """This is a .jsonl, .json, .csv, .tsv, .txt, .md, .parquet, .arrow, .feather or .xlsx file (a
+    text also as .gz, .zst, .bz2 or .xz), a folder of such files or one that `datasets` saved, an
+    entry of a registry (path/dataset_info.json:name), or a Hugging Face data set id. Several are
+    mixed when this is a list of {source, weight, split, format, columns}.
     """
 
     format: DataFormat = "auto"

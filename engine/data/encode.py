@@ -249,6 +249,7 @@ class Encoder:
             ids.append(np.asarray(encoding[0], dtype=np.int32))
             trained.append(_covered(bounds, (0, len(piece))))
         tokens, marks, _ = self._framed(np.concatenate(ids), np.concatenate(trained), None)
+        del ids, trained  # as much memory as the result
         marks[:1] = False
         return self._parts(tokens, marks)
 

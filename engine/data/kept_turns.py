@@ -6,12 +6,13 @@ escaped forms count. What is still missing is lost.
 
 from __future__ import annotations
 
-import html
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import markupsafe
 
 from engine.data.chat import Chat
 from engine.examples.example import Message
@@ -22,7 +23,9 @@ USED_KEYS = frozenset(("role", "content", "tool_calls", *REASONING_KEYS))
 _NO_WORD = re.compile(r"[\W_]+")
 _COUNTED = 200
 """A text of fewer characters may stand in the text of another turn, so its places are counted."""
-_HTML_SAFE = str.maketrans({"<": r"\u003c", ">": r"\u003e", "&": r"\u0026", "'": r"\u0027"})
+_LONG = 1 << 20
+_NO_SPACE = {code: None for code in range(0x3001) if chr(code).isspace()}
+_HTML_SAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&'"}
 
 
 @dataclass(frozen=True)
@@ -43,61 +46,62 @@ class Lost:
 
 def lost_from(text: str, chat: Chat, answer: int | None) -> Lost:
     """Returns what of `chat` is missing from `text`. `answer` is the place of the answer that ends
-    the text, which `missing_of_answer` checks, or None.
+    the text, which `missing_of_answer` checks, or None. The text is without special tokens, as part
+    of their names might be taken for a turn.
     """
     written = _Written(text)
+    said = [_said(message) for message in chat.messages]
     found: list[str] = []
     roles: list[str] = []
     answers = 0
     for place, message in enumerate(chat.messages):
-        said = str(message.get("content") or "")
-        if place == answer or written.holds(said):
-            found.append(without_space(said))
+        if place == answer or written.holds(said[place]):
+            found.append(said[place])
         elif message["role"] == "assistant":
             answers += 1
         else:
             roles.append(message["role"])
-    roles += _not_often_enough(written, chat, found, answer)
+    for place, message in enumerate(chat.messages):
+        if place == answer or message["role"] == "assistant":
+            continue
+        # A turn "yes" that was left out may still be found in an answer "yes, gladly", so the
+        # places of short texts are counted.
+        times = text.count(said[place]) if 0 < len(said[place]) < _COUNTED else 0
+        if 0 < times < sum(other.count(said[place]) for other in found):
+            roles.append(message["role"])
     has_tools = all(written.holds(name) for name in _names(chat.tools or []))
     return Lost(tuple(roles), answers, not has_tools)
 
 
-def _not_often_enough(
-    written: _Written, chat: Chat, found: list[str], answer: int | None
-) -> list[str]:
-    """Returns the roles of short turns whose text occurs less often than all turns together have
-    it. A turn "yes" that was left out may still be found in an answer "yes, gladly".
-    """
-    together = "\n".join(found)
-    roles = []
-    for place, message in enumerate(chat.messages):
-        if place == answer or message["role"] == "assistant":
-            continue
-        said = without_space(str(message.get("content") or ""))
-        times = written.text.count(said) if 0 < len(said) < _COUNTED else 0
-        if 0 < times < together.count(said):
-            roles.append(message["role"])
-    return roles
+def _said(message: Message) -> str:
+    """Returns the text of a turn as templates often write it, without white space around it."""
+    return str(message.get("content") or "").strip()
 
 
 class _Written:
     """The text of a template, in which other texts are looked for."""
 
     def __init__(self, text: str):
-        self.text = without_space(text)
+        self._text = text
+        self._bare: str | None = None
         self._words: str | None = None
 
     def holds(self, said: str) -> bool:
         """Returns whether the text has `said`, as it is or escaped, with any white space."""
-        bare = without_space(said)
-        if bare in self.text:
+        if said in self._text or self.has_letters_of(said):
             return True
-        if any(without_space(form) in self.text for form in _escaped(said.strip())):
+        if any(self.has_letters_of(form) for form in _escaped(said)):
             return True
-        words = _NO_WORD.sub("", bare)
+        words = _NO_WORD.sub("", said)
         if self._words is None:
-            self._words = _NO_WORD.sub("", self.text)
+            self._words = _NO_WORD.sub("", self._text)
         return bool(words) and words in self._words
+
+    def has_letters_of(self, said: str) -> bool:
+        """Returns whether the text has the same characters as `said`, white space left out."""
+        if self._bare is None:
+            self._bare = without_space(self._text)
+        return without_space(said) in self._bare
 
 
 def _escaped(said: str) -> Iterator[str]:
@@ -106,7 +110,7 @@ def _escaped(said: str) -> Iterator[str]:
         written = json.dumps(said, ensure_ascii=ascii_only)[1:-1]
         yield written
         yield written.translate(_HTML_SAFE)
-    yield html.escape(said)
+    yield str(markupsafe.escape(said))
 
 
 def _names(tools: list[Any]) -> Iterator[str]:
@@ -120,16 +124,19 @@ def _names(tools: list[Any]) -> Iterator[str]:
 
 def missing_of_answer(answer: Message, written: str) -> tuple[str, str] | None:
     """Returns why an answer cannot be trained, and what to do, if its content, its reasoning or its
-    calls are missing from `written`, the template's text for it; None if nothing is missing.
+    calls are missing from `written`, the template's text for it without special tokens. Returns
+    None if nothing is missing.
     """
     text = _Written(written)
-    if without_space(str(answer.get("content") or "")) not in text.text:
+    content = _said(answer)
+    if content not in written and not text.has_letters_of(content):
         return (
             "the chat template leaves out part of the answer",
             "reasoning inside the answer is often dropped; use a template that keeps it",
         )
     for key in REASONING_KEYS:
-        if without_space(str(answer.get(key) or "")) not in text.text:
+        reasoning = str(answer.get(key) or "").strip()
+        if reasoning not in written and not text.has_letters_of(reasoning):
             return (
                 "the chat template leaves out the reasoning of the answer",
                 f"remove the {key} or use a template that keeps it",
@@ -176,4 +183,6 @@ def is_blank(answer: Message) -> bool:
 
 def without_space(text: str) -> str:
     """Returns a text without white space."""
-    return "".join(text.split())
+    if len(text) < _LONG:
+        return "".join(text.split())
+    return text.translate(_NO_SPACE)  # slower, but without a list of all words in memory

@@ -273,7 +273,7 @@ class ChatRenderer:
         if isinstance(answers, Skipped):
             return answers
         end = None if job.whole else job.answers[-1]
-        lost = lost_from(written.full, job.rendered, end)
+        lost = self._lost(written.full, job.rendered, end)
         is_rewritten = not all(written.full.startswith(answer.text) for answer in answers)
         is_whole = self._handling.train_on == "all" or not is_rewritten
         if is_whole and lost.context and self._handling.lost_turns == "refuse":
@@ -283,7 +283,7 @@ class ChatRenderer:
             return self._all_but(job, written.full, answers)
         if is_rewritten:
             self.warn(_REWRITES)
-        elif not lost.context or not any(_helps(answer, job.chat) for answer in answers):
+        elif not lost.context or not any(self._helps(answer, job.chat) for answer in answers):
             self._tell(lost)
             self._tell_otherwise(answers)
             spans = tuple((answer.start, answer.end) for answer in answers)
@@ -301,7 +301,9 @@ class ChatRenderer:
             if start is None:
                 return _NO_START
             text = texts.through
-            missing = missing_of_answer(job.chat.messages[place], text[start:])
+            missing = missing_of_answer(
+                job.chat.messages[place], self._without_special(text[start:])
+            )
             if missing is not None:
                 return Skipped(*missing)
             prompt = texts.before if isinstance(texts.before, str) else None
@@ -342,19 +344,39 @@ class ChatRenderer:
         documents: list[Rendered] = []
         for answer in answers:
             own = chat.until(answer.place + 1)
-            lost = lost_from(answer.text, own, answer.place)
+            lost = self._lost(answer.text, own, answer.place)
             if lost.context and self._handling.lost_turns == "refuse":
                 return _lost_turn(lost)
             shown = answer
-            if lost.context and _helps(answer, chat):
+            if lost.context and self._helps(answer, chat):
                 self.warn(_AFTER_PROMPT)
                 shown = answer.after_prompt()
-                lost = lost_from(shown.text, own, answer.place)
+                lost = self._lost(shown.text, own, answer.place)
             self._tell(lost)
             self._tell_otherwise([shown])
             span = (shown.start, shown.end)
             documents.append(self._rendered(shown.text, (span,), span))
         return documents
+
+    def _lost(self, text: str, chat: Chat, answer: int | None) -> Lost:
+        """Returns what of `chat` is missing from `text`, which ends with the answer at a place."""
+        return lost_from(self._without_special(text), chat, answer)
+
+    def _without_special(self, text: str) -> str:
+        """Returns a text without the special tokens of the template."""
+        if self._handling.typed_tokens == "tokens":
+            return text  # it may have those that somebody typed
+        return self.control.without_special(text)
+
+    def _helps(self, answer: Answer, chat: Chat) -> bool:
+        """Returns whether the template's prompt for an answer has a turn before it that the text
+        with the answer lacks.
+        """
+        if answer.prompt is None:
+            return False
+        in_prompt = self._lost(answer.prompt, chat.until(answer.place), None)
+        in_text = self._lost(answer.text, chat.until(answer.place + 1), answer.place)
+        return in_prompt.context < in_text.context
 
     def _tell(self, lost: Lost) -> None:
         """Counts what the model will not see, in training as when it is asked."""
@@ -377,17 +399,6 @@ class ChatRenderer:
         self, text: str, spans: tuple[tuple[int, int], ...], answer: tuple[int, int] | None
     ) -> Rendered:
         return Rendered(text, spans, answer, typed=self.control.stands_in(text))
-
-
-def _helps(answer: Answer, chat: Chat) -> bool:
-    """Returns whether the template's prompt for an answer has a turn before it that the text with
-    the answer lacks.
-    """
-    if answer.prompt is None:
-        return False
-    in_prompt = lost_from(answer.prompt, chat.until(answer.place), None)
-    in_text = lost_from(answer.text, chat.until(answer.place + 1), answer.place)
-    return in_prompt.context < in_text.context
 
 
 def _refused(refusal: Refusal) -> Skipped:

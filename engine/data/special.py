@@ -100,6 +100,10 @@ class ControlTokens:
         found = self._in_answers if answer else self._elsewhere
         return found.sub(lambda match: self._stand_ins[match[0]], value)
 
+    def without_special(self, text: str) -> str:
+        """Returns a text in which line ends replace the special tokens that the template wrote."""
+        return self._in_answers.sub("\n", text)
+
     def stands_in(self, text: str) -> bool:
         """Returns whether `text` has a character that stands in for a control token."""
         if not self._typed_are_text or text.isascii():

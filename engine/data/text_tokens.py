@@ -14,7 +14,7 @@ _CHARACTERS_A_TOKEN = 16
 """A text has fewer characters per token than this, or more of it must be read."""
 _MARGIN = 64
 """The last tokens of a text that was cut may differ from those of the whole text."""
-PIECE = 1 << 20
+PIECE = 1 << 17
 """A text that continues from row to row is tokenised in pieces of at most so many characters."""
 
 

@@ -1,8 +1,9 @@
 """The record of a run, ``runs/<id>/events.jsonl``, consists of the events defined in this module.
 
 - Each event is one JSON line and never changes.
-- A line contains `kind`, `run_id`, `seq` (which continues across resumes) and `time` (Unix
-  seconds), followed by the event's own fields.
+- A line contains `kind`, `run_id`, `seq` (which continues across resumes), `time` (Unix seconds,
+  for display) and `elapsed`, followed by the event's own fields. Durations are differences of
+  `elapsed`, which counts the seconds since the run began on a clock that nobody sets.
 - A reader checks each line against the types of the fields, since the values are used in
   calculations and drawings without further checks.
 - A field that an older file lacks takes its default. A kind that this version does not know is kept
@@ -259,7 +260,9 @@ class CheckpointWritten(Event, frozen=True):
     seconds: Number = 0.0
     """It was whole this long after its writing began."""
     waited_seconds: Number = 0.0
-    """Training waited this long for it: updates were held back, or everything stood still."""
+    """Training waited at most this long for it: updates were held back, or everything stood still.
+    While updates are held back, the device may compute.
+    """
     copied_bytes: Whole = 0
     """So much of it was copied in RAM first, so that updates could go on."""
     due_step: Whole = 0
@@ -370,6 +373,10 @@ class Envelope(Struct, frozen=True, gc=False):
     run_id: str
     seq: Annotated[int, Meta(ge=0, le=LARGEST_WHOLE)]
     time: Annotated[int, Meta(ge=0, lt=_LATEST)] | Annotated[float, Meta(ge=0, lt=_LATEST)]
+    elapsed: (
+        Annotated[int, Meta(ge=0, lt=_LATEST)] | Annotated[float, Meta(ge=0, lt=_LATEST)] | None
+    ) = None
+    """Older records do not have it."""
 
 
 class Record(Struct, frozen=True, gc=False):
@@ -379,6 +386,7 @@ class Record(Struct, frozen=True, gc=False):
     seq: int
     time: float
     event: Event
+    elapsed: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the record as a dictionary, to be encoded as one line."""
@@ -386,7 +394,10 @@ class Record(Struct, frozen=True, gc=False):
             kind, values = self.event.original_kind, self.event.values
         else:
             kind, values = self.event.kind, self.event.fields()
-        return {"kind": kind, "run_id": self.run_id, "seq": self.seq, "time": self.time, **values}
+        envelope = {"kind": kind, "run_id": self.run_id, "seq": self.seq, "time": self.time}
+        if self.elapsed is not None:
+            envelope["elapsed"] = self.elapsed
+        return envelope | values
 
     @classmethod
     def from_json(cls, line: Any) -> Record:
@@ -408,4 +419,4 @@ class Record(Struct, frozen=True, gc=False):
                 event = convert(line, event_type)
         except ValidationError as error:
             raise TypeError(str(error)) from None
-        return cls(envelope.run_id, envelope.seq, envelope.time, event)
+        return cls(envelope.run_id, envelope.seq, envelope.time, event, envelope.elapsed)

@@ -45,7 +45,9 @@ def parse_line(line: bytes) -> Record:
     if line.isascii():
         try:
             envelope = _envelope(line)
-            return Record(envelope.run_id, envelope.seq, envelope.time, _event(line))
+            return Record(
+                envelope.run_id, envelope.seq, envelope.time, _event(line), envelope.elapsed
+            )
         except (MsgspecError, ValueError, RecursionError):
             # json may still accept the line, for example one with an unknown kind, with a field
             # named twice, or with NaN where any value is allowed.

@@ -17,8 +17,11 @@ from engine.files import file_size
 from engine.runs.about import read_about
 from engine.runs.events import Event, Record, RunEnded, RunStarted, StateChanged, StepFinished
 from engine.runs.folder import CONFIG_FILE, RUN_ID, RunFolder, shown_state
+from engine.runs.following import replay
 from engine.runs.lines import line_kind, parse_line
 from engine.runs.recorder import SESSION_FILE
+from engine.runs.snapshot import RunSnapshot
+from engine.runs.steady_time import LONGEST_SILENCE
 
 _TAIL_BYTES = 1 << 16
 _LONGEST = 1 << 21
@@ -111,6 +114,7 @@ def _summary(folder: RunFolder) -> RunSummary:
     name, model, data, steps = _configured(folder.path / CONFIG_FILE, stat.st_mtime_ns)
     ends = _RecordEnds()
     created, total_steps = stat.st_mtime, 0
+    first: Record | None = None
     if file_size(folder.events_path):
         with folder.events_path.open("rb") as file:
             for line in _lines_backwards(file):
@@ -123,8 +127,8 @@ def _summary(folder: RunFolder) -> RunSummary:
         if total_steps and steps is not None:
             # A change made during the run is in the configuration, not in `RunStarted`.
             total_steps = steps
-    session_time, earlier_seconds = _session(folder, created)
-    seconds = earlier_seconds + max(0.0, (ends.last_time or created) - session_time)
+    session = _session(folder, first)
+    seconds = _seconds(folder, session, ends.last)
     # If no state is found near the end, the lines there belong to steps.
     state = ends.state or ("running" if ends.step else "preparing")
     about = read_about(folder.path)
@@ -145,20 +149,59 @@ def _summary(folder: RunFolder) -> RunSummary:
     )
 
 
-def _session(folder: RunFolder, created: float) -> tuple[float, float]:
-    """Returns when the latest session began (Unix seconds) and how many seconds the earlier ones
-    took.
+@dataclass(frozen=True)
+class _Session:
+    """A `_Session` says when the latest session of a run began: the wall clock's `time`, and the
+    `elapsed` of the record, which is None in older files.
+    """
 
-    Only a resumed run has a file with these values; other runs have one session, which began when
-    the run was `created`.
+    time: float
+    elapsed: float | None
+    earlier_seconds: float = 0.0
+    """The earlier sessions took this many seconds."""
+
+
+def _session(folder: RunFolder, first: Record | None) -> _Session | None:
+    """Returns the latest session of a run, or None for a run without a record.
+
+    Only a resumed run has a file about it; other runs have one session, which began with the
+    `first` record.
     """
     try:
         session = json.loads((folder.path / SESSION_FILE).read_text(encoding="utf-8"))
-        session_time = float(session["time"])
-        earlier_seconds = float(session["earlier_seconds"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError, OverflowError):
-        return created, 0.0
-    return session_time, earlier_seconds
+        elapsed = session.get("elapsed")
+        return _Session(
+            float(session["time"]),
+            None if elapsed is None else float(elapsed),
+            float(session["earlier_seconds"]),
+        )
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return None if first is None else _Session(first.time, first.elapsed)
+
+
+def _seconds(folder: RunFolder, session: _Session | None, last: Record | None) -> float:
+    """Returns a run's working time up to its `last` record, in seconds."""
+    if session is None:
+        return 0.0
+    if last is None:
+        return session.earlier_seconds
+    if session.elapsed is not None and last.elapsed is not None:
+        return session.earlier_seconds + max(0.0, last.elapsed - session.elapsed)
+    # A record of an earlier version has wall times alone. Where these cannot be, somebody may have
+    # set the clock, and only the whole record tells how long the run took.
+    seconds = last.time - session.time
+    if not 0 <= seconds <= LONGEST_SILENCE:
+        return _folded_seconds(folder.events_path, file_size(folder.events_path))
+    return session.earlier_seconds + seconds
+
+
+@functools.lru_cache(maxsize=256)
+def _folded_seconds(path: Path, _size: int) -> float:
+    """Returns the working time that a whole record tells. Its size is part of the cache key."""
+    snapshot = RunSnapshot()
+    for record in replay(path):
+        snapshot.apply(record)
+    return snapshot.seconds
 
 
 @functools.lru_cache(maxsize=4096)
@@ -196,7 +239,7 @@ class _RecordEnds:
         self.started: RunStarted | None = None
         self.step: int | None = None
         self.loss: float | None = None
-        self.last_time: float | None = None
+        self.last: Record | None = None
         self._ceiling: int | None = None
 
     def add(self, line: bytes) -> bool:
@@ -204,10 +247,10 @@ class _RecordEnds:
         matters.
         """
         wanted = line_kind(line) in _TELLING
-        if self.last_time is None or wanted:
+        if self.last is None or wanted:
             with contextlib.suppress(ValueError):
                 record = parse_line(line)
-                self.last_time = self.last_time or record.time
+                self.last = self.last or record
                 self._apply(record.event)
         if self.state is None or self.step is None:
             return False

@@ -14,6 +14,8 @@
   recorder moves the torn part to ``events.torn`` before it appends, so that every line of the
   record is complete. If the last line lacks only its line break, the line is kept and the break is
   added. Readers ignore a last line without a line break.
+- Before each line, the recorder looks whether the file is still where it was. A run whose folder
+  was deleted or renamed ends by that (`engine.runs.lost_folder`).
 - On a full disk, a run that called `wait_for_disk_space` waits for space, and the record says so:
   `Reserve` holds the space for that line and for the run's last line.
 """
@@ -35,15 +37,16 @@ from engine.files import FULL, write_whole
 from engine.runs.events import CheckpointWritten, Event, LogLine, Record, RunEnded, StateChanged
 from engine.runs.following import EVENTS_FILE, replay
 from engine.runs.lines import encode_line, parse_line
+from engine.runs.lost_folder import is_lost, lost_in_words
 from engine.runs.reserve import LOOK_SECONDS, RECORD_BYTES, Reserve, has_disk_space, wait_in_words
 from engine.runs.snapshot import RunSnapshot
 
 TORN_FILE = "events.torn"
 """A torn last line is moved into this file."""
 SESSION_FILE = "session.json"
-"""A resumed run has this file. It holds the Unix `time` at which the latest session began, and
-`earlier_seconds`, the total length of the earlier sessions. Lists of runs read it instead of the
-whole record.
+"""A resumed run has this file. It holds the Unix `time` at which the latest session began, the
+`elapsed` of that moment, and `earlier_seconds`, the total length of the earlier sessions. Lists of
+runs read it instead of the whole record.
 """
 _SCAN_BYTES = 1 << 16
 
@@ -65,6 +68,8 @@ class RunRecorder:
         self._after_wait: Callable[[], None] | None = None
         self.gave_up = False
         """This is True once a request has ended a wait for disk space."""
+        self._opened: float | None = None
+        self._elapsed_before = 0.0
         self._lack: _Lack | None = None
         self._reserve = Reserve(self.path.parent)
         self._lock = threading.Lock()
@@ -86,7 +91,12 @@ class RunRecorder:
             for record in replay(self.path):
                 self.snapshot.apply(record)
             if self.snapshot.last_seq:
-                session = {"time": time.time(), "earlier_seconds": self.snapshot.seconds}
+                self._elapsed_before = self._count_on()
+                session = {
+                    "time": time.time(),
+                    "elapsed": self._elapsed_before,
+                    "earlier_seconds": self.snapshot.seconds,
+                }
                 write_whole(self.path.with_name(SESSION_FILE), json.dumps(session), durable=False)
         except OSError as error:
             self.close()
@@ -147,11 +157,25 @@ class RunRecorder:
         self._deliver()
         return record
 
+    @property
+    def is_lost(self) -> bool:
+        """Returns whether the record is no longer in the folder of the run."""
+        descriptor = self._descriptor  # read once, since another thread may close it
+        return descriptor is not None and is_lost(self.path, descriptor)
+
+    def check(self) -> None:
+        """Raises RunError if the record is no longer in the folder of the run."""
+        if self.is_lost:
+            raise RunError(lost_in_words(self.path.parent))
+
     def _take(self, event: Event) -> Record:
         """Writes `event`; after a wait for space, the lines that end the wait come before it.
 
         Raises OSError if there is no space.
         """
+        # In a folder that was moved, the last line tells why the run ended.
+        if not (isinstance(event, RunEnded) and event.state == "failed"):
+            self.check()
         lack = self._lack
         before: list[Event] = []
         if isinstance(event, RunEnded):
@@ -176,8 +200,9 @@ class RunRecorder:
 
     def _append(self, *events: Event) -> Record:
         """Writes all of these events as lines, or none; returns the record of the last one."""
+        now, elapsed, seq = time.time(), self._elapsed(), self.snapshot.last_seq
         lines = [
-            encode_line(Record(self.run_id, self.snapshot.last_seq + place, time.time(), event))
+            encode_line(Record(self.run_id, seq + place, now, event, elapsed))
             for place, event in enumerate(events, 1)
         ]
         # The lines are decoded again, so that a live listener gets exactly what a reader of the
@@ -188,6 +213,23 @@ class RunRecorder:
             self.snapshot.apply(record)
         self._undelivered.extend(records)
         return records[-1]
+
+    def _count_on(self) -> float:
+        """Returns the `elapsed` with which a session of an existing record begins. Only the wall
+        clock knows how long the run has rested.
+        """
+        before, now = self.snapshot, time.time()
+        if before.last_time is None:
+            return 0.0
+        rested = now - before.clock_set_by - before.last_time
+        return round(before.elapsed + max(0.0, rested), 6)
+
+    def _elapsed(self) -> float:
+        """Returns for how many seconds the run has lasted; the first record begins at 0."""
+        now = time.monotonic()
+        if self._opened is None:
+            self._opened = now
+        return round(self._elapsed_before + now - self._opened, 6)
 
     def _waits(self, error: OSError, event: Event, looks: int, asked: int) -> bool:
         """Returns whether the thread that could not write `event` must wait for space.

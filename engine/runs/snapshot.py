@@ -63,6 +63,8 @@ from engine.runs.events import (
     UnitNorms,
 )
 from engine.runs.fault_events import StepSkipped
+from engine.runs.parts import Job, LogEntry
+from engine.runs.steady_time import steady_time
 from engine.runs.step_order import StepOrder
 
 OVER_STATES = ("finished", "stopped", "failed", "discarded")
@@ -79,33 +81,12 @@ RECENT_STEPS = 20
 E = TypeVar("E", ExactMatchMeasured, PromptsAnswered, CheckpointWritten, ExportWritten, StepSkipped)
 
 
-@dataclass(frozen=True)
-class Job:
-    """A `Job` is long work in progress; `started` and `time` are the Unix times of its first and
-    its latest record.
-    """
-
-    job: str
-    done: float
-    total: float
-    message: str
-    started: float
-    time: float
-
-
-@dataclass(frozen=True)
-class LogEntry:
-    """The run reported `text` at the Unix time `time`."""
-
-    time: float
-    level: str
-    text: str
-
-
 @dataclass
 class RunSnapshot:
-    """A `RunSnapshot` holds everything that a screen shows about one run. Times are Unix
-    seconds.
+    """A `RunSnapshot` holds everything that a screen shows about one run.
+
+    Times are Unix seconds of a clock that ran on evenly since the first record
+    (`engine.runs.steady_time`). Only the log has the times that the wall clock told.
     """
 
     run_id: str = ""
@@ -139,6 +120,8 @@ class RunSnapshot:
     """
     last_time: float | None = None
     """The latest record has this time."""
+    clock_set_by: float = 0.0
+    """The wall clock is ahead of these times by so many seconds, since somebody has set it."""
     earlier_seconds: float = 0.0
     """The sessions before the latest one took this many seconds in total."""
     last_seq: int = 0
@@ -202,6 +185,11 @@ class RunSnapshot:
         return min(1.0, self.step / self.total_steps) if self.total_steps else 0.0
 
     @property
+    def elapsed(self) -> float:
+        """Returns how many seconds after its first record the run wrote its latest one."""
+        return max(0.0, (self.last_time or 0.0) - (self.started_time or 0.0))
+
+    @property
     def seconds(self) -> float:
         """Returns the run's working time in seconds, without the time between sessions."""
         if self.session_time is None or self.last_time is None:
@@ -227,13 +215,17 @@ class RunSnapshot:
         if self.started_time is None:
             self.started_time = record.time or None
         self.lines += 1
+        time = steady_time(record, self.started_time, self.last_time, self.clock_set_by)
         fold = _FOLDS.get(type(record.event))
         if fold is not None:
-            fold(self, record.time, record.event)
+            told = isinstance(record.event, LogLine)
+            fold(self, record.time if told else time, record.event)
         # These are set last, since a fold may still need the time of the previous record.
         self.run_id = record.run_id
         self.last_seq = record.seq
-        self.last_time = record.time or self.last_time
+        if record.time:
+            self.last_time = time
+            self.clock_set_by = record.time - time
 
     def _begin_session(self, time: float) -> None:
         self.earlier_seconds = self.seconds
@@ -399,7 +391,7 @@ class RunSnapshot:
             f"Line {self.lines} of the record names step {event.step}, which cannot be: it is not "
             "shown."
         )
-        self._line_damaged(time, LogLine("warning", text))
+        self._line_damaged(time + self.clock_set_by, LogLine("warning", text))
 
     def _run_ended(self, _: float, event: RunEnded) -> None:
         self.state = event.state

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from engine.config.data_settings import DataConfig
 from engine.errors import DataError
+from engine.sources.kinds import KINDS, is_data, stem_of
+from engine.sources.search import files_under
 
-DATA_SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".txt", ".md")
 _SPLITS = {
     "train": "train",
     "training": "train",
@@ -49,7 +50,10 @@ class _Choice:
 
 def is_saved_by_datasets(path: Path) -> bool:
     """Returns whether `datasets` saved the folder."""
-    return (path / "dataset_dict.json").exists() or (path / "state.json").exists()
+    try:
+        return (path / "dataset_dict.json").exists() or (path / "state.json").exists()
+    except OSError:  # the folder may not be entered; the search for its files tells why
+        return False
 
 
 def files_of(path: Path, config: DataConfig) -> list[Path]:
@@ -60,30 +64,30 @@ def files_of(path: Path, config: DataConfig) -> list[Path]:
     return _choice(path, config).read
 
 
-def left_out(path: Path, config: DataConfig) -> str | None:
+def left_out(path: Path, config: DataConfig) -> list[str]:
     """Returns a sentence about the files left out because their names give no split while other
-    names do; None if no files are left out.
+    names do, or nothing if no files are left out.
     """
     files = _choice(path, config).left_out
     if not files:
-        return None
+        return []
     first = files[0].relative_to(path)
     if len(files) == 1:
-        return (
+        return [
             f"A file of the folder {path.name} is left out, because its name says no split and "
             f"others do: {first}."
-        )
-    return (
+        ]
+    return [
         f"{len(files):,} files of the folder {path.name} are left out, because their names say no "
         f"split and others do (first {first})."
-    )
+    ]
 
 
 def _choice(path: Path, config: DataConfig) -> _Choice:
     if not path.is_dir():
         return _Choice([path], [])
     if is_saved_by_datasets(path):
-        return _Choice(sorted(file for file in path.rglob("*") if file.is_file()), [])
+        return _Choice(files_under(path, lambda _: True), [])
     found = _data_files(path)
     splits = _splits([file.relative_to(path) for file in found])
     said = {split for split in splits if split}
@@ -105,21 +109,17 @@ def _choice(path: Path, config: DataConfig) -> _Choice:
 
 def _data_files(folder: Path) -> list[Path]:
     """Returns the data files under `folder`, sorted. Hidden and private files do not count, nor do
-    files that describe a data set, such as a readme. Raises DataError if there are no data files.
+    the locks of Excel and files that describe a data set, such as a readme. Raises DataError if
+    there are no data files.
     """
-    found = []
-    for file in sorted(folder.rglob("*")):
-        is_data = file.suffix.lower() in DATA_SUFFIXES and file.stem.lower() not in _NO_DATA
-        parts = file.relative_to(folder).parts
-        is_hidden = any(part.startswith((".", "_")) for part in parts)
-        if is_data and not is_hidden and file.is_file():
-            found.append(file)
+    found = files_under(folder, _holds_data, hidden=(".", "_", "~$"))
     if not found:
-        raise DataError(
-            f"The folder {folder} holds no data files; give .json, .jsonl, .parquet, .csv, .tsv, "
-            ".txt or .md files."
-        )
+        raise DataError(f"The folder {folder} holds no data files; give files that end in {KINDS}.")
     return found
+
+
+def _holds_data(file: Path) -> bool:
+    return is_data(file) and stem_of(file).lower() not in _NO_DATA
 
 
 def _splits(files: list[Path]) -> list[str | None]:
@@ -129,7 +129,7 @@ def _splits(files: list[Path]) -> list[str | None]:
     # grouped by folder, by the text before the split's name and by the text after it.
     alike: dict[tuple[str, ...], dict[int, str]] = {}
     for place, file in enumerate(files):
-        longer = _LONGER.fullmatch(file.stem.lower())
+        longer = _LONGER.fullmatch(stem_of(file).lower())
         if splits[place] is None and longer:
             before, word, after = longer.groups()
             alike.setdefault((str(file.parent), before, after), {})[place] = _SPLITS[word]
@@ -142,7 +142,7 @@ def _splits(files: list[Path]) -> list[str | None]:
 
 def _split(file: Path) -> str | None:
     """Returns the split given by the file's own name, or else by the nearest folder."""
-    name = file.stem.lower()
+    name = stem_of(file).lower()
     named = _NAMED.fullmatch(name)
     if named:
         return _SPLITS[named[1]]

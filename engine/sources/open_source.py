@@ -3,9 +3,10 @@ can name it.
 
 No reader holds a whole file in memory:
 
-- `json_files.py` reads JSON, so that a broken line or item is named;
-- `text_files.py` reads tables and plain text;
-- pyarrow reads Parquet batch by batch;
+- `json_files.py`, `tables.py` and `text_files.py` read texts; `open_text.py` decompresses and
+  decodes them, and `bounded_lines.py` divides them;
+- `arrow_files.py` reads Parquet, Arrow and Feather batch by batch;
+- `excel.py` reads a sheet row by row;
 - `datasets` reads hub ids and the folders that it saved.
 """
 
@@ -15,22 +16,43 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from engine.config.data_settings import DataConfig
 from engine.errors import DataError, first_line
 from engine.paths import registry_entry, resolve_source
-from engine.sources.folders import DATA_SUFFIXES, files_of, is_saved_by_datasets, left_out
-from engine.sources.json_files import Read, Row, count_lines, item_rows, line_rows, readable
+from engine.sources.arrow_files import (
+    arrow_rows,
+    arrow_total,
+    parquet_rows,
+    parquet_total,
+    without_filled,
+)
+from engine.sources.bounded_lines import count_lines
+from engine.sources.excel import sheet_note, sheet_rows
+from engine.sources.folders import files_of, is_saved_by_datasets, left_out
+from engine.sources.json_files import Read, Row, goes_over_lines, item_rows, line_rows, value_rows
+from engine.sources.kinds import (
+    ARROW_SUFFIXES,
+    COMPRESSIONS,
+    KINDS,
+    LINES_SUFFIXES,
+    TABLE_SUFFIXES,
+    TEXT_SUFFIXES,
+    is_data,
+    suffixes_of,
+)
+from engine.sources.open_text import damage_of, encoding_of, open_bytes
+from engine.sources.reading import told
 from engine.sources.registry import Registered, registered
-from engine.sources.text_files import passages, table_rows
+from engine.sources.tables import DELIMITERS, delimiter_of, table_rows, usual_delimiter
+from engine.sources.text_files import passages
 
-_TABLE_SUFFIXES = (".csv", ".tsv")
-_TEXT_SUFFIXES = (".txt", ".md")
-_OTHER_SUFFIXES = (".gz", ".zip", ".zst", ".xlsx", ".arrow")
+_OTHER_SUFFIXES = (".zip", ".xls", ".pdf", ".docx", ".tar", ".tgz", *COMPRESSIONS)
 """A name with one of these endings means a file, but of a type that cannot be read."""
-_ROWS_A_READ = 1024
+_MOST_NOTES = 5
 _MEMBER = 1 << 48
 """In a folder, a row's number is its file's number times this value, plus its number within the
 file.
@@ -103,9 +125,11 @@ def refuse_missing_file(source: str) -> None:
     """Raises DataError when `source` can only mean a local file and that file does not exist."""
     if registry_entry(source) is not None or resolve_source(source) is not None:
         return
-    file, colon, _ = source.partition(".json:")
-    suffix = ".json" if colon else Path(file).suffix.lower()
-    is_file_name = suffix in DATA_SUFFIXES + _OTHER_SUFFIXES
+    is_file_name = (
+        ".json:" in source
+        or is_data(Path(source))
+        or Path(source).suffix.lower() in _OTHER_SUFFIXES
+    )
     if is_file_name or source.startswith((".", "/", "~")):
         raise DataError(f"There is no file {source}; check data.source.")
 
@@ -128,38 +152,94 @@ def notes_on(config: DataConfig) -> list[str]:
     if path is None:
         return []
     if path.is_dir():
-        note = left_out(path, config)
-        return [note] if note else []
+        return [*left_out(path, config), *_notes_on_files(path, config)]
+    notes = _notes_on_file(path)
     if config.split != DataConfig.split:
-        return [f"data.split {config.split} is not used: a file has no splits."]
-    return []
+        notes.append(f"data.split {config.split} is not used: a file has no splits.")
+    return notes
+
+
+def _notes_on_files(path: Path, config: DataConfig) -> list[str]:
+    """Returns what is to be told of the files of a folder, of no more than the first few."""
+    if is_saved_by_datasets(path):
+        return []
+    notes = [note for file in files_of(path, config) for note in _notes_on_file(file)]
+    if len(notes) > _MOST_NOTES:
+        others = len(notes) - _MOST_NOTES
+        notes[_MOST_NOTES:] = [f"{others:,} more files of the folder have notes like these."]
+    return notes
+
+
+def _notes_on_file(path: Path) -> list[str]:
+    """Returns how a file is read, where its name does not say it."""
+    suffix, _ = suffixes_of(path)
+    notes = []
+    if suffix == ".xlsx":
+        note = sheet_note(path)
+        return [note] if note else []
+    if suffix in TABLE_SUFFIXES:
+        delimiter = delimiter_of(path)
+        if delimiter != usual_delimiter(path):
+            notes.append(f"{path.name} is read with {DELIMITERS[delimiter]} between the cells.")
+    if suffix in TEXT_SUFFIXES:
+        encoding = encoding_of(path)
+        if encoding != "utf-8":
+            notes.append(f"{path.name} is read as {encoding.upper()}.")
+    return notes
 
 
 # ---------------------------------------------------------------------- files
 
 
 def _file(path: Path, name: str, config: DataConfig, streaming: bool) -> Source:
-    suffix = path.suffix.lower()
-    if suffix not in DATA_SUFFIXES:
+    """Opens a file. In errors, it has the name `name`."""
+    open_bytes(path, path.suffix.lower()).close()
+    if not is_data(path):
         raise DataError(
-            f"{path.name} is not a .json, .jsonl, .parquet, .csv, .tsv, .txt or .md file; convert "
-            "it to one of these."
+            f"{path.name} is of no kind that is read; give a file that ends in {KINDS}."
         )
     if path.stat().st_size == 0:
         raise DataError(f"{path.name} is empty; give a file with at least one row.")
-    if suffix == ".parquet":
-        return _parquet(path)
-    if suffix == ".json":
-        return _json(path, streaming)
-    if suffix not in _TABLE_SUFFIXES + _TEXT_SUFFIXES:
-        return _json_lines(path, streaming)
+    with told(path.name, lambda: "its beginning"):
+        source = _of_kind(path, name, config, streaming)
+    return dataclasses.replace(source, read=partial(_sound_rows, source, path))
 
-    readable(path).close()
-    if suffix in _TABLE_SUFFIXES:
+
+def _of_kind(path: Path, name: str, config: DataConfig, streaming: bool) -> Source:
+    """Opens a file, with the reader for its kind."""
+    suffix, _ = suffixes_of(path)
+    if suffix == ".parquet":
+        return Source(path.name, "row", parquet_total(path), lambda: parquet_rows(path))
+    if suffix in ARROW_SUFFIXES:
+        return Source(path.name, "row", arrow_total(path, streaming), lambda: arrow_rows(path))
+    if suffix in (".json", *LINES_SUFFIXES):
+        return _json(path, streaming)
+    if suffix == ".xlsx":
+        return _counted(Source(name, "row", None, lambda: sheet_rows(path)), streaming)
+    encoding_of(path)  # raises an error where the file cannot be read as text
+    if suffix in TABLE_SUFFIXES:
         return _counted(Source(name, "row", None, lambda: table_rows(path)), streaming)
     unit = "the passage from line"
     source = Source(name, unit, None, lambda: passages(path, config.max_seq_len))
     return _counted(source, streaming)
+
+
+def _sound_rows(source: Source, path: Path) -> Iterator[tuple[int, Row]]:
+    """Yields the rows of a file. Behind a damaged place of a compressed file, its text may be
+    anything; then the error is that of the compression.
+    """
+    number = 0
+    try:
+        with told(path.name, lambda: f"{source.unit} {number}"):
+            for number, row in source.read():
+                yield number, row
+    except DataError:
+        damage = damage_of(path) if suffixes_of(path)[1] else None
+        if damage is None:
+            raise
+        raise DataError(
+            f"{path.name} {damage} after {source.unit} {number}; write or fetch it again."
+        ) from None
 
 
 def _counted(source: Source, streaming: bool) -> Source:
@@ -171,46 +251,17 @@ def _counted(source: Source, streaming: bool) -> Source:
     return dataclasses.replace(source, total=sum(1 for _ in source.read()))
 
 
-def _json_lines(path: Path, streaming: bool) -> Source:
-    readable(path).close()
+def _json(path: Path, streaming: bool) -> Source:
+    """Opens a JSON file, whose shape is looked at: rows in lines, or values that go over lines."""
+    has_lines = suffixes_of(path)[0] in LINES_SUFFIXES
+    if not has_lines or goes_over_lines(path):
+        read = item_rows(path)
+        if read is None and goes_over_lines(path):
+            read = partial(value_rows, path)
+        if read is not None:
+            return _counted(Source(path.name, "item", None, read), streaming)
     total = None if streaming else count_lines(path)
     return Source(path.name, "line", total, lambda: line_rows(path))
-
-
-def _json(path: Path, streaming: bool) -> Source:
-    read = item_rows(path)
-    if read is None:  # one object per line, in a file named .json
-        return _json_lines(path, streaming)
-    return _counted(Source(path.name, "item", None, read), streaming)
-
-
-def _parquet(path: Path) -> Source:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    try:
-        total = parquet.read_metadata(path).num_rows
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(
-            f"{path.name} cannot be read as Parquet ({first_line(error)}); give a whole Parquet "
-            "file."
-        ) from None
-
-    def read() -> Iterator[tuple[int, Row]]:
-        number = 0
-        try:
-            with parquet.ParquetFile(path) as file:
-                for batch in file.iter_batches(batch_size=_ROWS_A_READ):
-                    for row in batch.to_pylist():
-                        number += 1
-                        yield number, _without_filled(row)
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(
-                f"{path.name} cannot be read after row {number} ({first_line(error)}); write the "
-                "file again."
-            ) from None
-
-    return Source(path.name, "row", total, read)
 
 
 def _folder_of_files(path: Path, config: DataConfig, streaming: bool) -> Source:
@@ -280,27 +331,9 @@ def _from_datasets(load: Callable[[], Any], name: str, subject: str, remedy: str
                     f"{subject} cannot be read after row {number} ({first_line(error)}); {remedy}."
                 ) from None
             number += 1
-            yield number, _without_filled(row)
+            yield number, without_filled(row)
 
     total = len(data) if hasattr(data, "__len__") else None
     # `datasets` has no public attribute for its digest of the content.
     fingerprint = getattr(data, "_fingerprint", None)
     return Source(name, "row", total, read, fingerprint=fingerprint)
-
-
-def _without_filled(row: Row) -> Row:
-    """Returns the row without the nulls that Arrow fills in when the objects in a column have
-    different keys.
-    """
-    found = {}
-    for name, value in row.items():
-        found[name] = _pruned(value) if isinstance(value, list) else value
-    return found
-
-
-def _pruned(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _pruned(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_pruned(item) for item in value]
-    return value

@@ -93,6 +93,8 @@ class TrainingJob:
     total_steps: int
     is_resumed: bool
     rounding: dict[str, Any]
+    resumed_step: int = 0
+    """The newest checkpoint of a resumed run is of this step."""
 
 
 def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> Planned:
@@ -139,6 +141,17 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
         sum(item.bytes for item in report.host.items if item.kind == MemoryItem.CHECKPOINT_COPIES),
         _ceiling(matmul_rates, shape, device),
     )
+
+
+def planned_as_before(
+    session: Session, job: TrainingJob, planned: Planned, rounding: dict[str, Any]
+) -> Planned:
+    """Returns the plan with another `rounding`, that of the checkpoint that was loaded."""
+    changed = replace(planned.job, rounding=rounding)
+    chosen = choose(changed, planned.target)
+    length = typical_length(session.config, job.data, chosen)
+    simulated = simulated_step(changed, chosen, planned.target, length)
+    return replace(planned, chosen=chosen, job=changed, simulated=simulated)
 
 
 def simulated_step(job: Job, chosen: Chosen, target: Target, length: int) -> PlanSimulated | None:

@@ -52,7 +52,7 @@ from engine.train.explain import note_memory
 from engine.train.memory_account import data_bytes
 from engine.train.memory_shortage import ShareName
 from engine.train.memory_watch import PeakMemory
-from engine.train.planning import Planned, TrainingJob, make_plan
+from engine.train.planning import Planned, TrainingJob, make_plan, planned_as_before
 from engine.train.resume import changed_settings, kept_rounding, refuse_other_data
 from engine.train.session import Session
 from engine.words import in_gib
@@ -215,7 +215,8 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
         _compare_with_checkpoint(session, newest, data, total_steps)
     backend = open_backend(config.engine.device)
     rounding = kept_rounding(config, newest.state) if newest is not None else {}
-    job = TrainingJob(model, data, backend, total_steps, newest is not None, rounding)
+    resumed_step = newest.step if newest is not None else 0
+    job = TrainingJob(model, data, backend, total_steps, newest is not None, rounding, resumed_step)
     with contextlib.ExitStack() as allocated:
         allocated.callback(backend.close)
         return _build(session, job, tokenizer, check, allocated)
@@ -249,7 +250,9 @@ def _build(
             lambda: {ShareName.PLANES: store.allocated_bytes, ShareName.DATA: data_bytes(data)}
         )
         kept = "nothing is lost" if job.is_resumed else "nothing was trained yet"
-        loading_peak = _fill(session, job, store, account.watched(check, kept))
+        loading_peak, loaded = _fill(session, job, store, account.watched(check, kept))
+        if loaded is not None and loaded.step != job.resumed_step:
+            planned = _plan_of_older(session, job, planned, loaded)
         # The engine moves these buffers to the device.
         kept_buffers = model.persistent_buffers().items()
         buffers = {name: buffer.to("cpu", copy=True) for name, buffer in kept_buffers}
@@ -344,13 +347,28 @@ def _total_steps(config: TrainConfig, data: PreparedData) -> int:
     return data.train.steps_of(config.train.epochs or 1.0, config.train.batch_size)
 
 
+def _plan_of_older(
+    session: Session, job: TrainingJob, planned: Planned, loaded: CheckpointInfo
+) -> Planned:
+    """Returns the plan of a run that goes on from an older checkpoint, since the newest, for which
+    `planned` was made, turned out to be damaged.
+
+    Raises RunError if the run cannot continue from there with these settings or this data.
+    """
+    _compare_with_checkpoint(session, loaded, job.data, job.total_steps)
+    rounding = kept_rounding(session.config, loaded.state)
+    if rounding == job.rounding:
+        return planned
+    return planned_as_before(session, job, planned, rounding)
+
+
 def _fill(
     session: Session, job: TrainingJob, store: HostStore, check: Callable[[], None]
-) -> int | None:
+) -> tuple[int | None, CheckpointInfo | None]:
     """Allocates and fills the planes.
 
     Returns the peak of host memory in bytes while weights were read from the model, or None if they
-    came from a checkpoint.
+    came from a checkpoint, and that checkpoint.
     """
     config, model = session.config, job.model
     allocating = session.progress("allocate", check)
@@ -369,7 +387,7 @@ def _fill(
         # Reading needs additional memory, which is freed before the states are allocated.
         loading_peak = peak.read()
         store.allocate_states(allocating)
-        return loading_peak
+        return loading_peak, None
     store.allocate_states(allocating)
     found = load_newest_checkpoint(
         session.folder.checkpoints_path, store, model.persistent_buffers(), progress=loading
@@ -381,7 +399,7 @@ def _fill(
     for sentence in found.skipped:
         session.log("warning", sentence)
     store.held.restore(found.step, found.state.get("skipped", ()))
-    return None
+    return None, found
 
 
 def program_version() -> str:

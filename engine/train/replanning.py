@@ -9,7 +9,7 @@ resident, and boundaries go to the host. The third attempt takes the leanest pla
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,6 +49,11 @@ class Moment:
     during: str = ""
     """It is as in `PlannedAnew`, and empty for a step and for the dry run."""
 
+    @property
+    def after(self) -> int:
+        """Returns the step that the planes hold at this moment."""
+        return self.step if self.during else max(0, self.step - 1)
+
     def in_words(self) -> str:
         """Returns a clause that says when this is."""
         if not self.during:
@@ -65,10 +70,20 @@ _DURING = {
 
 
 class Replanner:
-    """A `Replanner` plans a prepared run anew with less, at most three times for one moment."""
+    """A `Replanner` plans a prepared run anew with less, at most three times for one moment.
 
-    def __init__(self, session: Session, prepared: Prepared):
+    If that changes the order of sums, `take_rounding` gets the step after which it does so, and
+    the new `Chosen.rounding`.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        prepared: Prepared,
+        take_rounding: Callable[[int, Mapping[str, Any]], None],
+    ):
         self._session = session
+        self._take_rounding = take_rounding
         self._prepared = prepared
         self._moment = Moment(0)
         """This ran out of memory last."""
@@ -124,6 +139,8 @@ class Replanner:
         recorder.emit(built)
         if simulated is not None:
             recorder.emit(simulated)
+        if anew:
+            self._take_rounding(moment.after, chosen.rounding)
 
 
 def plan_with_less(planned: Planned, backend: Backend, attempt: int) -> Chosen | None:

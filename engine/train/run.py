@@ -94,13 +94,23 @@ class Run:
             # From here on, nothing is lost if no further line can be recorded.
             self.recorder.wait_for_disk_space(None)
             try:
+                self.recorder.check()
                 self._tell(ended)
                 self.recorder.emit(ended)
             except RunError as error:
-                # The record ends where it is, and the caller still gets the cause.
-                if ended.state != "failed":
-                    return RunEnded("failed", str(error), type(error).__name__)
+                return self._unrecorded(ended, error)
             return ended
+
+    def _unrecorded(self, ended: RunEnded, error: RunError) -> RunEnded:
+        """Returns the last event of a run that could not be recorded, for the caller to tell."""
+        failed = RunEnded("failed", str(error), type(error).__name__)
+        if not self.recorder.is_lost:
+            # The record ends where it is.
+            return ended if ended.state == "failed" else failed
+        # Whatever else went wrong went wrong by this. A folder that was renamed tells it, too.
+        with contextlib.suppress(RunError):
+            self.recorder.emit(failed)
+        return failed
 
     def _tell(self, ended: RunEnded) -> None:
         """Reports to the webhook, if there is one, how the run ended.

@@ -15,14 +15,19 @@ end, or while host memory is low.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from engine.checkpoints.beside import BesideTraining
-from engine.checkpoints.checkpoint import CheckpointInfo, Contents, write_checkpoint
+from engine.checkpoints.checkpoint import (
+    CheckpointInfo,
+    Contents,
+    change_state,
+    write_checkpoint,
+)
 from engine.checkpoints.kept import Kept
 from engine.checkpoints.plane_snapshot import Ended, Snapshot
 from engine.checkpoints.saved_steps import SavedSteps
@@ -103,16 +108,27 @@ class Saver:
         if contents.plane_bytes < checkpoint_needs.SMALL_BYTES:
             return False
         if self._under_way is not None:
-            if self._due is None:
+            is_new = step != self._under_way.step  # it may be asked for twice
+            if is_new and self._due is None:
                 self._due = step
                 self._session.log(
                     "info",
                     f"The checkpoint that fell due after step {step:,} is postponed: that of step "
                     f"{self._under_way.step:,} is still being written.",
                 )
-        elif not self.has(step):
-            self._begin(step, contents, config.output.keep_checkpoints)
+        else:
+            due_step = self._take_due(step)
+            if not self.has(step):
+                keep = config.output.keep_checkpoints
+                self._begin(step, due_step, contents, keep)
         return True
+
+    def _take_due(self, step: int) -> int:
+        """Returns the step after which the checkpoint of `step` fell due, or 0 if that is `step`
+        itself. Nothing is postponed any more.
+        """
+        due, self._due = self._due, None
+        return 0 if due is None or due == step else due
 
     def look(self, step: int, config: TrainConfig) -> None:
         """Takes note of a checkpoint that was written meanwhile, and begins one that was postponed.
@@ -125,9 +141,8 @@ class Saver:
         # A step that failed may have to be repeated before it can be saved.
         if self._due is not None and self._due <= step and self._under_way is None:
             self.begin(step, config)
-            self._due = None
 
-    def _begin(self, step: int, contents: Contents, keep: int) -> None:
+    def _begin(self, step: int, due_step: int, contents: Contents, keep: int) -> None:
         prepared = self._prepared
         snapshot = Snapshot(prepared.store, contents.planes, prepared.copies, self._asks_to_end)
         prepared.store.held.read_by(step, snapshot)
@@ -137,7 +152,7 @@ class Saver:
             replace(contents, snapshot=snapshot),
             keep,
         )
-        told = partial(self._record, snapshot=snapshot, due_step=self._due or 0)
+        told = partial(self._record, snapshot=snapshot, due_step=due_step)
         self._under_way = _UnderWay(step, snapshot, BesideTraining(snapshot, write, told))
 
     def _write_snapshot(self, step: int, contents: Contents, keep: int) -> CheckpointInfo:
@@ -173,6 +188,26 @@ class Saver:
             return
         self._is_saved(info)
 
+    def take_rounding(self, step: int, rounding: Mapping[str, Any]) -> None:
+        """Makes the checkpoint of `step` say how later steps are rounded, since they were planned
+        anew after it was begun. No lane may be working.
+        """
+        is_full = self._full_step == step
+        if self._under_way is not None and self._under_way.step == step:
+            self._under_way.writing.wait()
+            is_full = self._kind == "full"
+        path = self._path(step)
+        if not is_full or not path.is_dir():
+            return
+        try:
+            change_state(path, {"rounding": dict(rounding)})
+        except OSError as error:
+            self._session.log(
+                "warning",
+                f"The checkpoint of step {step:,} does not tell of the new plan ({error.strerror}):"
+                " a resume from it adds up in the order of the plan before.",
+            )
+
     # ------------------------------------------------------------------ while training stands still
 
     def has(self, step: int) -> bool:
@@ -185,7 +220,7 @@ class Saver:
         No other checkpoint may be under way. `look` is called often, and may raise to give the
         checkpoint up. Raises what the writing raises, DiskFullError for example.
         """
-        due_step, self._due = self._due or 0, None
+        due_step = self._take_due(step)
         info = write_checkpoint(
             self._session.folder.checkpoints_path,
             step,

@@ -12,7 +12,6 @@ goes on from there.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 
@@ -117,17 +116,16 @@ class Steps:
     def _pad_up_to(self) -> int:
         return self._prepared.chosen.pad_up_to(self._config.data.max_seq_len)
 
-    def advance(self) -> bool:
-        """Submits the next step. Returns False if a step has failed and the run got over it; the
-        planes then hold step `done`.
+    def advance(self) -> None:
+        """Submits the next step. If a step has failed and the run got over it, the planes hold step
+        `done` afterwards, which was skipped or is the one before that which failed.
         """
         try:
             self._submit()
-            return True
+            return
         except Exception as error:  # noqa: BLE001  raised again, if the run cannot get over it
             failed = error
         self._get_over(failed)
-        return False
 
     def settle(self) -> None:
         """Waits until every submitted step is over. Steps that fail are got over, if possible."""
@@ -171,10 +169,15 @@ class Steps:
         note_memory(error, prepared.planned.account.note)
         failure = failure_of(error, prepared.chosen.gpu_items)
         prepared.store.held.fail()
+        is_finite = failure.kind != FailureKind.NON_FINITE
         # The first error counts. A lost device raises again; then, too, its lanes have ended.
-        with contextlib.suppress(Exception):
+        try:
             prepared.drain()
-        if failure.kind == FailureKind.NON_FINITE:
+        except NonFiniteError:
+            is_finite = False  # another error came to light before this one
+        except Exception:  # noqa: BLE001  as above
+            pass
+        if not is_finite:
             prepared.store.held.give_up()
         return failure
 

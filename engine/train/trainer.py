@@ -99,7 +99,7 @@ class Trainer:
         self._observer = Observer(session, prepared, self._watch, self._forecast)
         # A wait for disk space does not count as part of a step's time.
         recorder.call_after_wait(self._observer.start_clock)
-        replanner = Replanner(session, prepared)
+        replanner = Replanner(session, prepared, self._saver.take_rounding)
         self._evaluator = Evaluator(session, prepared, replanner)
         self._waiting: list[str] = []
         """These requests arrived during long work and are obeyed before the next step."""
@@ -159,14 +159,18 @@ class Trainer:
             self._evaluator.answer_prompts(0, self._look)
         self._state("running")
         self._observer.start_clock()
+        attended = self._steps.done
         while self._steps.done < self.prepared.total_steps:
             self._attend_to_checkpoint(self._steps.done)
             self._obey(self._steps.done)
-            if not self._steps.advance():
-                continue
-            step = self._steps.done
-            if step >= self.prepared.total_steps:
+            if self._steps.done >= self.prepared.total_steps:  # a change has lowered the number
                 break
+            self._steps.advance()
+            step = self._steps.done
+            # What falls due after a step does so once, also where the step was skipped.
+            if step <= attended or step >= self.prepared.total_steps:
+                continue
+            attended = step
             if output.checkpoint_every and step % output.checkpoint_every == 0:
                 self._save_beside(step)
             if output.eval_every and step % output.eval_every == 0:
@@ -265,8 +269,9 @@ class Trainer:
 
     def _commands(self) -> list[str]:
         """Returns the new requests that the caller must obey. A lack of memory ends the loop with
-        an exception.
+        an exception, and so does a folder that is gone.
         """
+        self.recorder.check()
         self._watch.check()
         return self._new_requests()
 
@@ -349,7 +354,9 @@ class Trainer:
                 self._saver.finish(self._look)
             else:
                 self._saver.look(step, self.config)
-        except DiskFullError:
+        except DiskFullError as lacks:
+            then = f"Training stands still until step {step:,} is saved."
+            self._session.log("warning", f"{lacks} {then}")
             self._save(step)
 
     def _wait_for_disk_space(self, lacks: DiskFullError, step: int, is_stopping: bool) -> None:

@@ -12,7 +12,8 @@ from playwright.sync_api import expect
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from app.web.login import Login, login_routes
+from app.login.login import Login
+from app.login.login_form import login_routes
 from engine.config.settings import TrainConfig
 from engine.runs.folder import create_run
 from engine.runs.recorder import RunRecorder

@@ -109,7 +109,14 @@ def test_a_step_that_is_skipped_just_before_its_checkpoint_leaves_no_one_waiting
         clip(context, op, step)
 
     monkeypatch.setitem(block_ops.WORK, OpKind.CLIP, failing)
+    with monkeypatch.context() as standing:
+        standing.setattr(checkpoint_needs, "SMALL_BYTES", 1 << 40)
+        standing.setattr(time, "sleep", lambda seconds: None)
+        still = files_of(trained(tmp_path, **{"train.nonfinite": "skip"}))
     run = trained(tmp_path, **{"train.nonfinite": "skip", "output.checkpoint_every": 5})
     assert [event.step for event in events_of(run, StepSkipped)] == [5]
     written = events_of(run, CheckpointWritten)
     assert written[-1].step == 24 and min(event.step for event in written) in range(5, 12)
+    assert set(still) == set(range(1, 25))
+    for step, files in files_of(run).items():
+        assert files == still[step], step

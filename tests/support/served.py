@@ -6,15 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.login.cookies import login_cookie
+from app.login.login import Login
 from app.pages.checker import Checker
 from app.pages.page import build_page
 from app.pages.theme import css_variables, make_theme
 from app.session.session import Session
 from app.web.guard import GuardPolicy
-from app.web.login import Login
 from app.web.server import build_app
 
-ADDRESS = "http://127.0.0.1:7860"
+PORT = 7860
+ADDRESS = f"http://127.0.0.1:{PORT}"
+
+
+def login_cookie_of(login: Login, port: int = PORT) -> str:
+    """Returns the Cookie header of a browser that has just logged in at this port."""
+    return f"{login_cookie(port)}={login.sessions.begin('127.0.0.1', 'Test')}"
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,7 @@ def served(runs: Path, login: Login | None = None, **limits: Any) -> Served:
         build_app(
             session,
             checker,
-            build_page(session, checker),
+            build_page(session, checker, has_login=login is not None),
             policy,
             theme=make_theme(),
             css=css_variables(),

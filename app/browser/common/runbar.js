@@ -146,7 +146,7 @@ export class RunBar {
     // Shows a note below the bar; "" removes it. `aside` changes constantly and is not read aloud.
     note(text, { loggedOut = false, aside = "", tone = "warn" } = {}) {
         const node = field(this.root, "note");
-        if (!text && Date.now() < this.toldUntil) return;
+        if (!text && performance.now() < this.toldUntil) return;
         node.hidden = !text;
         node.dataset.tone = tone;
         if (node.firstChild?.textContent !== text)
@@ -159,7 +159,7 @@ export class RunBar {
 
     // Shows what happened, for long enough to read it.
     tell(text, tone = "good") {
-        this.toldUntil = Date.now() + SHOWN;
+        this.toldUntil = performance.now() + SHOWN;
         this.note(text, { tone });
     }
 

@@ -17,7 +17,7 @@ export class Comparison {
         this.ids = [];
         this.axis = "step";
         this.turn = 0; // counts requests; only the newest one counts
-        this.readAt = 0;
+        this.readAt = Number.NEGATIVE_INFINITY;
         const nodes = [...card.querySelectorAll("[data-compare]")];
         const byName = Object.fromEntries(nodes.map((node) => [node.dataset.compare, node]));
         this.charts = new LinkedCharts(byName, {
@@ -106,13 +106,14 @@ export class Comparison {
     // -------------------------------------------------------------- reading and showing
 
     refresh() {
-        if (this.ids.length && this.goingOn && Date.now() - this.readAt >= AGAIN) this.read();
+        const isOld = performance.now() - this.readAt >= AGAIN;
+        if (this.ids.length && this.goingOn && isOld) this.read();
     }
 
     async read() {
         this.turn += 1;
         const { turn } = this;
-        this.readAt = Date.now();
+        this.readAt = performance.now();
         let answer;
         try {
             answer = await send(`/api/compare?runs=${this.listed()}&axis=${this.axis}`);

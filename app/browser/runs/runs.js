@@ -18,7 +18,7 @@ export class RunList {
         this.talkTo = talkTo;
         this.rows = new Map(); // the node of each run, and the text from which it was made
         this.ticked = new Set();
-        this.readAt = 0;
+        this.readAt = Number.NEGATIVE_INFINITY;
         this.run = null; // the run of the export card
         this.details = new RunDetails(
             this.part("details"),
@@ -56,8 +56,8 @@ export class RunList {
     }
 
     async refresh(force = false) {
-        if (!force && Date.now() - this.readAt < LIST_WAIT) return;
-        this.readAt = Date.now();
+        if (!force && performance.now() - this.readAt < LIST_WAIT) return;
+        this.readAt = performance.now();
         const { runs, queue } = await send("/api/runs");
         this.part("empty").hidden = runs.length > 0;
         this.part("list").hidden = runs.length === 0;

@@ -25,7 +25,7 @@ export class Talk {
         this.opened = null; // the run that the address named last
         this.choice = null; // the weights that the chat is with
         this.minutes = 10;
-        this.readAt = 0;
+        this.readAt = Number.NEGATIVE_INFINITY;
         this.asked = ""; // the choice that the shown description is about
         this.working = false;
         this.who = this.part("who").elements;
@@ -69,8 +69,8 @@ export class Talk {
     // run: the run that the page's address names, or null; asked: the run whose newest weights were
     // requested, or null.
     async refresh(run, asked = null) {
-        if (!asked && (this.working || Date.now() - this.readAt < CHOICES_WAIT)) return;
-        this.readAt = Date.now();
+        if (!asked && (this.working || performance.now() - this.readAt < CHOICES_WAIT)) return;
+        this.readAt = performance.now();
         try {
             const [choices] = await Promise.all([send("/api/talk/choices"), this.read()]);
             this.minutes = choices.idle_minutes;

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 
+import psutil
 import pytest
 
 from app.session import detached
@@ -24,6 +25,7 @@ from engine.errors import RunError
 from engine.runs.folder import create_run, open_run
 from engine.runs.following import replay
 from engine.runs.listing import list_runs
+from tests.support.clocks import DAYS_40
 from tests.support.folders import make_config
 from tests.support.routes import wait_for
 from tests.support.sessions import get
@@ -223,6 +225,35 @@ def test_the_next_server_tells_what_the_one_before_could_not(tmp_path):
     process.wait()
     (run,) = Session(tmp_path).runs()
     assert run.state == "failed" and "MemoryError" in run.reason
+
+
+@pytest.mark.parametrize("set_by", [DAYS_40, -DAYS_40])
+def test_a_clock_that_is_set_makes_no_process_another_one(tmp_path, monkeypatch, set_by):
+    """The system counts when it was booted from the wall clock; `detached.json` does not."""
+    folder = create_run(tmp_path, CONFIG)
+    sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
+    monkeypatch.setattr(detached, "train_command", lambda _: sleeping)
+    process = detached._start_process(folder)
+    try:
+        booted = psutil.boot_time()
+        monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: booted + set_by)
+        assert is_starting(folder)
+        DetachedRuns().settle(folder)
+        assert not folder.events_path.exists()
+        written = json.loads((folder.path / "detached.json").read_text())
+        for changed in ({"boot": "of another boot"}, {"ticks": written["ticks"] - 1}):
+            (folder.path / "detached.json").write_text(json.dumps(written | changed))
+            assert not is_starting(folder)
+        monkeypatch.undo()
+        # As an earlier version wrote it.
+        older = {name: written[name] for name in ("pid", "started")}
+        (folder.path / "detached.json").write_text(json.dumps(older))
+        assert is_starting(folder)
+    finally:
+        process.kill()
+        process.wait()
+    (folder.path / "detached.json").write_text(json.dumps(written))
+    assert not is_starting(folder)
 
 
 def test_a_process_that_began_is_left_to_its_own_record(tmp_path):

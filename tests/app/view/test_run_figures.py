@@ -371,6 +371,9 @@ def test_tiles_and_details(finished):
     full, alone = details(kinds)["files"]
     assert full.startswith("Checkpoint of step 3: ")
     assert alone.startswith("Checkpoint of step 4, weights alone: ")
+    # While an update is held back, the device may compute, so this is an upper bound.
+    waited = fold([CheckpointWritten(step=3, seconds=2.0, waited_seconds=0.25)])
+    assert "; training waited at most 250 ms for it" in details(waited)["files"][0]
 
 
 def test_figures_are_said_in_words(finished):

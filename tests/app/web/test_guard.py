@@ -13,9 +13,12 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from app.login.login import Login, is_loopback, resolve_login, tls_options
+from app.login.login_form import login_routes
+from app.login.login_sessions import SESSION_SECONDS
 from app.web.guard import Guard, GuardPolicy
-from app.web.login import COOKIE_NAME, Login, is_loopback, login_routes, resolve_login, tls_options
 from engine.errors import RamstreamError
+from tests.support.served import login_cookie_of
 
 JSON = {"content-type": "application/json"}
 
@@ -232,21 +235,22 @@ def test_the_form_shows_the_target_as_text_only(tmp_path):
 
 
 def test_cookies_expire_and_cannot_be_forged(tmp_path):
-    login = make_login(tmp_path)
-    cookie = login.new_cookie(now=0)
-    assert login.accepts_cookie(f"{COOKIE_NAME}={cookie}", now=10)
-    assert not login.accepts_cookie(f"{COOKIE_NAME}={cookie}", now=1e9)
-    expires, _, signature = cookie.partition(".")
-    for forged in (f"{int(expires) + 1}.{signature}", f"{expires}.", "", "x.y", f"{expires}.é"):
-        assert not login.accepts_cookie(f"{COOKIE_NAME}={forged}", now=10)
-    assert not login.accepts_cookie(None)
+    sessions = make_login(tmp_path).sessions
+    token = sessions.begin("127.0.0.1", "Test", now=0)
+    assert sessions.find(token, now=SESSION_SECONDS - 1) is not None
+    assert sessions.find(token, now=SESSION_SECONDS) is None
+    (kept,) = (session.record.hash for session in sessions.all(now=10))
+    for forged in (token[:-1], token.swapcase(), f"{token}A", "", kept, kept[:12]):
+        assert sessions.find(forged, now=10) is None
 
 
 def test_a_restart_logs_nobody_out_but_a_new_password_does(tmp_path):
-    header = f"{COOKIE_NAME}={make_login(tmp_path).new_cookie()}"
-    assert make_login(tmp_path).accepts_cookie(header)
-    assert not make_login(tmp_path, "another").accepts_cookie(header)
-    assert stat.S_IMODE((tmp_path / "login.key").stat().st_mode) == 0o600
+    headers = {"cookie": login_cookie_of(make_login(tmp_path))}
+    kept = (tmp_path / "login.key", tmp_path / ".login.sessions-0.json")
+    assert {stat.S_IMODE(path.stat().st_mode) for path in kept} == {0o600}
+    for password, status in (("open sesame", 200), ("another", 401)):
+        app = make_app(login=make_login(tmp_path, password))
+        assert call(app, path="/api/runs", headers=headers).status_code == status
 
 
 def test_a_public_address_needs_a_login(tmp_path, monkeypatch):

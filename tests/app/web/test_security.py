@@ -9,13 +9,15 @@ import re
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 
+from app.login.login import LOGIN_PATH, Login
+from app.login.login_form import login_routes
 from app.web.connections import server_config
 from app.web.gradio_paths import is_needed
 from app.web.guard import Guard, GuardPolicy
-from app.web.login import COOKIE_NAME, LOGIN_PATH, Login
 from app.web.server import BROWSER_FILES
-from tests.support.served import ADDRESS, served
+from tests.support.served import ADDRESS, login_cookie_of, served
 
 READS = {"GET", "HEAD", "OPTIONS"}
 FILLED = {
@@ -155,13 +157,13 @@ def test_without_the_cookie_no_route_answers(app, routes):
     ],
 )
 def test_what_comes_from_elsewhere_reaches_no_route(app, routes, login, headers, status):
-    cookie = {"cookie": f"{COOKIE_NAME}={login.new_cookie()}", "content-type": "application/json"}
+    cookie = {"cookie": login_cookie_of(login), "content-type": "application/json"}
     assert set(refused(app, routes, cookie | headers).values()) == {status}
 
 
 @pytest.mark.parametrize("kind", NOT_JSON)
 def test_what_is_sent_is_json(app, routes, login, kind):
-    cookie = {"cookie": f"{COOKIE_NAME}={login.new_cookie()}", "content-type": kind}
+    cookie = {"cookie": login_cookie_of(login), "content-type": kind}
     sent = [
         route
         for route in routes
@@ -175,7 +177,7 @@ def test_of_gradio_only_what_the_page_needs_is_served(app, routes, login):
     """Files by path, uploads, proxies, streams, deep links, the API, monitoring, recordings and
     editors are not served.
     """
-    cookie = {"cookie": f"{COOKIE_NAME}={login.new_cookie()}", "content-type": "application/json"}
+    cookie = {"cookie": login_cookie_of(login), "content-type": "application/json"}
     gradios = [
         route
         for route in routes
@@ -248,22 +250,17 @@ def test_addresses_which_may_carry_the_token_are_not_logged(app):
 def test_secrets_are_compared_in_constant_time(login, monkeypatch):
     compared = []
     monkeypatch.setattr(
-        "app.web.login.hmac.compare_digest", lambda a, b: compared.append((a, b)) or False
+        "app.login.login.hmac.compare_digest", lambda a, b: compared.append((a, b)) or False
     )
     login.redeem("a guess")
     login.accepts("ada", "a guess")
-    login.accepts_cookie(f"{COOKIE_NAME}=99999999999.abc")
-    assert {pair[0] for pair in compared} == {b"a guess", b"ada", "abc"}
+    assert {pair[0] for pair in compared} == {b"a guess", b"ada"}
 
 
 def test_who_guesses_passwords_is_not_listened_to_for_a_minute(tmp_path, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr("app.web.login.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("app.web.login.WRONG_PASSWORD_SECONDS", 0)
-    from starlette.applications import Starlette
-
-    from app.web.login import login_routes
-
+    monkeypatch.setattr("app.login.attempts.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("app.login.login_form.WRONG_PASSWORD_SECONDS", 0)
     app = Starlette(routes=login_routes(Login("ada", "right", tmp_path / "key")))
 
     def tries(password, address, times=1):

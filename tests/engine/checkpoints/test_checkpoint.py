@@ -14,7 +14,7 @@ import sys
 import pytest
 import torch
 
-from engine.checkpoints import copies, threads
+from engine.checkpoints import checkpoint, copies, threads
 from engine.checkpoints.checkpoint import Contents, checkpoint_bytes, write_checkpoint
 from engine.checkpoints.piece_files import PAGE
 from engine.checkpoints.restore import load_checkpoint, load_newest_checkpoint, newest_checkpoint
@@ -40,7 +40,7 @@ STATE = {
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_every_bit_comes_back(tmp_path, new_store, dtype):
-    store, root, told = new_store(dtype, seed=1), tmp_path / "run" / "checkpoints", []
+    store, root, told = new_store(dtype, seed=1), tmp_path / "checkpoints", []
     info = write_checkpoint(
         root,
         10,
@@ -118,6 +118,18 @@ def test_there_may_be_none(tmp_path, new_store):
         )
     with pytest.raises(CheckpointError, match="step-4 has no manifest.json"):
         load_checkpoint(tmp_path / "step-4", new_store(), {})
+
+
+@pytest.mark.parametrize("holds", ["full", "weights"])
+def test_the_room_that_is_asked_for_holds_the_checksums(tmp_path, new_store, monkeypatch, holds):
+    """A model of 70B has 100,000 pieces, whose checksums take 4 MB."""
+    monkeypatch.setattr(copies, "PIECE_BYTES", 16)
+    monkeypatch.setattr(checkpoint, "_SPARE_BYTES", 10_000)
+    contents = Contents(new_store(seed=1), {"a": 1}, holds=holds)
+    info = write_checkpoint(tmp_path, 1, contents, keep=1)
+    manifest = (info.path / "manifest.json").stat().st_size
+    assert manifest > 50_000
+    assert info.bytes <= contents.needed_bytes() < 1.5 * info.bytes
 
 
 def test_state_must_be_json(tmp_path, new_store):

@@ -188,10 +188,75 @@ def test_units_are_written_in_the_order_of_updates_and_copies_last(new_store):
     snapshot.arm()
     first = snapshot.next_to_write()
     assert first.unit == "embed"
-    snapshot.protect("head")  # copied, so it is no longer urgent
+    copied = "block.0"
+    assert copied in store.layouts
+    snapshot.protect(copied)  # copied, so it is no longer urgent
     units = []
     while (piece := snapshot.next_to_write()) is not None:
         units.append(piece.unit)
-    in_order = list(store.layouts)
-    assert units == sorted(units, key=in_order.index) and units[-1] == "head"
+    count = units.count(copied)
+    assert count > 1 and units[-count:] == [copied] * count
+    in_order = [unit for unit in store.layouts if unit != copied]
+    assert units[:-count] == sorted(units[:-count], key=in_order.index)
+    assert set(units[:-count]) == set(in_order)
     assert threads.THREADS > 1  # pieces are taken by several threads, in this order
+
+
+def test_a_piece_that_cannot_be_copied_is_written_and_keeps_no_room(new_store, monkeypatch):
+    store, memory = new_store(seed=1), CopyMemory(1 << 20)
+    rooms, copy_to, fails = len(memory._free), Piece.copy_to, [True]
+
+    def failing(self, room):
+        if fails:
+            fails.clear()
+            raise MemoryError
+        return copy_to(self, room)
+
+    monkeypatch.setattr(Piece, "copy_to", failing)
+    snapshot = Snapshot(store, planes_of(store), memory)
+    pieces = len(snapshot._pending)
+    snapshot.arm()
+    with pytest.raises(MemoryError):
+        snapshot.copy_ahead()
+    taken = []
+
+    def write():
+        while (piece := snapshot.next_to_write()) is not None:
+            taken.append((piece.unit, piece.plane, piece.begin))
+            snapshot.written(piece)
+        snapshot.release()
+
+    writing = threading.Thread(target=write, daemon=True)
+    writing.start()
+    writing.join(20)
+    assert not writing.is_alive() and len(set(taken)) == len(taken) == pieces
+    assert len(memory._free) == rooms
+    memory.close()
+
+
+@pytest.mark.parametrize("refused", [1, 2])
+def test_a_system_that_refuses_a_thread_holds_back_no_update(two, new_store, monkeypatch, refused):
+    """The error is told to the training loop, and the checkpoints before stay."""
+    root, _ = two
+    store, memory = new_store(seed=3), CopyMemory(30_000)
+    start, started = threading.Thread.start, []
+
+    def refusing(self):
+        if self.name == "copy-planes":
+            started.append(self)
+            if len(started) == refused:
+                raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refusing)
+    monkeypatch.setattr("engine.checkpoints.beside.default_threads", lambda: 8)
+    snapshot = Snapshot(store, planes_of(store), memory)
+    writing = begin(root, store, snapshot, step=3)
+    assert writing.wait(20) and len(started) == refused
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        writing.result()
+    update = threading.Thread(target=lambda: snapshot.protect("embed"), daemon=True)
+    update.start()
+    update.join(20)
+    assert not update.is_alive() and names(root) == ["step-1", "step-2"]
+    memory.close()

@@ -306,7 +306,7 @@ DATA = {
     ),
     "rows that are all empty": (lambda p: p.write_text('{"text": ""}\n' * 9, encoding="utf-8"), ""),
     "another encoding": (
-        lambda p: p.write_bytes(GOOD.replace("one", "né").encode("utf-16")),
+        lambda p: p.write_bytes(GOOD.replace("one", "né").encode("latin-1")),
         "data.jsonl",
     ),
     "bytes": (lambda p: p.write_bytes(bytes(range(256)) * 40), "data.jsonl"),

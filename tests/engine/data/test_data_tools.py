@@ -11,7 +11,7 @@ import pytest
 from engine.config.data_settings import DataConfig
 from engine.data.loader import prepare_data
 from engine.errors import DataError
-from tests.support import data_references as reference
+from tests.support import references as reference
 from tests.support.data_tokenizers import CHATML, byte_level_tokenizer
 
 TOOLS = [

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from engine.data.encode import Encoder
 from engine.data.render import Skipped
 from engine.examples.example import Conversation, Pair
-from tests.support import data_references as reference
+from tests.support import references as reference
+from tests.support.references import FAMILIES
+from tests.support.references.expected import expected
+from tests.support.references.token_marks import tokens
 
-FAMILIES = ("qwen", "llama3", "gemma", "phi3", "marked")
+CHOSEN = ("qwen", "llama3", "gemma", "phi3", "marked")
 made = functools.cache(reference.tokenizer)
 examples = settings(
     max_examples=100,
@@ -65,7 +68,7 @@ fragments = st.sampled_from(
 
 
 def words(family: str) -> st.SearchStrategy[str]:
-    typed = st.sampled_from(reference.SPECIAL[family] + reference.ADDED.get(family, ()))
+    typed = st.sampled_from((*FAMILIES[family].special, *FAMILIES[family].added))
     short = st.lists(st.one_of(characters, fragments, typed), max_size=6).map("".join)
     long = st.tuples(short, st.integers(100, 1500)).map(lambda pair: (pair[0] * pair[1])[:3_000])
     return st.one_of(short, short, short, short, short, long)
@@ -84,20 +87,14 @@ def conversations(family: str) -> st.SearchStrategy[list[dict]]:
 
 
 def check(family: str, conversation: Conversation, max_seq_len: int) -> None:
-    tokenizer = made(family)
+    tokenizer, chosen = made(family), FAMILIES[family]
     (found,) = Encoder(tokenizer, "assistant", max_seq_len).encode([conversation])
-    try:
-        parts = reference.segments(
-            family, through_last_answer(conversation.messages), conversation.tools
-        )
-    except reference.Refused:
-        answers = any(message["role"] == "assistant" for message in conversation.messages)
-        assert (
-            isinstance(found, Skipped)
-            and ("refuses" if answers else "no assistant turn") in found.reason
-        )
+    wanted = expected(chosen, conversation.messages, conversation.tools)
+    if wanted.refused:
+        assert isinstance(found, Skipped) and wanted.refused in found.reason
         return
-    ids, trained = reference.tokens(family, tokenizer, parts)
+    ((parts, answers),) = wanted.documents
+    ids, trained = tokens(chosen, tokenizer, parts, answers)
     if not any(trained[:max_seq_len]):
         assert isinstance(found, Skipped)
         return
@@ -106,23 +103,17 @@ def check(family: str, conversation: Conversation, max_seq_len: int) -> None:
     assert document.ids.tolist() == ids[:max_seq_len]
     assert document.trained.tolist() == trained[:max_seq_len]
     assert document.length == len(ids)
-    special = set(tokenizer.convert_tokens_to_ids(list(reference.SPECIAL[family])))
+    special = set(tokenizer.convert_tokens_to_ids(list(FAMILIES[family].special)))
     written = [
         tokenizer.convert_tokens_to_ids(part.text)
         for part in parts
-        if part.written and part.text in reference.SPECIAL[family]
+        if part.written and part.text in FAMILIES[family].special
     ]
     parsed = [i for i in document.ids.tolist() if i in special]
     assert parsed == written[: len(parsed)]
 
 
-def through_last_answer(messages: list[dict]) -> list[dict]:
-    """Returns the turns up to the last answer."""
-    answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    return messages[: answers[-1] + 1] if answers else messages
-
-
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CHOSEN)
 def test_the_mask_of_any_conversation_equals_the_references(family):
     @examples
     @given(conversations(family), st.sampled_from([64, 100_000]))
@@ -132,9 +123,9 @@ def test_the_mask_of_any_conversation_equals_the_references(family):
     run()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CHOSEN)
 def test_typed_special_tokens_are_text_in_every_role(family):
-    for token in reference.SPECIAL[family] + reference.ADDED.get(family, ()):
+    for token in (*FAMILIES[family].special, *FAMILIES[family].added):
         check(
             family,
             Conversation(
@@ -147,14 +138,14 @@ def test_typed_special_tokens_are_text_in_every_role(family):
         )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CHOSEN)
 def test_what_special_tokens_take_around_them_is_white_space_and_nothing_else(family):
     for character in "\t\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u180e\u2028\u2029\u200b\u3000\ufeff":
         for text in (
             character,
             f"{character}so",
             f"so{character}",
-            f"{character}{reference.SPECIAL[family][-1]}so",
+            f"{character}{FAMILIES[family].special[-1]}so",
         ):
             turns = [{"role": "user", "content": text}, {"role": "assistant", "content": text}]
             check(family, Conversation(turns), 10_000)

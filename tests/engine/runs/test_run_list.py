@@ -28,6 +28,7 @@ from engine.runs.listing import list_runs
 from engine.runs.recorder import RunRecorder
 from engine.runs.snapshot import RunSnapshot
 from tests.engine.runs.test_snapshot import random_run
+from tests.support.clocks import Clocks
 from tests.support.run_folders import CONFIG, named, record
 
 # ---------------------------------------------------------------------- what it says
@@ -202,18 +203,17 @@ def test_a_damaged_line_takes_no_run_off_the_list(tmp_path, damaged):
 
 
 def test_the_time_between_sessions_is_not_in_the_list_either(tmp_path, monkeypatch):
-    clock = [1000.0]
-    monkeypatch.setattr("engine.runs.recorder.time.time", lambda: clock[0])
+    clocks = Clocks(monkeypatch, wall=1000.0)
     folder = create_run(tmp_path, CONFIG)
     recorder = RunRecorder(folder, folder.id)
-    for at, event in ((1000.0, RunStarted()), (1030.0, StepFinished(1))):
-        clock[0] = at
+    for seconds, event in ((0, RunStarted()), (30, StepFinished(1))):
+        clocks.pass_by(seconds)
         recorder.emit(event)
     recorder.close()
-    clock[0] = 5000.0
+    clocks.pass_by(3970)
     again = RunRecorder(folder, folder.id)
-    for at, event in ((5000.0, RunStarted(resumed_step=1)), (5004.0, RunEnded())):
-        clock[0] = at
+    for seconds, event in ((0, RunStarted(resumed_step=1)), (4, RunEnded())):
+        clocks.pass_by(seconds)
         again.emit(event)
     again.close()
     (run,) = list_runs(tmp_path)

@@ -30,8 +30,9 @@ from engine.runs.events import (
     Unknown,
 )
 from engine.runs.following import Follower, replay
+from engine.runs.parts import Job
 from engine.runs.recorder import RunRecorder
-from engine.runs.snapshot import Job, RunSnapshot
+from engine.runs.snapshot import RunSnapshot
 from tests.engine.runs.test_recorder import fold, fold_of
 
 # ---------------------------------------------------------------------- law 7

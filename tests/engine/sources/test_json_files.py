@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import DataError
-from engine.sources import json_files
+from engine.sources import json_files, json_text
 from engine.sources.json_files import item_rows, line_rows
 
 scalars = st.one_of(
@@ -32,7 +32,7 @@ examples = settings(max_examples=100, deadline=None, derandomize=True, database=
 
 @pytest.fixture(autouse=True)
 def few_bytes_at_a_time(monkeypatch):
-    monkeypatch.setattr(json_files, "_CHUNK_BYTES", 3)
+    monkeypatch.setattr(json_text, "_CHUNK_BYTES", 3)
 
 
 def read(path):
@@ -124,7 +124,7 @@ def test_other_shapes(tmp_path, text, expected):
         ('"text"', r"^a\.json holds text; "),
         ('[{"a": 1}, [2]]', r"^Item 2 of a\.json is a list, not an object"),
         ("[" * 100_000, r"^a\.json is nested too deeply"),
-        (b'[{"a": "\xff"}]', r"^a\.json is not UTF-8 text"),
+        (b'[{"a": "\xff"}]', r"^Line 1 of a\.json is not UTF-8 text"),
         ('[{"a": "b', r"unterminated string starting at at line 1"),
     ],
 )
@@ -156,13 +156,13 @@ def test_a_fraction_of_many_digits_is_read_in_any_pieces(tmp_path, monkeypatch, 
     text = '[{"a": ' + "9" * 5_000 + fraction + '}, {"a": 0.' + "1" * 5_000 + "}]"
     (tmp_path / "a.json").write_text(text)
     for size in range(5_000, 5_015):
-        monkeypatch.setattr(json_files, "_CHUNK_BYTES", size)
+        monkeypatch.setattr(json_text, "_CHUNK_BYTES", size)
         assert read(tmp_path / "a.json") == json.loads(text)
 
 
 @pytest.mark.parametrize("around", ["[{}]", '{{"version": 1, "data": [{}]}}'])
 def test_a_long_list_takes_the_memory_of_an_item(tmp_path, monkeypatch, around):
-    monkeypatch.setattr(json_files, "_CHUNK_BYTES", 1 << 16)
+    monkeypatch.setattr(json_text, "_CHUNK_BYTES", 1 << 16)
     path = tmp_path / "a.json"
     row = json.dumps({"text": "word " * 200})
     path.write_text(around.format(", ".join([row] * 10_000)))
@@ -176,10 +176,11 @@ def test_a_long_list_takes_the_memory_of_an_item(tmp_path, monkeypatch, around):
 
 
 def test_too_large_an_object_is_refused_and_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_files, "_LONGEST_VALUE", 50)
+    monkeypatch.setattr(json_files, "_LONGEST_OBJECT", 50)
+    monkeypatch.setattr(json_text, "LONGEST_VALUE", 50)
     (tmp_path / "a.json").write_text(json.dumps({"train": [{"a": 1}] * 9, "test": [{"a": 1}]}))
     with pytest.raises(DataError, match=r"^a\.json is one object that is too large for a row; "):
         read(tmp_path / "a.json")
     (tmp_path / "a.json").write_text(json.dumps([{"text": "x" * 99}]))
-    with pytest.raises(DataError, match=r"a value without an end at line 1, column 2"):
+    with pytest.raises(DataError, match=r"a value longer than .* MiB at line 1, column 2"):
         read(tmp_path / "a.json")

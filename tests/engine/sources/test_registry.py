@@ -11,7 +11,7 @@ from engine.data.loader import prepare_data
 from engine.data.preview import preview
 from engine.errors import DataError
 from engine.paths import lasting_source
-from tests.support import data_references as reference
+from tests.support import references as reference
 
 ENTRIES = {
     "plain": {"file_name": "alpaca.json"},

@@ -4,11 +4,14 @@ finds what an undisturbed run finds, and the steps after it are the same to the 
 
 from __future__ import annotations
 
+import shutil
 import weakref
 
 import pytest
 import torch
 
+from engine.checkpoints.restore import newest_checkpoint
+from engine.fit import checkpoint_needs
 from engine.runs.events import (
     CheckpointWritten,
     EvalFinished,
@@ -154,6 +157,35 @@ def test_a_smaller_micro_batch_is_recorded_and_holds_for_the_steps_after_it(tmp_
     assert ours[1].loss == pytest.approx(theirs[1].loss, rel=1e-4)
     told = [line.text for line in events_of(run, LogLine) if "planned anew" in line.text]
     assert "Sums are rounded in another order from here on." in told[-1]
+
+
+@pytest.mark.parametrize("is_beside", [False, True], ids=["standing still", "beside"])
+def test_the_checkpoint_of_that_step_has_the_rounding_of_the_steps_after_it(
+    tmp_path, monkeypatch, is_beside
+):
+    """A run that is killed after the evaluation goes on to the bit."""
+    if is_beside:
+        monkeypatch.setattr(checkpoint_needs, "SMALL_BYTES", 0)
+    values = {"output.checkpoint_every": 4, "output.keep_checkpoints": 5}
+    run = start_run(make_config(tmp_path, **values), tmp_path / "runs")
+    killed = tmp_path / "killed" / run.id
+
+    def copy(record):
+        if isinstance(record.event, StepFinished) and record.event.step == 7:
+            assert (run.folder.checkpoints_path / "step-4").is_dir()
+            shutil.copytree(run.folder.path, killed)
+
+    run.recorder.subscribe(copy)
+    with monkeypatch.context() as full:
+        full_in_passes(full, "evaluation", times=2, after=4)
+        assert execute(run).state == "finished", run.recorder.snapshot.reason
+    assert events_of(run, PlannedAnew)[-1].changes_rounding
+    info = newest_checkpoint(killed / "checkpoints")
+    assert info.step == 4 and info.state["rounding"]["micro_batch_size"] == 1
+    again = resume_run(tmp_path / "killed", run.id)
+    assert execute(again).state == "finished"
+    assert events_of(again, PlanBuilt)[-1].choices["micro_batch_size"] == 1
+    assert planes_on_disk(again) == planes_on_disk(run)
 
 
 @pytest.mark.parametrize(

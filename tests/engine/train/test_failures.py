@@ -14,9 +14,8 @@ from engine.errors import NonFiniteError, RunError
 from engine.plan.choices import PlanChoices
 from engine.runs.events import (
     CheckpointWritten,
+    EvalFinished,
     LogLine,
-    PlanBuilt,
-    PlannedAnew,
     RunStarted,
     StateChanged,
     StepFinished,
@@ -26,6 +25,7 @@ from engine.runs.following import replay
 from engine.runs.snapshot import RunSnapshot
 from engine.runtime.block_ops import BlockOps
 from engine.runtime.held_step import HeldStep
+from engine.runtime.streaming_engine import StreamingEngine
 from engine.train import skipping
 from engine.train.run import resume_run, start_run
 from engine.train.skipping import refuse_further
@@ -124,6 +124,56 @@ def test_a_last_step_that_is_skipped_ends_the_run(tmp_path, bad_row):
     assert execute(run).state == "finished"
     assert [c.step for c in events_of(run, CheckpointWritten)] == [2]
     assert run.recorder.snapshot.step == 2
+
+
+def test_what_falls_due_after_a_skipped_step_is_done(tmp_path, bad_row):
+    """Steps 2 and 4 are skipped. Their state is that of the step before, and it is saved."""
+    values = {
+        "train.nonfinite": "skip",
+        "data.eval_fraction": 0.1,
+        "output.checkpoint_every": 2,
+        "output.keep_checkpoints": 9,
+        "output.eval_every": 2,
+    }
+    run = start_run(bad_row(**values), tmp_path / "runs")
+    assert execute(run).state == "finished"
+    skipped = [event.step for event in events_of(run, StepSkipped)]
+    assert len(skipped) == 2
+    assert any(step % 2 == 0 and step < 8 for step in skipped)
+    assert [c.step for c in events_of(run, CheckpointWritten)] == [2, 4, 6, 8]
+    assert [e.step for e in events_of(run, EvalFinished)] == [2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("is_home", [True, False], ids=["device", "host"])
+def test_a_loss_that_is_not_finite_beside_another_error_leaves_no_mixture(
+    tmp_path, monkeypatch, is_home
+):
+    """Updates on the device begin before the norm is known, and then change nothing."""
+    run = start_run(make_config(tmp_path, **{"output.checkpoint_every": 0}), tmp_path / "runs")
+    train_step, drain = StreamingEngine.train_step, StreamingEngine.drain
+    broken = []
+
+    def failing(self, number, *arguments):
+        if number == 5:
+            drain(self)
+            if is_home:
+                self._parts.store.held.begin(5, "head")
+            broken.append(number)
+            raise RuntimeError("the kernel failed")
+        train_step(self, number, *arguments)
+
+    def draining(self):
+        if len(broken) == 1:
+            broken.append(0)
+            raise NonFiniteError("The loss of step 5 is not a finite number.", 5, "loss")
+        drain(self)
+
+    monkeypatch.setattr(StreamingEngine, "train_step", failing)
+    monkeypatch.setattr(StreamingEngine, "drain", draining)
+    ended = execute(run)
+    assert ended.state == "failed" and "the kernel failed" in ended.reason
+    assert "mixture" not in ended.reason and "step 4 is saved" in ended.reason
+    assert [c.step for c in events_of(run, CheckpointWritten)] == [4]
 
 
 def test_skipping_is_bounded(tmp_path, bad_row, monkeypatch):
@@ -239,8 +289,6 @@ def test_a_step_that_cannot_be_saved_is_told(tmp_path, monkeypatch):
 
 
 def test_a_record_that_cannot_be_written_is_no_reason_to_save_again(tmp_path, monkeypatch):
-    from engine.runtime.streaming_engine import StreamingEngine
-
     def refuse(*_, **__):
         raise RunError("The record cannot be written.")
 
@@ -248,104 +296,3 @@ def test_a_record_that_cannot_be_written_is_no_reason_to_save_again(tmp_path, mo
     monkeypatch.setattr(StreamingEngine, "train_step", refuse)
     assert execute(run).reason == "The record cannot be written."
     assert not run.folder.checkpoints_path.exists()
-
-
-# ---------------------------------------------------------------------- GPU memory
-
-
-def full_at(monkeypatch, step: int, kind: str, times: int) -> list[int]:
-    """Makes ops of this kind run out of memory in the first `times` attempts of a step; returns a
-    list to which each such attempt adds its number of micro-batches.
-    """
-    real, tried = BlockOps.work, []
-
-    def work(self, op, under_way):
-        if under_way.inputs.number == step and op.kind == kind and len(tried) < times:
-            tried.append(len(under_way.inputs.batches))
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
-        return real(self, op, under_way)
-
-    monkeypatch.setattr(BlockOps, "work", work)
-    return tried
-
-
-@pytest.mark.parametrize("kind", ["forward", "backward", "loss"])
-def test_out_of_memory_the_step_is_planned_with_less_and_the_run_goes_on(
-    tmp_path, monkeypatch, kind
-):
-    """On the CPU the first plan keeps every block, the second none. The bits are the same."""
-    config = make_config(tmp_path)
-    whole = start_run(config, tmp_path / "runs")
-    execute(whole)
-    run = start_run(config, tmp_path / "runs")
-    with monkeypatch.context() as full:
-        tried = full_at(full, 5, kind, times=1)
-        assert execute(run).state == "finished", run.recorder.snapshot.reason
-    assert len(tried) == 1
-    (anew,) = events_of(run, PlannedAnew)
-    first, second = events_of(run, PlanBuilt)
-    assert (anew.step, anew.attempt, anew.changes_rounding) == (5, 1, False)
-    assert anew.after["device_bytes"] < anew.before["device_bytes"]
-    assert second.choices["kept_blocks"] < first.choices["kept_blocks"] == 3
-    assert [event.step for event in events_of(run, StepFinished)] == list(range(1, 9))
-    assert planes_on_disk(run) == planes_on_disk(whole)
-    logged = [line for line in events_of(run, LogLine) if "planned anew" in line.text]
-    assert [line.level for line in logged] == ["warning"]
-    assert "before the updates of step 5" in logged[0].text
-    assert "No result changes by that." in logged[0].text
-
-
-def test_out_of_memory_again_the_micro_batch_is_made_smaller_and_that_is_recorded(
-    tmp_path, monkeypatch
-):
-    run = start_run(make_config(tmp_path), tmp_path / "runs")
-    with monkeypatch.context() as full:
-        tried = full_at(full, 5, "backward", times=2)
-        assert execute(run, {6: "stop"}).state == "stopped", run.recorder.snapshot.reason
-    assert tried == [2, 2]
-    events = events_of(run, PlannedAnew)
-    assert [event.attempt for event in events] == [1, 2]
-    assert events[-1].changes_rounding
-    last = events_of(run, PlanBuilt)[-1].choices
-    assert (last["micro_batch_size"], last["micro_batches"]) == (1, 4)
-    assert any("in another order" in line.text for line in events_of(run, LogLine))
-    assert [event.step for event in events_of(run, StepFinished)][:6] == list(range(1, 7))
-    # A resume goes on with the plan that fits, though the settings ask for two rows.
-    again = resume_run(tmp_path / "runs", run.id)
-    assert execute(again).state == "finished"
-    assert events_of(again, PlanBuilt)[-1].choices["micro_batch_size"] == 1
-
-
-def test_out_of_memory_with_the_leanest_plan_ends_the_run_saved(tmp_path, monkeypatch):
-    run = start_run(make_config(tmp_path, **{"output.checkpoint_every": 0}), tmp_path / "runs")
-    full_at(monkeypatch, 5, "backward", times=9)
-    ended = execute(run)
-    assert (ended.state, ended.error_type) == ("failed", "GpuMemoryError")
-    assert "no plan takes less" in ended.reason and "step 4 is saved" in ended.reason
-    assert "lower data.max_seq_len" in ended.reason and "micro_batch" not in ended.reason
-    assert [c.step for c in events_of(run, CheckpointWritten)] == [4]
-    assert len(events_of(run, PlannedAnew)) <= 3
-
-
-def test_out_of_memory_in_the_dry_run_is_planned_with_less(tmp_path, monkeypatch):
-    run = start_run(make_config(tmp_path, **{"train.steps": 12}), tmp_path / "runs")
-    full_at(monkeypatch, 0, "backward", times=1)
-    assert execute(run, {2: "stop"}).state == "stopped", run.recorder.snapshot.reason
-    (anew,) = events_of(run, PlannedAnew)
-    assert (anew.step, anew.attempt) == (0, 1)
-    assert any("in the dry run" in line.text for line in events_of(run, LogLine))
-
-
-@pytest.mark.parametrize("command", ["stop", "discard"])
-def test_a_dry_run_is_ended_at_once(tmp_path, monkeypatch, command):
-    run = start_run(make_config(tmp_path, **{"train.steps": 12}), tmp_path / "runs")
-    real, ops = BlockOps.work, []
-
-    def work(self, op, under_way):
-        ops.append(op)
-        run.request(command)
-        return real(self, op, under_way)
-
-    monkeypatch.setattr(BlockOps, "work", work)
-    assert run.execute().state == {"stop": "stopped", "discard": "discarded"}[command]
-    assert len(ops) < 5 and not events_of(run, StepFinished)

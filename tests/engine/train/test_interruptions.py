@@ -20,26 +20,33 @@ from safetensors.torch import load_file, save_file
 
 import engine.train.memory_watch
 import engine.train.planning
+from app.view.outcome import how_it_ended
+from app.words import in_time
 from engine.runs.events import (
     CheckpointWritten,
+    EvalFinished,
     JobProgressed,
     LogLine,
     RunStarted,
     StateChanged,
     StepFinished,
 )
+from engine.runs.folder import RunFolder
 from engine.runs.following import replay
 from engine.runs.listing import list_runs
+from engine.runs.snapshot import RunSnapshot
 from engine.runtime.block_ops import BlockOps
 from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.host_adamw import HostAdamW
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.train.run import start_run
 from engine.words import MIB
+from tests.support.clocks import DAYS_40, WallClock
 from tests.support.failing import (
     at_event,
     at_step,
     command,
+    equals,
     failed,
     intact,
     resumes_to_the_end,
@@ -154,20 +161,32 @@ def test_a_pipe_that_nobody_reads_ends_no_run(preset, runs):
     assert list_runs(runs)[0].state == "finished"
 
 
-def test_a_clock_that_is_set_back(capsys, preset, runs, monkeypatch, whole):
-    real = time.time
-    with monkeypatch.context() as clock:
-        at_event(clock, at_step(3), lambda: clock.setattr(time, "time", lambda: real() - 86_400))
-        assert command(capsys, "--runs-dir", runs, "train", preset)[0] == 0
+@pytest.mark.parametrize("set_by", [DAYS_40, -DAYS_40])
+def test_a_clock_that_is_set_in_mid_run_changes_no_duration(
+    capsys, preset, runs, monkeypatch, whole, set_by
+):
+    began = time.monotonic()
+    with monkeypatch.context() as patch:
+        clock = WallClock(patch)
+        at_event(patch, at_step(3), lambda: clock.set_by(set_by))
+        code, out, _ = command(capsys, "--runs-dir", runs, "train", preset)
+    took = time.monotonic() - began
+    assert code == 0 and ", for which training waited at most 0" in out
     run = list_runs(runs)[0]
-    assert run.state == "finished" and run.seconds >= 0
-    intact(Path(run.path))
-    finished = [
-        r.event
-        for r in replay(Path(run.path) / "events.jsonl")
-        if isinstance(r.event, StepFinished)
-    ]
-    assert len(finished) == 8 and all(step.seconds > 0 for step in finished)
+    records = intact(Path(run.path))
+    assert abs(records[-1].time - records[0].time - set_by) <= took
+    elapsed = [record.elapsed for record in records]
+    assert elapsed == sorted(elapsed) and elapsed[0] == 0 < elapsed[-1] <= took
+    snapshot = RunSnapshot()
+    for record in records:
+        snapshot.apply(record)
+    assert run.seconds == pytest.approx(elapsed[-1])
+    assert snapshot.seconds == pytest.approx(elapsed[-1], abs=1e-5)
+    assert f" in {in_time(elapsed[-1])}" in how_it_ended(snapshot, "finished")
+    timed = (StepFinished, CheckpointWritten, EvalFinished)
+    taken = [event.seconds for event in (r.event for r in records) if isinstance(event, timed)]
+    assert len(taken) > 10 and all(0 < seconds <= took for seconds in taken)
+    equals(RunFolder(Path(run.path)), whole)
 
 
 # ---------------------------------------------------------------------- numbers, memory and devices

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.checkpoints.export import export_run
 from engine.checkpoints.restore import newest_checkpoint
+from engine.config.changes import Change
 from engine.errors import RunError
 from engine.plan.ops import Lane
 from engine.runs.control import send_command
@@ -158,6 +159,27 @@ def test_pause_save_and_resume_requests(tmp_path):
         < len(states) - 1 - states[::-1].index("running")
     )
     assert [c.step for c in events_of(run, CheckpointWritten)][-1] == 8
+
+
+@pytest.mark.parametrize("is_paused", [False, True], ids=["running", "paused"])
+def test_steps_that_are_lowered_to_those_that_are_done_end_the_run(tmp_path, is_paused):
+    run = start_run(make_config(tmp_path), tmp_path / "runs")
+    wanted = Change({"train.steps": 4})
+
+    def ask(record):
+        event = record.event
+        if isinstance(event, StepFinished) and event.step == 4:
+            run.request("pause" if is_paused else wanted)
+        if isinstance(event, StateChanged) and event.state == "paused":
+            run.request(wanted)
+            run.request("resume")
+
+    run.recorder.subscribe(ask)
+    ended = run.execute()
+    assert (ended.state, ended.reason) == ("finished", "Finished all 4 steps.")
+    assert [event.step for event in events_of(run, StepFinished)] == [1, 2, 3, 4]
+    assert events_of(run, CheckpointWritten)[-1].step == 4
+    assert run.recorder.snapshot.total_steps == 4
 
 
 def test_discard_deletes_checkpoints_and_keeps_the_record(tmp_path):

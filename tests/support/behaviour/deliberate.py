@@ -34,6 +34,14 @@ DELIBERATE: tuple[Deliberate, ...] = (
     Deliberate("page/headers of the page/link", "the page names two more scripts"),
     Deliberate("page/files that the page asks for*", "the page names two more scripts"),
     Deliberate("login/GET /login?link_used=1/body", "a used link is told in plainer words"),
+    Deliberate("login/form of the cookie", "the name of the cookie has the port in it"),
+    Deliberate("login/a cookie twice*", "of two cookies with our name, any valid one counts"),
+    Deliberate("login/the right password after too many*", "nobody is locked out at the machine"),
+    Deliberate("login/the cookie after a restart", "a session belongs to the port of its server"),
+    *(
+        Deliberate(f"login/{asked}*/body", "the login page shows the logo")
+        for asked in ("GET /login", "a wrong", "no password", "guess")
+    ),
     Deliberate(
         "records/*<order of keys>",
         "a figure's keys come in another order, which JSON does not have",

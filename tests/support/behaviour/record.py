@@ -37,7 +37,7 @@ MEASURED = {
 """By kind of event: the names of values that are measured. Those of `fit_reported` are taken out
 one by one.
 """
-EVERY = {"run_id", "time", "seq"}
+EVERY = {"run_id", "time", "elapsed", "seq"}
 THINNED = ("job_progressed", "memory_sampled")
 """Kinds of which as many are written as there was time for."""
 

@@ -26,7 +26,11 @@ SNAPSHOTS = "tests/engine/checkpoints/test_plane_snapshot.py"
 BESIDE = "tests/engine/train/test_beside.py"
 COPYING = """\
             room = self._copies.take()
-        copy = piece.copy_to(room)
+        try:
+            copy = piece.copy_to(room)
+        except BaseException:
+            self._put_back(piece, room)
+            raise
         with self._changed:
             piece.use(copy, room)
             self._copying -= 1
@@ -35,7 +39,11 @@ COPYING = """\
 SAFE_TOO_EARLY = """\
             room = self._copies.take()
             self._unsafe[piece.unit] -= 1
-        copy = piece.copy_to(room)
+        try:
+            copy = piece.copy_to(room)
+        except BaseException:
+            self._put_back(piece, room)
+            raise
         with self._changed:
             piece.use(copy, room)
             self._copying -= 1
@@ -198,8 +206,8 @@ CHECKPOINT = (
     Change(
         "buffers-without-space",
         WRITE,
-        "return self.plane_bytes + buffers + 2 * state + _SPARE_BYTES",
-        "return self.plane_bytes + 2 * state + _SPARE_BYTES",
+        "return self.plane_bytes + buffers + 2 * state + _ENTRY_BYTES * pieces + _SPARE_BYTES",
+        "return self.plane_bytes + 2 * state + _ENTRY_BYTES * pieces + _SPARE_BYTES",
         "The check of the free disk forgets the buffers.",
         (KEPT,),
     ),

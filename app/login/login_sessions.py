@@ -1,0 +1,212 @@
+"""The sessions are kept here: a browser has one until it logs out, or for two weeks.
+
+A browser holds a random token in its cookie. The server keeps only a keyed hash of it, in a file
+that outlives a restart: whoever reads the file cannot log in with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import math
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+SESSION_SECONDS = 14 * 24 * 3600
+MOST_SESSIONS = 100
+"""There are at most this many; of more, the one that was not seen for the longest time ends."""
+WRITE_SECONDS = 300.0
+"""When a session was last seen is written to the file at most this often."""
+NAME_LENGTH = 12
+
+
+@dataclass(frozen=True)
+class Record:
+    """A `Record` is what the file keeps of a session; its times are in seconds since 1970."""
+
+    hash: str
+    began: float
+    seen: float
+    address: str
+    browser: str
+
+
+class LoginSession:
+    """A `LoginSession` is one browser that is logged in."""
+
+    def __init__(self, record: Record):
+        self._record = record
+        self._ended = False
+        self._watchers: list[Callable[[], None]] = []
+
+    @property
+    def name(self) -> str:
+        """Returns what a page calls this session by; nobody can log in with it."""
+        return self._record.hash[:NAME_LENGTH]
+
+    @property
+    def record(self) -> Record:
+        """Returns what is kept of this session."""
+        return self._record
+
+    def is_over(self, now: float | None = None) -> bool:
+        """Returns whether the session was ended, or is too old."""
+        now = time.time() if now is None else now
+        return self._ended or now >= self._record.began + SESSION_SECONDS
+
+    def was_seen(self, address: str, now: float) -> None:
+        """Notes a request of the session."""
+        self._record = replace(self._record, seen=now, address=address)
+
+    def end(self) -> None:
+        """Ends the session for good, and tells whoever watches it."""
+        self._ended = True
+        for told in list(self._watchers):
+            told()
+
+    @contextmanager
+    def watched(self, told: Callable[[], None]) -> Iterator[None]:
+        """Within this context, `told` is called when the session is ended."""
+        self._watchers.append(told)
+        try:
+            yield
+        finally:
+            self._watchers.remove(told)
+
+
+class LoginSessions:
+    """Keeps all sessions of a server. It is used by the event loop's thread alone."""
+
+    def __init__(self, path: Path, key: bytes):
+        """Reads the sessions from the file `path`. A file that is damaged logs everybody out; a
+        session that was begun under another `key` is left out.
+        """
+        self._path, self._key = path, key
+        self._written = 0.0
+        self._sessions: dict[str, LoginSession] = {}
+        for record in _read(path, self._keys_mark()):
+            self._sessions[record.hash] = LoginSession(record)
+
+    def begin(self, address: str, browser: str, now: float | None = None) -> str:
+        """Begins a session, and returns the token that proves it."""
+        now = time.time() if now is None else now
+        token = secrets.token_urlsafe(32)
+        record = Record(self._hash(token), now, now, address, browser)
+        self._sessions[record.hash] = LoginSession(record)
+        self._forget_old(now)
+        self._write(now)
+        return token
+
+    def find(self, token: str, now: float | None = None) -> LoginSession | None:
+        """Returns the session that a token proves, or None if it is none or over."""
+        # The search is by the keyed hash: how long it takes tells nothing about any token.
+        session = self._sessions.get(self._hash(token))
+        return None if session is None or session.is_over(now) else session
+
+    def saw(self, session: LoginSession, address: str, now: float | None = None) -> None:
+        """Notes a request of a session."""
+        now = time.time() if now is None else now
+        session.was_seen(address, now)
+        if abs(now - self._written) >= WRITE_SECONDS:
+            self._write(now)
+
+    def all(self, now: float | None = None) -> list[LoginSession]:
+        """Returns the sessions in force, the one seen last first."""
+        now = time.time() if now is None else now
+        self._forget_old(now)
+        return sorted(self._sessions.values(), key=lambda each: -each.record.seen)
+
+    def end(self, name: str) -> bool:
+        """Ends a session for good. Returns whether there was one of that name."""
+        return self._end([each for each in self._sessions.values() if each.name == name])
+
+    def end_others(self, own: LoginSession) -> None:
+        """Ends every session other than `own`."""
+        self._end([each for each in self._sessions.values() if each is not own])
+
+    def _end(self, ending: list[LoginSession]) -> bool:
+        for session in ending:
+            del self._sessions[session.record.hash]
+        if ending:
+            # The file is written first: a session that has ended must not come back.
+            self._write(time.time())
+        for session in ending:
+            session.end()
+        return bool(ending)
+
+    def _forget_old(self, now: float) -> None:
+        by_age = sorted(self._sessions.values(), key=lambda each: -each.record.seen)
+        for number, session in enumerate(by_age):
+            if number >= MOST_SESSIONS or session.is_over(now):
+                del self._sessions[session.record.hash]
+                session.end()
+
+    def _hash(self, token: str) -> str:
+        return hmac.new(self._key, token.encode(), hashlib.sha256).hexdigest()
+
+    def _keys_mark(self) -> str:
+        """Returns a mark of the key, which tells the sessions of this password from others."""
+        return self._hash("the key of this file")
+
+    def _write(self, now: float) -> None:
+        self._written = now
+        records = [asdict(session.record) for session in self._sessions.values()]
+        text = json.dumps({"key": self._keys_mark(), "sessions": records})
+        new = self._path.with_name(f"{self._path.name}.new")
+        try:
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            new.replace(self._path)
+        except OSError as error:
+            self._leave_none(error)
+
+    def _leave_none(self, error: OSError) -> None:
+        """Removes the file, which is out of date: after a restart everybody logs in again, and no
+        session that was ended comes back.
+        """
+        print(
+            f"ramstream: {self._path}: the logins cannot be kept here ({error.strerror}); after a "
+            "restart, log in again.",
+            file=sys.stderr,
+        )
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError:
+            print(
+                f"ramstream: {self._path}: remove this file before the next start, or logins that "
+                "were ended are in force again.",
+                file=sys.stderr,
+            )
+
+
+def _read(path: Path, mark: str) -> list[Record]:
+    """Returns the sessions that a file keeps: none if it is missing, damaged or of another key."""
+    try:
+        kept = json.loads(path.read_bytes())
+        if kept["key"] != mark:
+            return []
+        records = [_record(each) for each in kept["sessions"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+    return records
+
+
+def _record(kept: dict[str, Any]) -> Record:
+    """Returns a session as the file keeps it. Raises ValueError or TypeError if it is damaged."""
+    record = Record(**{field.name: kept[field.name] for field in fields(Record)})
+    texts = (record.hash, record.address, record.browser)
+    times = (record.began, record.seen)
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("a text is damaged")
+    if not all(isinstance(each, (int, float)) and math.isfinite(each) for each in times):
+        raise TypeError("a time is damaged")
+    return record

@@ -1,0 +1,113 @@
+"""Parquet, Arrow and Feather files are read batch by batch, with pyarrow."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from engine.errors import DataError, first_line
+from engine.sources.json_files import Row
+from engine.sources.open_text import open_bytes
+
+_ROWS_A_READ = 1024
+_WHOLE_FILE = b"ARROW1"
+
+
+def parquet_total(path: Path) -> int:
+    """Returns the number of rows of a Parquet file. Raises DataError if it cannot be read."""
+    from pyarrow import parquet
+
+    open_bytes(path, ".parquet").close()
+    with _opening(path, "Parquet"):
+        return int(parquet.read_metadata(path).num_rows)
+
+
+def parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yields (row from 1, row) of a Parquet file. Raises DataError for one that is damaged."""
+    from pyarrow import parquet
+
+    def batches() -> Iterator[Any]:
+        with parquet.ParquetFile(path) as file:
+            yield from file.iter_batches(batch_size=_ROWS_A_READ)
+
+    return _rows(path, batches())
+
+
+def arrow_total(path: Path, streaming: bool) -> int | None:
+    """Returns the number of rows of an Arrow or Feather file, or None with `streaming`, since it
+    takes a pass over the file. Raises DataError if the file cannot be read.
+    """
+    with _opening(path, "Arrow"):
+        batches = _arrow_batches(path)
+        first = next(batches, None)
+        if streaming or first is None:
+            return None if first is not None else 0
+        return int(first.num_rows + sum(batch.num_rows for batch in batches))
+
+
+def arrow_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yields (row from 1, row) of an Arrow or Feather file. Raises DataError for one that is
+    damaged.
+    """
+    return _rows(path, _arrow_batches(path))
+
+
+def without_filled(row: Row) -> Row:
+    """Returns the row without the nulls that Arrow fills in when the objects in a column have
+    different keys.
+    """
+    found = {}
+    for name, value in row.items():
+        found[name] = _pruned(value) if isinstance(value, list) else value
+    return found
+
+
+def _pruned(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _pruned(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_pruned(item) for item in value]
+    return value
+
+
+def _arrow_batches(path: Path) -> Iterator[Any]:
+    import pyarrow as pa
+
+    with open_bytes(path, ".arrow") as file:
+        head = file.read(len(_WHOLE_FILE))
+    with pa.OSFile(str(path)) as source:
+        if head == _WHOLE_FILE:
+            with pa.ipc.open_file(source) as whole:
+                for number in range(whole.num_record_batches):
+                    yield whole.get_batch(number)
+        else:
+            with pa.ipc.open_stream(source) as stream:
+                yield from stream
+
+
+def _rows(path: Path, batches: Iterator[Any]) -> Iterator[tuple[int, Row]]:
+    number = 0
+    with _telling(lambda: f"{path.name} cannot be read after row {number}", "write the file again"):
+        for batch in batches:
+            batch.validate(full=True)  # wrong offsets of a damaged file would end the process
+            for start in range(0, batch.num_rows, _ROWS_A_READ):
+                for row in batch.slice(start, _ROWS_A_READ).to_pylist():
+                    number += 1
+                    yield number, without_filled(row)
+
+
+def _opening(path: Path, kind: str) -> contextlib.AbstractContextManager[None]:
+    return _telling(lambda: f"{path.name} cannot be read as {kind}", f"give a whole {kind} file")
+
+
+@contextlib.contextmanager
+def _telling(problem: Callable[[], str], remedy: str) -> Iterator[None]:
+    """Turns the errors of pyarrow into a DataError."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, MemoryError, ValueError, ArithmeticError, pa.ArrowException) as error:
+        raise DataError(f"{problem()} ({first_line(error)}); {remedy}.") from None

@@ -1,0 +1,225 @@
+"""What a chat template leaves out of a conversation is found, told and, if wanted, refused; what a
+row says about its own answers is followed.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from engine.config.data_settings import DataConfig
+from engine.data.encode import Encoder
+from engine.data.loader import prepare_data
+from engine.data.preview import preview
+from engine.data.rendered import Skipped
+from engine.errors import DataError
+from engine.examples.example import Conversation, Segments, Tokens
+from tests.support import data_tokenizers as made
+
+WITH_THE_LAST_QUESTION = (  # as Mistral's: the system turn stands before the last question
+    "{{ bos_token }}{% set said = '' %}{% set rest = messages %}"
+    "{% if messages[0]['role'] == 'system' %}{% set said = messages[0]['content'] + '\n\n' %}"
+    "{% set rest = messages[1:] %}{% endif %}{% for m in rest %}{% if m['role'] == 'user' %}"
+    "{{ '[INST] ' + (said if loop.last else '') + m['content'] + '[/INST]' }}"
+    "{% elif m['role'] == 'assistant' %}{{ ' ' + m['content'] + eos_token }}{% endif %}"
+    "{% endfor %}"
+)
+TURNS = [
+    {"role": "user", "content": "why hello"},
+    {"role": "assistant", "content": "because an answer"},
+    {"role": "user", "content": "what then"},
+    {"role": "assistant", "content": "so then"},
+]
+SYSTEM = {"role": "system", "content": "Speak like a pirate."}
+DEVELOPER = {"role": "developer", "content": "Never say no."}
+
+
+def encoded(template, conversation, tokenizer=None, **settings):
+    tokenizer = tokenizer or made.byte_level_tokenizer(template)
+    encoder = Encoder(tokenizer, settings.pop("train_on", "assistant"), 512, **settings)
+    (found,) = encoder.encode([conversation])
+    if isinstance(found, Skipped):
+        return found, encoder.renderer.take_warnings()
+    texts = [
+        (
+            tokenizer.decode(document.ids.tolist()),
+            tokenizer.decode(document.ids[document.trained].tolist()),
+        )
+        for document in found.documents
+    ]
+    return texts, encoder.renderer.take_warnings()
+
+
+def test_a_system_turn_that_answers_push_out_is_trained_with_each_prompt():
+    texts, told = encoded(WITH_THE_LAST_QUESTION, Conversation([SYSTEM, *TURNS]))
+    assert texts == [
+        (
+            "<s>[INST] Speak like a pirate.\n\nwhy hello[/INST] because an answer</s>",
+            " because an answer</s>",
+        ),
+        (
+            "<s>[INST] why hello[/INST] because an answer</s>[INST] Speak like a pirate.\n\n"
+            "what then[/INST] so then</s>",
+            " so then</s>",
+        ),
+    ]
+    (sentence,) = told
+    assert "leaves out an earlier turn once the answer is there" in sentence
+    assert told[sentence] == 2
+
+
+def test_a_turn_that_the_prompt_lacks_too_is_told_with_its_role_and_count():
+    texts, told = encoded(WITH_THE_LAST_QUESTION, Conversation([DEVELOPER, *TURNS, DEVELOPER]))
+    assert len(texts) == 1 and "Never" not in texts[0][0]
+    assert told["The chat template leaves out a developer turn, in its prompts too"] == 1
+    assert told["A turn behind the last trained answer is left out"] == 1
+
+
+@pytest.mark.parametrize(("turn", "what"), [(SYSTEM, "system"), (DEVELOPER, "developer")])
+def test_rows_with_a_lost_turn_are_refused_where_that_is_wanted(tmp_path, turn, what):
+    path = tmp_path / "a.jsonl"
+    rows = [{"messages": TURNS}, {"messages": [turn, *TURNS]}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = DataConfig(str(path), lost_turns="refuse", eval_fraction=0.0)
+    tokenizer = made.byte_level_tokenizer(WITH_THE_LAST_QUESTION)
+    sentence = (
+        f"The chat template leaves out a {what} turn, in line 2 of a.jsonl; set data.lost_turns to "
+        "turn_by_turn to train with the prompts that the template makes, or use a model whose "
+        "template writes it."
+    )
+    with pytest.raises(DataError) as caught:
+        prepare_data(config, tokenizer, 1)
+    assert str(caught.value) == sentence
+    assert preview(config, tokenizer)["error"] == sentence
+
+
+def test_a_short_turn_is_missed_though_its_text_stands_elsewhere():
+    drops_users = (
+        "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ m['content'] + eos_token }}"
+        "{% endif %}{% endfor %}"
+    )
+    turns = [{"role": "user", "content": "so"}, {"role": "assistant", "content": "so then"}]
+    _, told = encoded(drops_users, Conversation(turns))
+    assert told["The chat template leaves out a user turn, in its prompts too"] == 1
+
+
+def test_tools_that_a_template_ignores_are_told():
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    _, told = encoded(made.CHATML, Conversation(TURNS, tools=tools))
+    assert told["The chat template leaves out the tools of a conversation"] == 1
+
+
+def test_white_space_and_escaping_are_no_loss():
+    template = (
+        "{% for m in messages %}{{ m['role'] + ':' }}{% if m['role'] == 'user' %}"
+        "{{ m['content'] | tojson }}{% elif m['role'] == 'tool' %}{{ m['content'] | e }}"
+        "{% else %}{{ m['content'] | trim }}{% endif %}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+    )
+    turns = [
+        {"role": "user", "content": '"no" é <b>\n\tand \\ more'},
+        {"role": "tool", "content": "1 < 2 & 'so'"},
+        {"role": "assistant", "content": "  hello  "},
+    ]
+    texts, told = encoded(template, Conversation(turns))
+    assert len(texts) == 1 and texts[0][1] == "hello</s>" and not told
+
+
+def test_earlier_reasoning_that_a_template_drops_is_told_and_not_refused():
+    turns = [
+        {"role": "user", "content": "why hello"},
+        {"role": "assistant", "content": "<think>hm</think>because"},
+        {"role": "user", "content": "what then"},
+        {"role": "assistant", "content": "<think>so so</think>then"},
+    ]
+    texts, told = encoded(made.QWEN3, Conversation(turns), lost_turns="refuse")
+    assert len(texts) == 2 and "hm" not in texts[1][0]
+    assert (
+        told["The chat template leaves out part of an earlier answer, such as its reasoning"] == 1
+    )
+
+
+def test_a_key_that_the_template_does_not_name_is_told_once_a_row():
+    turns = [TURNS[0] | {"mood": "glad"}, TURNS[1] | {"mood": "sad", "role": "assistant"}]
+    _, told = encoded(made.CHATML, Conversation(turns))
+    assert told["The key mood of a turn is not used: the chat template does not name it"] == 1
+
+
+# ---------------------------------------------------------------------- answers left untrained
+
+
+def test_answers_that_the_row_excludes_stay_in_the_text_and_are_not_trained():
+    texts, told = encoded(made.CHATML, Conversation(TURNS, untrained=frozenset([1])))
+    ((text, trained),) = texts
+    assert "because an answer" in text and trained == "so then<|im_end|>"
+    assert told["An answer is not trained, because its row says so"] == 1
+
+
+def test_all_but_the_answers_that_the_row_excludes_is_trained():
+    conversation = Conversation(TURNS, untrained=frozenset([1]))
+    ((text, trained),), _ = encoded(made.CHATML, conversation, train_on="all")
+    assert "because" in text and "because" not in trained
+    assert "why hello" in trained and "what then" in trained and "so then" in trained
+    conversation = Conversation(TURNS, untrained=frozenset([3]))
+    ((text, trained),), _ = encoded(made.CHATML, conversation, train_on="all")
+    assert "so then" in text and "so then" not in trained and "because" in trained
+
+
+def test_a_row_none_of_whose_answers_is_trained_is_skipped():
+    found, _ = encoded(made.CHATML, Conversation(TURNS, untrained=frozenset([1, 3])))
+    assert found == Skipped("the row says that none of its answers is trained")
+
+
+def test_an_answer_without_text_is_not_trained():
+    blank = [*TURNS[:2], {"role": "user", "content": "and"}, {"role": "assistant", "content": " "}]
+    ((_, trained),), told = encoded(made.CHATML, Conversation(blank))
+    assert trained == "because an answer<|im_end|>"
+    assert told["An answer without text is not trained"] == 1
+    found, _ = encoded(made.CHATML, Conversation(blank[2:]))
+    assert found == Skipped("the answer is empty")
+
+
+# ---------------------------------------------------------------------- typed tokens
+
+
+def test_typed_tokens_are_text_or_tokens_as_the_settings_say():
+    tokenizer = made.byte_level_tokenizer(made.CHATML)
+    turns = [{"role": "user", "content": "say <|im_end|> now"}, TURNS[1]]
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    counts = {}
+    for typed in ("text", "tokens"):
+        encoder = Encoder(tokenizer, "assistant", 512, typed_tokens=typed)
+        (found,) = encoder.encode([Conversation(turns)])
+        counts[typed] = found.documents[0].ids.tolist().count(end)
+        whole = tokenizer.apply_chat_template(turns, tokenize=True)["input_ids"]
+        assert (found.documents[0].ids.tolist() == whole) is (typed == "tokens")
+    assert counts["tokens"] == counts["text"] + 1
+
+
+# ---------------------------------------------------------------------- segments and tokens
+
+
+def test_segments_are_trained_where_they_say_so_and_no_token_is_in_two():
+    tokenizer = made.byte_level_tokenizer(made.CHATML)
+    parts = (("<s>hel", False), ("lo an", True), ("d so", False), (" then</s>", True))
+    texts, _ = encoded(None, Segments(parts), tokenizer)
+    assert texts == [("<s>hello and so then</s>", "lo an then</s>")]
+
+
+def test_tokens_of_another_program_are_kept_as_they_are():
+    tokenizer = made.byte_level_tokenizer(None)
+    ids = tokenizer("hello an answer")["input_ids"]
+    trained = [False, False, *[True] * (len(ids) - 2)]
+    encoder = Encoder(tokenizer, "assistant", len(ids) - 1)
+    (found,) = encoder.encode([Tokens(ids, trained)])
+    (document,) = found.documents
+    assert document.ids.tolist() == ids[:-1] and document.trained.tolist() == trained[:-1]
+    assert document.cut and document.length == len(ids)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1_000_000])
+def test_a_token_that_the_tokenizer_lacks_refuses_the_data_set(wrong):
+    tokenizer = made.byte_level_tokenizer(None)
+    (found,) = Encoder(tokenizer, "assistant", 64).encode([Tokens([1, wrong], [False, True])])
+    assert found.refused and f"no token {wrong:,}" in found.reason

@@ -1,0 +1,179 @@
+"""A chat template that loops, recurses or fills the memory ends in one sentence, and the process
+that ran it is replaced.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import psutil
+import pytest
+
+from engine.data import template_process
+from engine.data.chat import Chat, Refusal
+from engine.data.encode import Encoder
+from engine.data.rendered import Skipped
+from engine.data.template_process import Asked, TemplateProcess
+from engine.errors import DataError
+from engine.examples.example import Conversation
+from tests.support import data_tokenizers as made
+
+TURNS = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "an answer"}]
+PLAIN = "{% for m in messages %}{{ m['role'] + ':' + m['content'] + '\n' }}{% endfor %}"
+LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+FILLS = "{{ 'a' * 10**10 }}"
+DOUBLES = (
+    "{% set text = namespace(of='a') %}{% for i in range(60) %}"
+    "{% set text.of = text.of + text.of %}{% endfor %}{{ text.of }}"
+)
+RECURSES = "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}"
+
+
+@pytest.fixture
+def process():
+    made_here = TemplateProcess()
+    yield made_here
+    made_here._end()
+
+
+def written(process, template, chats=(TURNS,), generation=False):
+    asked = Asked(template, {}, [Chat(list(turns)) for turns in chats], generation)
+    return process.write(asked)
+
+
+def test_it_writes_what_the_library_writes(process):
+    tokenizer = made.byte_level_tokenizer(made.CHATML)
+    variables = dict(tokenizer.special_tokens_map)
+    chats = [TURNS[:1], TURNS, TURNS * 2]
+    for generation in (False, True):
+        found = process.write(
+            Asked(made.CHATML, variables, [Chat(turns) for turns in chats], generation)
+        )
+        assert found == [
+            tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=generation)
+            for turns in chats
+        ]
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        (LOOPS, r"^The chat template of this model computes for more than 5 s on one conversation"),
+        (FILLS, r"^The chat template of this model takes more than 1 GiB of memory"),
+        (DOUBLES, r"^The chat template of this model takes more than 1 GiB of memory"),
+    ],
+)
+def test_a_limit_is_one_sentence_and_the_next_template_is_written(
+    process, monkeypatch, template, sentence
+):
+    if template == LOOPS:
+        program = "import engine.data.template_process as p; p.MOST_SECONDS = 1.0; p.serve()"
+        monkeypatch.setattr(template_process, "_PROGRAM", program)
+    began = time.monotonic()
+    with pytest.raises(DataError, match=sentence) as caught:
+        written(process, template, [TURNS, TURNS])
+    assert time.monotonic() - began < 20
+    assert str(caught.value).count(". ") == 0 and str(caught.value).endswith(".")
+    assert written(process, PLAIN) == ["user:hello\nassistant:an answer\n"]
+
+
+def test_memory_beside_a_template_that_fills_it_stays_bounded(process):
+    written(process, PLAIN)
+    child = psutil.Process(process._process._process.pid)
+    before = child.memory_info().rss
+    most, ended = before, threading.Event()
+
+    def watch():
+        nonlocal most
+        while not ended.wait(0.005):
+            try:
+                most = max(most, child.memory_info().rss)
+            except psutil.Error:
+                return
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with pytest.raises(DataError, match="GiB of memory"):
+        written(process, DOUBLES)
+    ended.set()
+    watcher.join()
+    assert most - before <= template_process.MOST_BYTES
+    assert psutil.Process().memory_info().rss < before + 4 * template_process.MOST_BYTES
+
+
+def test_recursion_is_a_refusal_of_the_chat(process):
+    (found,) = written(process, RECURSES)
+    assert isinstance(found, Refusal) and "recursion" in found.words
+    assert written(process, PLAIN) == ["user:hello\nassistant:an answer\n"]
+
+
+def test_one_refused_chat_leaves_the_others(process):
+    template = "{% if messages | length > 1 %}{{ raise_exception('only one') }}{% endif %}ok"
+    assert written(process, template, [TURNS, TURNS[:1]]) == [Refusal("only one"), "ok"]
+
+
+def test_text_that_is_not_valid_unicode_is_a_refusal(process):
+    (found,) = written(process, "{{ '\\ud800' }}")
+    assert isinstance(found, Refusal)
+
+
+def test_a_process_that_is_silent_is_ended(process, monkeypatch):
+    program = (
+        "import time, engine.data.template_process as p; "
+        "p._answer = lambda *_: time.sleep(600); p.serve()"
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(template_process, "_PROGRAM", program)
+        patch.setattr(template_process, "_SILENT_SECONDS", 0.5)
+        with pytest.raises(DataError, match="computes for more than"):
+            written(process, PLAIN)
+    assert process._process is None
+    assert not [
+        child for child in psutil.Process().children() if "sleep(600)" in " ".join(child.cmdline())
+    ]
+    assert written(process, PLAIN) == ["user:hello\nassistant:an answer\n"]
+
+
+def test_a_killed_process_is_one_sentence_and_an_idle_one_is_replaced(process):
+    written(process, PLAIN)
+    process._process.kill()
+    process._process.wait()
+    assert written(process, PLAIN) == ["user:hello\nassistant:an answer\n"]
+
+
+def test_it_ends_when_nothing_is_asked_of_it(process, monkeypatch):
+    monkeypatch.setattr(
+        template_process,
+        "_PROGRAM",
+        "import engine.data.template_process as p; p._IDLE_SECONDS = 0.2; p.serve()",
+    )
+    written(process, PLAIN)
+    assert process._process.wait() == 0
+    assert written(process, PLAIN) == ["user:hello\nassistant:an answer\n"]
+
+
+def test_threads_get_their_own_answers(process):
+    found = {}
+
+    def ask(number):
+        turns = [{"role": "user", "content": str(number)}]
+        found[number] = [written(process, PLAIN, [turns] * 5) for _ in range(10)]
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {number: [[f"user:{number}\n"] * 5] * 10 for number in range(4)}
+
+
+def test_a_data_set_with_a_template_that_loops_is_refused_in_a_sentence():
+    with pytest.raises(DataError, match="computes for more than 5 s"):
+        Encoder(made.byte_level_tokenizer(LOOPS), "assistant", 64)
+
+
+def test_a_template_that_recurses_skips_the_row():
+    encoder = Encoder(made.byte_level_tokenizer(RECURSES), "assistant", 64)
+    (found,) = encoder.encode([Conversation(TURNS)])
+    assert isinstance(found, Skipped) and "recursion" in found.detail
