@@ -11,8 +11,8 @@ import sys
 
 
 class OutputError(Exception):
-    """An `OutputError` is raised when what a command says cannot be written. The text is a sentence,
-    or empty if the reader of a pipe, such as `head`, has closed it because it has enough.
+    """An `OutputError` is raised when the answer of a command cannot be written. The text is a
+    sentence, or empty if the reader of a pipe, such as `head`, has closed it because it has enough.
     """
 
 
