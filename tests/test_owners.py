@@ -46,6 +46,9 @@ REASONS: dict[str, dict[str, str]] = {
     "engine/cli/streams.py": {
         "setattr of sys": "Python has no stream there when the program was started without one"
     },
+    "engine/sources/hub_connection.py": {
+        "datasets.config.HF_HUB_OFFLINE is set": "datasets takes it in no other way at run time"
+    },
     "engine/checkpoints/export.py": {
         "config.use_cache is set": TRANSFORMERS,
         "whole.generation_config is set": TRANSFORMERS,

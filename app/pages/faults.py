@@ -1,4 +1,4 @@
-"""An error that nobody foresaw still ends in a sentence, so that no page waits for ever."""
+"""An error that nobody foresaw is told in a sentence, so that no page waits for ever."""
 
 from __future__ import annotations
 

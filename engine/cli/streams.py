@@ -11,13 +11,13 @@ import sys
 
 
 class OutputError(Exception):
-    """What a command says cannot be written. The text is a sentence, or empty if the reader of a
-    pipe, such as `head`, has closed it because it has enough.
+    """An `OutputError` is raised when the answer of a command cannot be written. The text is a
+    sentence, or empty if the reader of a pipe, such as `head`, has closed it because it has enough.
     """
 
 
 def show(text: str = "", end: str = "\n") -> None:
-    """Prints the answer of a command at once. Raises OutputError."""
+    """Prints `text`, and waits until it is written. Raises OutputError if it cannot be."""
     try:
         print(text, end=end, flush=True)
     except BrokenPipeError:
