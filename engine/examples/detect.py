@@ -116,7 +116,8 @@ def _may_be(part: str, value: Any) -> bool:
     if part == "history":
         return is_blank(value) or isinstance(value, list | tuple)
     if part == "tools":
-        return is_blank(value) or isinstance(value, list | tuple | dict)
+        # Text is tools whose JSON is broken, perhaps in this row alone: reading them refuses it.
+        return is_blank(value) or isinstance(value, str | list | tuple | dict)
     if part == "prompt":
         return is_text_or_turns(value) or is_blank(value)
     if part in ("input", "system"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.examples.example import Example
-from engine.examples.parts import Parts
+from engine.examples.row_parts import Parts
 from engine.examples.turns import has_turns
 
 Names = tuple[str, ...]

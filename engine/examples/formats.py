@@ -19,8 +19,8 @@ from engine.examples.all_formats import FORMATS
 from engine.examples.detect import MAIN_PARTS, first_values, fitting_formats
 from engine.examples.example import Example
 from engine.examples.of_trees import FLAT, is_flat
-from engine.examples.parts import Parts
 from engine.examples.refused import WITH_ANSWERS, refuse_marked, refuse_row
+from engine.examples.row_parts import Parts
 from engine.examples.values import listed
 from engine.sources.json_files import Row
 from engine.sources.open_source import Source

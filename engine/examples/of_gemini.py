@@ -9,7 +9,7 @@ from engine.errors import DataError
 from engine.examples.calls import read_tools
 from engine.examples.example import Example
 from engine.examples.format import TOOLS, Format
-from engine.examples.parts import Parts
+from engine.examples.row_parts import Parts
 from engine.examples.turns import Turn, conversation, with_system
 from engine.examples.values import in_words, is_blank, valid_text, valid_tree
 from engine.sources.not_trained import WITHOUT

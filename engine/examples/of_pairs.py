@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.examples.example import Example, Pair
 from engine.examples.format import SYSTEM, TOOLS, Format, is_text, is_text_or_turns
-from engine.examples.parts import Parts
+from engine.examples.row_parts import Parts
 from engine.examples.turns import Turn, conversation, with_system
 
 PROMPT = ("prompt", "question", "query", "input")

@@ -10,7 +10,7 @@ from engine.errors import DataError
 from engine.examples.example import Example
 from engine.examples.format import SYSTEM, TOOLS, TURNS, Format, is_text_or_turns
 from engine.examples.of_pairs import PROMPT, joined_prompt
-from engine.examples.parts import Parts
+from engine.examples.row_parts import Parts
 from engine.examples.turns import Turn, conversation, with_system
 from engine.examples.values import is_blank, parsed_list, shown
 

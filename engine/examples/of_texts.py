@@ -7,7 +7,7 @@ from typing import Any
 from engine.errors import DataError
 from engine.examples.example import Example, Segments, Text, Tokens
 from engine.examples.format import Format, is_text
-from engine.examples.parts import Parts
+from engine.examples.row_parts import Parts
 from engine.examples.values import in_words, is_blank, valid_text
 
 _UNTRAINED = -100

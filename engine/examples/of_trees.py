@@ -8,7 +8,7 @@ from typing import Any
 from engine.errors import DataError
 from engine.examples.example import Example
 from engine.examples.format import Format
-from engine.examples.parts import Parts
+from engine.examples.row_parts import Parts
 from engine.examples.turns import Turn, conversation
 from engine.examples.values import in_words, is_blank, valid_text
 

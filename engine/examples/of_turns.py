@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.examples.example import Example
 from engine.examples.format import SYSTEM, TOOLS, TURNS, Format
-from engine.examples.parts import Parts
+from engine.examples.row_parts import Parts
 from engine.examples.turns import (
     conversation,
     has_turns,

@@ -130,7 +130,7 @@ def test_a_template_that_knows_no_tool_calls_is_said(tmp_path):
 BAD = {
     "calls of text": (
         [{"messages": [{"role": "assistant", "content": "", "tool_calls": "add"}]}],
-        r"^The tool_calls of turn 1 of messages in line 1 of a\.jsonl are str, not a list",
+        r"^The tool_calls of turn 1 of messages in line 1 of a\.jsonl are text, not a list",
     ),
     "a call without name": (
         [{"messages": [{"role": "assistant", "content": "", "tool_calls": [{"function": {}}]}]}],

@@ -13,6 +13,7 @@ from engine.data.loader import prepare_data
 from engine.data.preview import preview
 from engine.errors import DataError
 from engine.examples.formats import map_columns
+from engine.sources import hub_connection
 from engine.sources.open_source import open_source
 from tests.support import data_tokenizers as made
 
@@ -238,6 +239,10 @@ def test_a_file_or_hub_id_that_is_not_there_is_one_sentence(tokenizer, monkeypat
         raise ConnectionError("Couldn't reach the hub\nmore lines")
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
+    sentence = r"^The data set owner/name is not on this machine, and there is no connection"
+    with pytest.raises(DataError, match=sentence):
+        prepare_data(config("owner/name"), tokenizer, 1)
+    monkeypatch.setattr(hub_connection, "why_cut_off", lambda: None)
     with pytest.raises(
         DataError,
         match=r"^The data set owner/name cannot be loaded \(Couldn't reach the hub\); check",

@@ -27,8 +27,8 @@ DATA = (
     Change(
         "first-token-of-any-document-trained",
         ENCODE,
-        "        trained[:1] = False\n",
-        "        trained[:1] = True\n",
+        "trained[:1] = False\n        limit = self.max_seq_len\n        if rendered.divided",
+        "trained[:1] = True\n        limit = self.max_seq_len\n        if rendered.divided",
         "The first token of a document counts as trained.",
         (LABELS, MASKS),
     ),
