@@ -90,6 +90,11 @@ class TemplateProcess:
                 self._end()  # answers that nobody has read would be taken for those of the next
                 raise
 
+    def end(self) -> None:
+        """Ends the process, so that its memory is free. The next request starts another."""
+        with self._lock:
+            self._end()
+
     def _written(self, asked: Asked) -> list[str | Refusal]:
         process = self._asked(pickle.dumps(asked, protocol=5))
         found: list[str | Refusal] = []

@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.config.settings import TrainConfig
 from engine.data.encode import Encoder
+from engine.data.template_process import template_process
 from engine.errors import DataError
 from engine.model.units import StreamedModel
 from engine.progress import Progress
@@ -33,6 +34,7 @@ class FixedPrompts:
             return
         encoder = Encoder.of(config.data, tokenizer)
         self._ids = [encoder.question(prompt) for prompt in self._prompts]
+        template_process().end()  # nothing is asked of it until the run ends
         for place, ids in enumerate(self._ids):
             if self._longest is not None and len(ids) >= self._longest:
                 raise DataError(

@@ -4,15 +4,18 @@ that ran it is replaced.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 
 import psutil
 import pytest
 
+from engine.config.data_settings import DataConfig
 from engine.data import template_process
 from engine.data.chat import Chat, Refusal
 from engine.data.encode import Encoder
+from engine.data.loader import prepare_data
 from engine.data.rendered import Skipped
 from engine.data.template_process import Asked, TemplateProcess
 from engine.errors import DataError
@@ -177,3 +180,11 @@ def test_a_template_that_recurses_skips_the_row():
     encoder = Encoder(made.byte_level_tokenizer(RECURSES), "assistant", 64)
     (found,) = encoder.encode([Conversation(TURNS)])
     assert isinstance(found, Skipped) and "recursion" in found.detail
+
+
+def test_its_memory_is_free_once_the_data_is_prepared(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"messages": TURNS}) + "\n")
+    tokenizer = made.byte_level_tokenizer(made.CHATML)
+    prepare_data(DataConfig(str(path), eval_fraction=0.0), tokenizer, 1)
+    assert template_process.template_process()._process is None
