@@ -8,7 +8,6 @@ the owner is gone, however it ended, the helper reads the end of its input and s
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import queue
 import signal
@@ -17,6 +16,8 @@ import sys
 import threading
 from collections.abc import Mapping
 from typing import IO, Any, BinaryIO
+
+import orjson
 
 from engine.paths import PROGRAM_ROOT
 
@@ -69,7 +70,7 @@ class HelperProcess:
             line = self._lines.get(timeout=patience)
         except queue.Empty:
             return None
-        return json.loads(line) if line else {}
+        return orjson.loads(line) if line else {}
 
     def _read(self) -> None:
         for line in self._output:

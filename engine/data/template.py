@@ -69,4 +69,6 @@ def _is_written(chat: Chat, has_tools: bool) -> bool:
 
 
 def _without_nothing(message: Message) -> Message:
+    if None not in message.values():
+        return message  # the same object is sent once, however many chats have it
     return {key: value for key, value in message.items() if value is not None}

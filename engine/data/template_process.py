@@ -5,7 +5,8 @@ files and from the network, but a template can still loop without end or build a
 memory. So it runs where it can be ended.
 
 - A request is a pickled `Asked`, preceded by its length.
-- The first line of the answer, in JSON, says that the request was taken; one for each chat follows.
+- The first line of the answer, in JSON, says that the request was taken. Lines with the texts of
+  some chats each follow.
 - The process ends when a template exceeds a limit, when its input ends, and when nothing has been
   asked of it for a while.
 """
@@ -20,6 +21,8 @@ import signal
 import struct
 import sys
 import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -40,6 +43,11 @@ interrupted.
 """
 _START_SECONDS = 120.0
 _IDLE_SECONDS = 30.0
+_A_MOMENT = 0.2
+_CHARACTERS = 1 << 20
+"""Texts of about so many characters are sent at once."""
+Written = tuple[str, str | None]
+"""The second is the refusal of a chat, which then has no text."""
 _PROGRAM = "from engine.data.template_process import serve; serve()"
 _LENGTH = struct.Struct("<Q")
 _VARIABLES = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
@@ -98,7 +106,7 @@ class TemplateProcess:
     def _written(self, asked: Asked) -> list[str | Refusal]:
         process = self._asked(pickle.dumps(asked, protocol=5))
         found: list[str | Refusal] = []
-        for _ in asked.chats:
+        while len(found) < len(asked.chats):
             answer = process.next_line(_SILENT_SECONDS)
             if answer is None:
                 raise DataError(_TOO_LONG)
@@ -106,8 +114,8 @@ class TemplateProcess:
                 raise DataError(_ENDED)
             if "limit" in answer:
                 raise DataError(_LIMITS[answer["limit"]])
-            refused = answer.get("refused")
-            found.append(answer["text"] if refused is None else Refusal(refused))
+            for text, refused in answer["texts"]:
+                found.append(text if refused is None else Refusal(refused))
         return found
 
     def _asked(self, content: bytes) -> HelperProcess:
@@ -161,11 +169,15 @@ def serve() -> None:
     signal.signal(signal.SIGPROF, _time_is_up)
     while (asked := _request(sys.stdin.buffer)) is not None:
         _say(answers, b'{"taken":true}')
-        for chat in asked.chats:
-            answer = _answer(chat_template_utils.render_jinja_template, asked, chat)
-            _say(answers, answer)
-            if answer.startswith(b'{"limit"'):
-                return
+        try:
+            for texts in _written(chat_template_utils.render_jinja_template, asked):
+                _say(answers, orjson.dumps({"texts": texts}))
+        except _TimeIsUp:
+            _say(answers, b'{"limit":"time"}')
+            return
+        except MemoryError:
+            _say(answers, b'{"limit":"memory"}')
+            return
 
 
 def _limit_memory() -> None:
@@ -189,31 +201,44 @@ def _request(stream: BinaryIO) -> Asked | None:
     return pickle.loads(stream.read(length))
 
 
-def _answer(render: Any, asked: Asked, chat: Chat) -> bytes:
-    """Returns the answer for one chat, as JSON. It is a limit, and no exception, that a template
-    exceeds, since what a person reads about both differs.
+def _written(render: Any, asked: Asked) -> Iterator[list[Written]]:
+    """Yields the texts of all chats, in lists of those that take a moment to write: each list wakes
+    the other process.
     """
+    found: list[Written] = []
+    size, until = 0, time.monotonic() + _A_MOMENT
+    for chat in asked.chats:
+        text, refused = _text(render, asked, chat)
+        found.append((text, refused))
+        size += len(text)
+        if size > _CHARACTERS or time.monotonic() > until:
+            yield found
+            found = []
+            size, until = 0, time.monotonic() + _A_MOMENT
+    if found:
+        yield found
+
+
+def _text(render: Any, asked: Asked, chat: Chat) -> Written:
+    """Returns the text of a chat, or the words in which it is refused."""
+    # Computing time is counted, not time: a busy machine must not refuse a harmless template.
+    signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
     try:
-        # Computing time is counted, not time: a busy machine must not refuse a harmless template.
-        signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
-        try:
-            texts, _ = render(
-                conversations=[chat.messages],
-                tools=chat.tools,
-                chat_template=asked.template,
-                add_generation_prompt=asked.generation,
-                **asked.variables,
-            )
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-        return orjson.dumps({"text": texts[0]})
-    except _TimeIsUp:
-        return b'{"limit":"time"}'
+        texts, _ = render(
+            conversations=[chat.messages],
+            tools=chat.tools,
+            chat_template=asked.template,
+            add_generation_prompt=asked.generation,
+            **asked.variables,
+        )
+        texts[0].encode()  # raises for half of a surrogate pair
+        return texts[0], None
     except MemoryError:
-        return b'{"limit":"memory"}'
+        raise
     except Exception as error:  # noqa: BLE001  a template may raise anything
-        words = str(error)[:500].encode(errors="replace").decode()
-        return orjson.dumps({"refused": words})
+        return "", str(error)[:500].encode(errors="replace").decode()
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _say(answers: BinaryIO, answer: bytes) -> None:

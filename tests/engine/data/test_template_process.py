@@ -124,7 +124,7 @@ def test_text_that_is_not_valid_unicode_is_a_refusal(process):
 def test_a_process_that_is_silent_is_ended(process, monkeypatch):
     program = (
         "import time, engine.data.template_process as p; "
-        "p._answer = lambda *_: time.sleep(600); p.serve()"
+        "p._text = lambda *_: time.sleep(600); p.serve()"
     )
     with monkeypatch.context() as patch:
         patch.setattr(template_process, "_PROGRAM", program)
