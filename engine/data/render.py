@@ -42,6 +42,11 @@ _AFTER_PROMPT = (
     "An answer is trained after the prompt that the chat template makes for it, because the "
     "template leaves out an earlier turn once the answer is there"
 )
+_MOST_WRITTEN = 2_000_000
+"""A conversation has at most this many turns times answers: for each answer, the template writes all
+turns before it.
+"""
+_TOO_MANY_TURNS = Skipped("the conversation has too many turns", "divide it into several rows")
 _NO_END = (
     "The chat template closes an answer without a special token, so the model may not learn where "
     "to stop"
@@ -168,6 +173,8 @@ class ChatRenderer:
         answers = self._trained_answers(conversation, chat)
         if isinstance(answers, Skipped):
             return answers
+        if len(answers) * len(messages) > _MOST_WRITTEN:
+            return _TOO_MANY_TURNS
         if answers[-1] + 1 < len(messages):
             self.warn(
                 "A turn behind the last trained answer is left out", len(messages) - answers[-1] - 1
@@ -187,6 +194,8 @@ class ChatRenderer:
         ends_with_answer = chat.messages[last]["role"] == "assistant"
         is_expected = ends_with_answer and last >= conversation.context
         answers = sorted(excluded | ({last} if is_expected else set()))
+        if len(answers) * len(chat.messages) > _MOST_WRITTEN:
+            return _TOO_MANY_TURNS
         return _Job(chat, answers, last not in answers, excluded)
 
     def _trained_answers(self, conversation: Conversation, chat: Chat) -> list[int] | Skipped:

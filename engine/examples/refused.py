@@ -34,7 +34,7 @@ def refuse_row(row: Row, used: Collection[str], data_format: str, where: str) ->
         what = what or medium(value)
         if what:
             raise DataError(f"The column {column} in {where} holds {what}, {WITHOUT}.")
-        is_mark = name == _MARK or (name == _LABEL and isinstance(value, bool))
+        is_mark = name == _MARK or (name == _LABEL and _is_truth(value))
         if is_mark and data_format in WITH_ANSWERS:
             raise DataError(f"The column {column} in {where} {MARKS}.")
         if _is_weight(name, value):
@@ -52,12 +52,19 @@ def refuse_marked(rows: list[Row], used: Collection[str], name: str) -> None:
     for row in rows:
         for column, value in row.items():
             if isinstance(column, str) and column.lower() == _LABEL and column not in used:
-                is_mark = isinstance(value, int) and value in (0, 1)
-                if value is not None:
+                is_mark = _is_truth(value) or value in (0, 1, "0", "1")
+                if not is_blank(value):
                     values.setdefault(column, set()).add(is_mark)
     for column, found in values.items():
         if found == {True}:
             raise DataError(f"The column {column} of {name} {MARKS}.")
+
+
+def _is_truth(value: Any) -> bool:
+    """Returns whether a value says true or false; the cells of a table say so in words."""
+    if isinstance(value, str):
+        return value.strip().lower() in ("true", "false")
+    return isinstance(value, bool)
 
 
 def _holds_something(value: Any) -> bool:

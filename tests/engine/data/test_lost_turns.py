@@ -183,6 +183,15 @@ def test_an_answer_without_text_is_not_trained():
 # ---------------------------------------------------------------------- typed tokens
 
 
+@pytest.mark.parametrize("train_on", ["assistant", "all"])
+def test_a_conversation_of_very_many_answers_is_skipped_before_it_is_written(train_on):
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    untrained = range(1, 40_000, 2) if train_on == "all" else ()
+    many = Conversation(turns * 20_000, untrained=frozenset(untrained))
+    found, _ = encoded(made.CHATML, many, train_on=train_on)
+    assert found == Skipped("the conversation has too many turns", "divide it into several rows")
+
+
 def test_typed_tokens_are_text_or_tokens_as_the_settings_say():
     tokenizer = made.byte_level_tokenizer(made.CHATML)
     turns = [{"role": "user", "content": "say <|im_end|> now"}, TURNS[1]]

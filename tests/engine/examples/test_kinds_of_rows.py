@@ -209,6 +209,7 @@ def test_an_answer_without_its_question_is_refused():
     "row",
     [
         {"prompt": "hello", "completion": "no", "label": False},
+        {"prompt": "hello", "completion": "no", "label": "False"},
         {"messages": [ASKED, ANSWER], "kto_tag": "true"},
         {"instruction": "a", "output": "b", "label": 1},
     ],
@@ -216,6 +217,17 @@ def test_an_answer_without_its_question_is_refused():
 def test_rows_of_marked_answers_are_refused_by_what_they_are(row):
     with pytest.raises(DataError, match=r"^The column (label|kto_tag) .*marks answers as good or"):
         read(row)
+
+
+def test_a_table_marks_answers_with_words_and_digits():
+    rows = [{"prompt": "a", "completion": "b", "label": value} for value in ("1", "0", "")]
+    with pytest.raises(DataError, match=r"^The column label .*marks answers as good or"):
+        columns_of(*rows)
+
+
+def test_a_label_in_words_that_is_a_class_is_no_mark():
+    columns = columns_of({"prompt": "a", "completion": "b", "label": "joy"})
+    assert columns.unused == ["label"]
 
 
 def test_a_label_that_is_a_class_is_no_mark():
