@@ -38,7 +38,7 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
     try:
         for part in read_parts(config, rows):
             first = [row for _, row, _ in part.rows[:ROWS_TO_DETECT]]
-            mapping = columns_to_choose(part.config, first)
+            mapping = columns_to_choose(part.config, first, part.source)
             looked_at.append((part.source.name, mapping))
             columns = _mapped(part.config, part.source, first, mapping)
             opened.append(Opened(part.source, columns, part.rows, part.has_more))

@@ -12,11 +12,17 @@ from typing import Any
 
 from engine.config.data_settings import DataColumns, DataConfig
 from engine.config.settings import AUTO
-from engine.examples.detect import are_ambiguous, first_values, fitting_formats
+from engine.examples.detect import (
+    are_ambiguous,
+    as_registered,
+    first_values,
+    fitting_formats,
+)
 from engine.examples.formats import ColumnMap
 from engine.examples.turns import has_turns
 from engine.examples.values import in_words
 from engine.sources.json_files import Row
+from engine.sources.open_source import Source
 
 KINDS = {
     "pair": ("prompt", "completion", "input", "history", "system"),
@@ -116,7 +122,9 @@ def kind_of(columns: ColumnMap) -> str:
     return "fixed"
 
 
-def columns_to_choose(config: DataConfig, rows: list[Row]) -> dict[str, Any]:
+def columns_to_choose(
+    config: DataConfig, rows: list[Row], source: Source | None = None
+) -> dict[str, Any]:
     """Returns the columns of a source with these first rows, for a person to choose from.
 
     - `state` is "found" (the column names are clear), "several" (they fit more than one reading),
@@ -130,7 +138,7 @@ def columns_to_choose(config: DataConfig, rows: list[Row]) -> dict[str, Any]:
     - `columns` lists each column as `{name, example}`.
     """
     names = first_values(rows)
-    state, chosen = _choice(config, rows, names)
+    state, chosen = _choice(config, rows, names, source)
     columns = [
         {"name": name, "example": _example(value)}
         for name, value in list(names.items())[:_MOST_COLUMNS]
@@ -147,16 +155,17 @@ def columns_to_choose(config: DataConfig, rows: list[Row]) -> dict[str, Any]:
 
 
 def _choice(
-    config: DataConfig, rows: list[Row], names: dict[str, Any]
+    config: DataConfig, rows: list[Row], names: dict[str, Any], source: Source | None
 ) -> tuple[str, dict[str, str]]:
     """Returns `state` and `chosen` of `columns_to_choose`."""
     named = config.columns.named()
-    fitting = fitting_formats(config.format, names, named)
+    wanted, columns = as_registered(config.format, source, names, named)
+    fitting = fitting_formats(wanted, names, columns)
     if fitting:
         chosen = fitting[0][1]
         if named:
             return "named", chosen
-        if config.format == AUTO and are_ambiguous(fitting, names):
+        if wanted == AUTO and are_ambiguous(fitting, names):
             return "several", chosen
         return "found", chosen
     # Named columns that exist stay chosen. A guess is made only if there are none.

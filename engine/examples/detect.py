@@ -12,6 +12,7 @@ from engine.examples.format import Format, Names, is_text, is_text_or_turns
 from engine.examples.turns import has_turns
 from engine.examples.values import is_blank, parsed_list
 from engine.sources.json_files import Row
+from engine.sources.open_source import Source
 
 MAIN_PARTS = ("messages", "prompt", "completion", "text", "chosen", "rejected")
 """Each of these parts is required by at least one format."""
@@ -27,6 +28,23 @@ def first_values(rows: list[Row]) -> dict[str, Any]:
             if isinstance(name, str) and is_blank(names.get(name)):
                 names[name] = value
     return names
+
+
+def as_registered(
+    wanted: str, source: Source | None, names: dict[str, Any], named: dict[str, str]
+) -> tuple[str, dict[str, str]]:
+    """Returns the wanted format and the named columns, as a registry says them where the user says
+    nothing. Columns that a row may go without are left out where the first rows have none.
+    """
+    if source is None or source.format is None or named or wanted not in (AUTO, source.format):
+        return wanted, named
+    required = FORMATS[source.format].required
+    columns = {
+        part: column
+        for part, column in source.columns.items()
+        if part in required or column in names
+    }
+    return source.format, columns
 
 
 def fitting_formats(wanted: str, names: dict[str, Any], named: dict[str, str]) -> list[Fit]:

@@ -16,10 +16,10 @@ from engine.config.data_settings import DataColumns
 from engine.config.settings import AUTO
 from engine.errors import DataError
 from engine.examples.all_formats import FORMATS
-from engine.examples.detect import MAIN_PARTS, first_values, fitting_formats
+from engine.examples.detect import MAIN_PARTS, as_registered, first_values, fitting_formats
 from engine.examples.example import Example
 from engine.examples.of_trees import FLAT, is_flat
-from engine.examples.refused import WITH_ANSWERS, refuse_marked, refuse_row
+from engine.examples.refused import WITH_ANSWERS, classes, refuse_marked, refuse_row
 from engine.examples.row_parts import Parts
 from engine.examples.values import listed
 from engine.sources.json_files import Row
@@ -66,6 +66,8 @@ class ColumnMap:
     unused: list[str] = field(default_factory=list)
     notes: tuple[str, ...] = ()
     """These sentences say what a person must know about how rows are read."""
+    classes: tuple[str, ...] = ()
+    """These columns hold classes, so that 0 and 1 in them are no marks for good and bad answers."""
 
     def meaning(self) -> dict[str, str]:
         """Returns a description of how each column is used."""
@@ -82,7 +84,8 @@ class ColumnMap:
         row must not be trained, and BrokenText for text that is not valid Unicode.
         """
         made = FORMATS[self.format]
-        refuse_row(row, self.columns.values(), self.format, where)
+        unread = {column: row[column] for column in row if column not in self.classes}
+        refuse_row(unread, self.columns.values(), self.format, where)
         return made.read(Parts(row, self.columns, where, made.needs))
 
 
@@ -103,7 +106,10 @@ def map_columns(wanted: str, rows: list[Row], source: Source, columns: DataColum
             "the file of whole trees instead (ready.trees), in which a row has a prompt with its "
             "replies."
         )
-    fitting = fitting_formats(wanted, names, named)
+    format_wanted, registered = as_registered(wanted, source, names, named)
+    fitting = fitting_formats(format_wanted, names, registered)
+    if not fitting and registered != named:
+        raise _not_as_registered(registered, names, source)
     if not fitting:
         raise _no_format(wanted, names, named, source)
     name, found = fitting[0]
@@ -112,7 +118,19 @@ def map_columns(wanted: str, rows: list[Row], source: Source, columns: DataColum
     unused = [column for column in names if column not in found.values()]
     note = FORMATS[name].note.format_map(found)
     is_detected = wanted == AUTO and not named
-    return ColumnMap(name, is_detected, found, unused, (note,) if note else ())
+    notes = (note,) if note else ()
+    return ColumnMap(name, is_detected, found, unused, notes, classes(rows))
+
+
+def _not_as_registered(
+    registered: dict[str, str], names: dict[str, Any], source: Source
+) -> DataError:
+    """Returns the error for rows that lack a column of their entry in a registry."""
+    missing = listed(column for column in registered.values() if column not in names)
+    return DataError(
+        f"The entry of {source.name} in the registry takes the column {missing}, but the first "
+        f"rows have the columns {listed(names)}; name one of these in the entry's columns."
+    )
 
 
 def _no_format(

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Any
 
 from engine.errors import DataError
-from engine.examples.values import is_blank, shown
+from engine.examples.values import is_blank, parsed_json, shown
 from engine.sources.json_files import Row
 from engine.sources.not_trained import MARKS, MEDIA_COLUMNS, WITHOUT, medium
 
@@ -18,6 +18,8 @@ _WEIGHTS = ("weight", "loss_weight", "sample_weight")
 _FLAGS = ("train", "training")
 _MARK = "kto_tag"
 _LABEL = "label"
+_LONGEST_CELL = 20
+"""A cell of a table with a number has at most this many characters."""
 WITH_ANSWERS = ("messages", "sharegpt", "gemini", "alpaca", "prompt_completion")
 """Rows of these formats have answers that a column may mark as bad."""
 
@@ -34,7 +36,7 @@ def refuse_row(row: Row, used: Collection[str], data_format: str, where: str) ->
         what = what or medium(value)
         if what:
             raise DataError(f"The column {column} in {where} holds {what}, {WITHOUT}.")
-        is_mark = name == _MARK or (name == _LABEL and _is_truth(value))
+        is_mark = name == _MARK or (name == _LABEL and _says_good_or_bad(value))
         if is_mark and data_format in WITH_ANSWERS:
             raise DataError(f"The column {column} in {where} {MARKS}.")
         if _is_weight(name, value):
@@ -51,20 +53,37 @@ def refuse_marked(rows: list[Row], used: Collection[str], name: str) -> None:
     values: dict[str, set[Any]] = {}
     for row in rows:
         for column, value in row.items():
-            if isinstance(column, str) and column.lower() == _LABEL and column not in used:
-                is_mark = _is_truth(value) or value in (0, 1, "0", "1")
-                if not is_blank(value):
-                    values.setdefault(column, set()).add(is_mark)
+            is_label = isinstance(column, str) and column.lower() == _LABEL
+            if is_label and column not in used and not is_blank(value):
+                values.setdefault(column, set()).add(_says_good_or_bad(value))
     for column, found in values.items():
         if found == {True}:
             raise DataError(f"The column {column} of {name} {MARKS}.")
 
 
-def _is_truth(value: Any) -> bool:
-    """Returns whether a value says true or false; the cells of a table say so in words."""
-    if isinstance(value, str):
-        return value.strip().lower() in ("true", "false")
-    return isinstance(value, bool)
+def classes(rows: list[Row]) -> tuple[str, ...]:
+    """Returns the columns named label that hold something other than marks in the first rows."""
+    found = {
+        column: True
+        for row in rows
+        for column, value in row.items()
+        if isinstance(column, str) and column.lower() == _LABEL
+        if not is_blank(value) and not _says_good_or_bad(value)
+    }
+    return tuple(found)
+
+
+def _says_good_or_bad(value: Any) -> bool:
+    value = _of_a_table(value)
+    return isinstance(value, bool | int | float) and value in (0, 1)
+
+
+def _of_a_table(value: Any) -> Any:
+    """Returns the number, or true or false, that a cell of a table holds as text."""
+    if not isinstance(value, str) or len(value) > _LONGEST_CELL:
+        return value
+    found = parsed_json(value.strip().lower())
+    return found if isinstance(found, bool | int | float) else value
 
 
 def _holds_something(value: Any) -> bool:
@@ -73,6 +92,7 @@ def _holds_something(value: Any) -> bool:
 
 
 def _is_weight(name: str, value: Any) -> bool:
+    value = _of_a_table(value)
     if name in _FLAGS:
         return value is False
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

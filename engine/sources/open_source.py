@@ -79,6 +79,10 @@ class Source:
     """`datasets` identifies the content of a data set by this value. It is None for other
     sources.
     """
+    format: str | None = None
+    """It is the format of the rows if a registry says it, or None."""
+    columns: dict[str, str] = dataclasses.field(default_factory=dict)
+    """It gives the column of each part of an example if a registry says it."""
 
     def where(self, number: int) -> str:
         """Returns the place of a row, in the words of an error."""
@@ -110,8 +114,8 @@ def open_source(config: DataConfig, streaming: bool = False) -> Source:
 
 
 def _of_registry(entry: Registered, inner: Source) -> Source:
-    """Applies a registry entry to the source `inner`: only the first rows, with our column
-    names.
+    """Applies a registry entry to the source `inner`: only the first rows, with the columns that
+    the entry says.
     """
     total = inner.total
     if total is not None and entry.most is not None:
@@ -121,7 +125,9 @@ def _of_registry(entry: Registered, inner: Source) -> Source:
         for number, row in itertools.islice(inner.read(), entry.most):
             yield number, entry.row(row, inner.where(number))
 
-    return dataclasses.replace(inner, total=total, read=read)
+    return dataclasses.replace(
+        inner, total=total, read=read, format=entry.format, columns=entry.columns
+    )
 
 
 def refuse_missing_file(source: str) -> None:

@@ -3,8 +3,8 @@
 `path/dataset_info.json:name` names an entry. The entry says where the rows are (`file_name` next to
 the registry, or `hf_hub_url`), whether they are `alpaca`, `sharegpt` or `openai`, what names the
 file uses for columns and speakers, and how many of the first rows are read (`num_samples`).
-`registry_rows.py` gives the rows the names that we know. Unsupported requests in an entry are
-refused by name.
+`registry_rows.py` says which column holds what. Unsupported requests in an entry are refused by
+name.
 """
 
 from __future__ import annotations
@@ -58,9 +58,13 @@ class Registered:
     config: DataConfig
     """These are the settings of the data set itself."""
     row: Callable[[Row, str], Row]
-    """It converts a row of the data set to our column names. The second argument is the place of
-    the row, for errors. Raises DataError for a row that does not match the entry.
+    """It gives the speakers of a row their usual names. The second argument is the place of the
+    row, for errors. Raises DataError for a row that does not match the entry.
     """
+    format: str
+    """It is the format of the rows."""
+    columns: dict[str, str]
+    """It gives the column of each part of an example."""
     most: int | None
     """Only this many rows at the start are read; None stands for all."""
     hub: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -86,6 +90,8 @@ def registered(config: DataConfig) -> Registered | None:
     return Registered(
         dataclasses.replace(config, source=source, split=split),
         Translation(entry).row,
+        entry.format,
+        entry.parts(),
         entry.values.get("num_samples"),
         {key: value for key, value in hub.items() if value},
     )

@@ -1,4 +1,4 @@
-"""The rows of an entry of a registry are given the names of columns that Ramstream knows."""
+"""An entry of a registry says which columns hold what, and what names its speakers have."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ from typing import Any
 
 from engine.errors import DataError
 from engine.sources.json_files import Row
-from engine.sources.not_trained import MEDIA_COLUMNS
 
 ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "history": "history"}
-"""For each of an entry's names for a column (prompt), this is our name for it."""
+"""For each of an entry's names for a column (prompt), this is the column if it names none."""
 SHAREGPT = {"messages": "conversations"}
 SHARED = {"system": "system", "tools": "tools", "chosen": "chosen", "rejected": "rejected"}
 """These columns may be named in entries of each formatting."""
-_DEFAULTS = ("prompt", "query", "response", "messages")
-"""These columns have our names in files too, if an entry does not name them."""
+_PARTS = {"query": "input", "response": "completion"}
+"""These names for a column differ from those of `data.columns`."""
 _ANSWERS = ("chosen", "rejected")
-_NEEDED = ("prompt", "response", "messages", "chosen", "rejected")
-_KEPT = (*MEDIA_COLUMNS, "kto_tag")
-"""Columns with these names are never renamed: a row with a value there is refused."""
+_NEEDED = ("prompt", "response", "messages", *_ANSWERS)
 SPEAKERS = {
     "user_tag": "human",
     "assistant_tag": "gpt",
@@ -57,44 +54,58 @@ class Entry:
     def is_text(self) -> bool:
         """It tells whether rows are whole texts: an entry that names only the prompt means that."""
         return (
-            self.formatting == "alpaca"
-            and list(self.columns) == ["prompt"]
-            and not (self.is_ranking)
+            self.formatting == "alpaca" and list(self.columns) == ["prompt"] and not self.is_ranking
         )
 
-    def our_names(self) -> dict[str, str]:
-        """Returns our name for each column of the file that is used."""
+    @property
+    def format(self) -> str:
+        """It is the name of the format of the entry's rows."""
         if self.is_text:
-            return {self.columns["prompt"]: "text"}
-        names = (ALPACA if self.formatting == "alpaca" else SHAREGPT) | SHARED
-        used = {name: ours for name, ours in names.items() if name in self.columns}
-        for name in _DEFAULTS:
-            # An entry that names the prompt names all that it uses; the answer may go without.
-            if name in names and not (name == "query" and "prompt" in self.columns):
-                used.setdefault(name, names[name])
+            return "text"
+        if self.is_ranking:
+            return "preference"
+        return "alpaca" if self.formatting == "alpaca" else "sharegpt"
+
+    def parts(self) -> dict[str, str]:
+        """Returns the column of the file for each part of an example, with the names from
+        `data.columns`.
+        """
+        if self.is_text:
+            return {"text": self.columns["prompt"]}
+        names = ALPACA if self.formatting == "alpaca" else SHAREGPT
+        # An entry that names the prompt names all that it uses.
+        defaults = [name for name in names if name in ("prompt", "response", "messages")]
+        if "query" in names and "prompt" not in self.columns:
+            defaults.append("query")
+        if self.is_ranking:
+            defaults += _ANSWERS
+        used = {name: (names | SHARED)[name] for name in defaults} | self.columns
         if self.is_ranking:
             used.pop("response", None)
-            used |= {"chosen": "chosen", "rejected": "rejected"}
-        return {self.columns.get(name, ours): ours for name, ours in used.items()}
+            parts = _PARTS | {"messages": "prompt"}
+        else:
+            parts = _PARTS
+        return {parts.get(name, name): column for name, column in used.items()}
 
 
 class Translation:
-    """Renames the columns of an entry's rows to our names."""
+    """Checks the rows of an entry, and gives speakers the names of ShareGPT."""
 
     def __init__(self, entry: Entry):
         self._entry = entry
-        self._our_names = entry.our_names()
-        our_names = self._our_names
-        named = entry.columns | {name: name for name in _ANSWERS if name not in entry.columns}
-        self._needed = [
-            (name, column)
-            for name, column in named.items()
-            if name in _NEEDED and column in our_names
-        ]
+        named = entry.columns
+        if entry.is_ranking:
+            named = {name: name for name in _ANSWERS} | named
+            named.pop("response", None)
+        self._needed = [(name, column) for name, column in named.items() if name in _NEEDED]
+        parts = entry.parts()
+        self._turns = [parts[part] for part in ("messages", "prompt", *_ANSWERS) if part in parts]
+        if entry.formatting == "alpaca":
+            self._turns = []
 
     def row(self, row: Row, where: str) -> Row:
-        """Returns a row of the data set, found at `where`, under our names. Raises DataError if it
-        lacks a column that the entry names.
+        """Returns a row of the data set, found at `where`. Raises DataError if it lacks a column
+        that the entry names.
         """
         for name, column in self._needed:
             if column not in row:
@@ -102,16 +113,8 @@ class Translation:
                     f"{self._entry.title} takes the column {column} (columns.{name}), which is not "
                     f"in {where}; name one that is there."
                 )
-        renamed: Row = {}
-        for column, value in row.items():
-            # Another column that happens to have a name that we know must not be mistaken for it.
-            other = column if column in _KEPT else f"{column} (not named)"
-            renamed[self._our_names.get(column, other)] = value
-        if self._entry.formatting != "alpaca":
-            for part in ("conversations", "chosen", "rejected"):
-                if part in renamed:
-                    renamed[part] = self._speakers(renamed[part])
-        return renamed
+        turns = {column: self._speakers(row[column]) for column in self._turns if column in row}
+        return row | turns
 
     def _speakers(self, value: Any) -> Any:
         """Returns a turn, or a list of them, as {from, value, ...} with ShareGPT's names of

@@ -109,10 +109,12 @@ class Trainer:
         output = session.config.output
         is_evaluated = output.eval_every or output.exact_match_samples
         if is_evaluated and not len(prepared.data.eval):
+            is_alone = prepared.data.summary["train_examples"] <= 1
+            more = "give more rows" if is_alone else "raise data.eval_fraction"
             session.log(
                 "warning",
-                "No row is held out, so nothing is evaluated; raise data.eval_fraction, or set "
-                "output.eval_every and output.exact_match_samples to 0.",
+                f"No row is held out, so nothing is evaluated; {more}, or set output.eval_every "
+                "and output.exact_match_samples to 0.",
             )
 
     # ------------------------------------------------------------------ the loop

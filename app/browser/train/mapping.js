@@ -134,11 +134,7 @@ export class Mapping {
 
     select(role) {
         // The options' values are numbers, since a column may have any name, even an empty one.
-        const none = el(
-            "option",
-            { value: "" },
-            this.isNeeded(role) ? "choose a column" : "none",
-        );
+        const none = el("option", { value: "" }, this.isNeeded(role) ? "choose a column" : "none");
         return el(
             "select",
             { "data-role": role, change: ({ target }) => this.choose(role, target.value) },

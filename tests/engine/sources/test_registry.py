@@ -104,7 +104,7 @@ def test_an_entrys_columns_and_speakers_are_read_under_its_names(registry, token
 def test_an_entry_without_names_has_alpacas(registry, tokenizer):
     data = prepare_data(config(registry, "plain"), tokenizer, 1)
     assert data.train.ids.tolist() == tokenizer.apply_chat_template([ASKED, ANSWER])["input_ids"]
-    assert data.summary["unused_columns"] == ["system (not named)"]
+    assert data.summary["unused_columns"] == ["system"]
     assert data.summary["format"] == "alpaca" and data.summary["source"] == "alpaca.json"
 
 
@@ -206,7 +206,7 @@ def test_a_history_that_is_no_list_of_pairs_names_the_row(registry, tokenizer, h
     rows = [*FILES["history.json"], {"instruction": "two", "output": "he", "before": history}]
     (registry.parent / "history.json").write_text(json.dumps(rows))
     with pytest.raises(
-        DataError, match=r"^The column history in item 2 of history\.json is not a list of pairs "
+        DataError, match=r"^The column before in item 2 of history\.json is not a list of pairs "
     ):
         prepare_data(config(registry, "history"), tokenizer, 1)
 
