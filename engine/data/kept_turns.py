@@ -22,6 +22,8 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 USED_KEYS = frozenset(("role", "content", "tool_calls", *REASONING_KEYS))
 """These keys of a turn are looked for by what they hold."""
 _NO_WORD = re.compile(r"[\W_]+")
+_COPIED = 20
+"""An earlier turn of so many characters is not found in an answer by chance."""
 _COUNTED = 200
 """A text of fewer characters may stand in the text of another turn, so its places are counted."""
 _LONG = 1 << 20
@@ -153,6 +155,23 @@ def missing_of_answer(answer: Message, written: str) -> tuple[str, str] | None:
                 "use a model whose chat template writes tool_calls",
             )
     return None
+
+
+def is_more_than_answer(chat: Chat, place: int, written: str, end_of_turn: str) -> bool:
+    """Returns whether `written`, what the template writes for the answer at `place` up to its
+    `end_of_turn` token, is more than that answer: it goes on after an end of turn, or has the text
+    of an earlier turn. Calls may be written as turns of their own.
+    """
+    answer = chat.messages[place]
+    if answer.get("tool_calls"):
+        return False
+    if end_of_turn and end_of_turn in written:
+        return True
+    own = " ".join(str(answer.get(key) or "") for key in ("content", *REASONING_KEYS))
+    if len(written) < len(own) + _COPIED:
+        return False
+    earlier = (_said(message) for message in chat.messages[:place])
+    return any(len(said) >= _COPIED and said in written and said not in own for said in earlier)
 
 
 def _leaves(value: Any) -> Iterator[str]:

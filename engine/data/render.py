@@ -21,7 +21,14 @@ from typing import Any
 from engine.config.data_settings import LostTurns, TypedTokens
 from engine.data.answers import PROBES, Answer, Texts, starts_by_content
 from engine.data.chat import Chat, Refusal
-from engine.data.kept_turns import Lost, is_blank, lost_from, missing_of_answer, unused_keys
+from engine.data.kept_turns import (
+    Lost,
+    is_blank,
+    is_more_than_answer,
+    lost_from,
+    missing_of_answer,
+    unused_keys,
+)
 from engine.data.rendered import Rendered, Skipped
 from engine.data.special import ControlTokens, ReservedText, mentioned
 from engine.data.template import Template
@@ -30,6 +37,10 @@ from engine.examples.example import Conversation
 _ROLES = ("user", "assistant", "system", "tool")
 _RESERVED = "the text holds private-use characters that stand in for special tokens here"
 _NO_START = Skipped("the chat template does not show where the answer begins")
+_MORE = Skipped(
+    "the chat template writes more than the answer in its place",
+    "use a model whose template writes each turn once, in order",
+)
 _REWRITES = (
     "A conversation is trained one turn at a time, because the chat template rewrites earlier "
     "turns when more follow"
@@ -43,8 +54,8 @@ _AFTER_PROMPT = (
     "template leaves out an earlier turn once the answer is there"
 )
 _MOST_WRITTEN = 2_000_000
-"""A conversation has at most this many turns times answers: for each answer, the template writes all
-turns before it.
+"""A conversation has at most this many turns times answers: for each answer, the template writes
+all turns before it.
 """
 _TOO_MANY_TURNS = Skipped("the conversation has too many turns", "divide it into several rows")
 _NO_END = (
@@ -315,9 +326,17 @@ class ChatRenderer:
             )
             if missing is not None:
                 return Skipped(*missing)
+            end = self._end(text, start)
+            if self._has_more(job.chat, place, text[start:end]):
+                return _MORE
             prompt = texts.before if isinstance(texts.before, str) else None
-            found.append(Answer(place, text, start, self._end(text, start), prompt))
+            found.append(Answer(place, text, start, end, prompt))
         return found
+
+    def _has_more(self, chat: Chat, place: int, written: str) -> bool:
+        """Returns whether the template writes more than an answer in its place."""
+        last = next((token for token in self.control.special if written.endswith(token)), "")
+        return is_more_than_answer(chat, place, written.removesuffix(last), last)
 
     def _end(self, text: str, start: int) -> int:
         """Returns where the answer ends. White space after the end-of-turn token comes from the

@@ -140,6 +140,24 @@ def test_earlier_reasoning_that_a_template_drops_is_told_and_not_refused():
     )
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        "{{ m['content'] + eos_token + m['role'] + ':' + m['content'] }}",
+        "{{ m['content'] + ' ' + messages[0]['content'] }}",
+    ],
+)
+def test_a_template_that_writes_more_than_the_answer_skips_the_row(written):
+    template = (
+        "{% for m in messages %}{{ m['role'] + ':' }}{% if m['role'] == 'assistant' %}"
+        + written
+        + "{% else %}{{ m['content'] }}{% endif %}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+    )
+    found, _ = encoded(template, Conversation([SYSTEM, *TURNS[:2]]))
+    assert found.reason == "the chat template writes more than the answer in its place"
+
+
 def test_a_key_that_the_template_does_not_name_is_told_once_a_row():
     turns = [TURNS[0] | {"mood": "glad"}, TURNS[1] | {"mood": "sad", "role": "assistant"}]
     _, told = encoded(made.CHATML, Conversation(turns))

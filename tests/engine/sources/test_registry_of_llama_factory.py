@@ -76,7 +76,7 @@ wikipedia_en pile skypile fineweb fineweb_edu cci3_hq cci3_data cci4_base cci4_c
 """
 HUB: dict[str, dict] = {
     **{name: {} for name in PLAIN.split()},
-    **{name: TURNED for name in PLAIN_TURNS.split()},
+    **dict.fromkeys(PLAIN_TURNS.split(), TURNED),
     **{name: texts("text") for name in PLAIN_TEXTS.split()},
     "glaive_toolcall_en": CALLS,
     "glaive_toolcall_zh": CALLS,
