@@ -43,8 +43,8 @@ _AFTER_PROMPT = (
     "template leaves out an earlier turn once the answer is there"
 )
 _MOST_WRITTEN = 2_000_000
-"""A conversation has at most this many turns times answers: for each answer, the template writes all
-turns before it.
+"""A conversation has at most this many turns times answers: for each answer, the template writes
+all turns before it.
 """
 _TOO_MANY_TURNS = Skipped("the conversation has too many turns", "divide it into several rows")
 _NO_END = (
