@@ -79,12 +79,14 @@ def usual_delimiter(path: Path) -> str:
 
 def refuse_equal_names(header: list[str], file: str) -> None:
     """Raises DataError if two columns of a table have the same name."""
+    seen: set[str] = set()
     for name in header:
-        if header.count(name) > 1:
+        if name in seen:
             raise DataError(
                 f"The header of {file} names the column {name or '(empty)'} twice; give every "
                 "column a name of its own."
             )
+        seen.add(name)
 
 
 def _first_lines(path: Path) -> Iterator[str]:

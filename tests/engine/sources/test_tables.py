@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 import zipfile
 
 import pytest
@@ -11,7 +12,7 @@ from engine.config.data_settings import DataConfig
 from engine.errors import DataError
 from engine.sources import excel
 from engine.sources.open_source import notes_on, open_source
-from engine.sources.tables import delimiter_of
+from engine.sources.tables import delimiter_of, refuse_equal_names
 from tests.support.data_files import as_sheets, write
 
 DELIMITERS = {
@@ -136,3 +137,11 @@ def test_a_sheet_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
         DataError, match=r"^a\.xlsx is too large .* \(xl/bomb\.xml unpacks to 2 MiB"
     ):
         rows_of(path)
+
+
+def test_a_header_of_very_many_columns_is_looked_through_once():
+    begun = time.process_time()
+    refuse_equal_names([f"c{number}" for number in range(200_000)], "a.csv")
+    assert time.process_time() - begun < 5
+    with pytest.raises(DataError, match=r"^The header of a\.csv names the column b twice"):
+        refuse_equal_names(["a", "b", "c", "b"], "a.csv")
