@@ -167,7 +167,7 @@ def is_more_than_answer(chat: Chat, place: int, written: str, end_of_turn: str) 
         return False
     if end_of_turn and end_of_turn in written:
         return True
-    own = " ".join(str(answer.get(key) or "") for key in ("content", *REASONING_KEYS))
+    own = "".join(str(answer.get(key) or "") for key in ("content", *REASONING_KEYS))
     if len(written) < len(own) + _COPIED:
         return False
     earlier = (_said(message) for message in chat.messages[:place])
