@@ -46,8 +46,8 @@ def test_preferences_marks_and_a_compressed_file_are_told_for_what_they_are(page
     expect(page.locator(".rs-preview ol mark").first).to_contain_text("it is 1")
     expect(page.locator(".rs-preview")).to_contain_text("Only the chosen answers (column chosen)")
     expect(page.locator(".rs-preview ol")).not_to_contain_text("no idea")
-    expect(mapping.locator("[data-role=kind]")).to_have_value("preference")
-    expect(mapping.locator("[data-role=chosen]")).to_have_value("chosen")
+    for role, chosen in {"kind": "a chosen answer and a rejected one", "chosen": "chosen"}.items():
+        expect(mapping.locator(f"[data-role={role}] option:checked")).to_have_text(chosen)
     expect(page.locator("#start")).to_be_enabled()
 
     choose(page, marked)

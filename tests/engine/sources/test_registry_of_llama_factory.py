@@ -1,5 +1,5 @@
-"""Each of the 103 entries that LLaMA-Factory's own registry has, and three that it had, is rebuilt with a small data set,
-and its rows are trained on as expected, or refused for what they are.
+"""Each of the 103 entries that LLaMA-Factory's own registry has, and three that it had, is rebuilt
+with a small data set. Its rows are trained on as expected, or refused for what they are.
 """
 
 from __future__ import annotations
