@@ -116,6 +116,8 @@ first.
 
 def kind_of(columns: ColumnMap) -> str:
     """Returns the kind, one of KINDS, of a row with these columns."""
+    if columns.format == "preference":  # it has a prompt too, as a pair has
+        return columns.format
     for kind, parts in KINDS.items():
         if parts and parts[0] in columns.columns:
             return kind
@@ -184,9 +186,9 @@ def _choice(
 
 def _kind_chosen(chosen: dict[str, str]) -> str:
     """Returns the first kind of which one of the first two parts is chosen, or "pair" if there is
-    no such kind.
+    no such kind. A preference comes first: it has a prompt too, as a pair has.
     """
-    for kind, parts in KINDS.items():
+    for kind, parts in sorted(KINDS.items(), key=lambda item: item[0] != "preference"):
         if any(part in chosen for part in parts[:2]):
             return kind
     return "pair"

@@ -1,5 +1,5 @@
-"""Each of the 104 entries that LLaMA-Factory's own registry has is rebuilt with a small data set,
-and its rows are trained on as expected, or refused for what they are.
+"""Each of the 103 entries that LLaMA-Factory's own registry has, and three that it had, is rebuilt
+with a small data set. Its rows are trained on as expected, or refused for what they are.
 """
 
 from __future__ import annotations
@@ -140,7 +140,13 @@ HUB: dict[str, dict] = {
     "the_stack": texts("content"),
     "starcoder_python": {"folder": "python", **texts("content")},
 }
-ELSEWHERE = {"deepctrl": {"ms_hub_url": "deepctrl/deepctrl-sft-data"}}
+ELSEWHERE: dict[str, dict] = {
+    "deepctrl": {"ms_hub_url": "deepctrl/deepctrl-sft-data"},
+    "belle_multiturn": {"script_url": "belle_multiturn", **TURNED},
+    "ultra_chat": {"script_url": "ultra_chat", **TURNED},
+    "hh_rlhf_en": {"script_url": "hh_rlhf_en", **RANKED},
+}
+"""The scripts stand in earlier versions."""
 ENTRIES = (
     {name: {"file_name": f"{name}.json"} | entry for name, entry in FILES.items()}
     | {
@@ -231,7 +237,7 @@ def registry(tmp_path):
 
 
 def test_every_entry_is_here():
-    assert len(ENTRIES) == 104
+    assert len(ENTRIES) == 103 + 3
 
 
 @pytest.mark.parametrize("name", READ)
@@ -272,8 +278,11 @@ def test_an_entry_of_images_sounds_or_marks_is_refused_for_that(registry, name):
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_an_entry_at_another_hub_alone_says_where_its_rows_are(registry, name):
-    with pytest.raises(DataError, match=r"has its rows at ModelScope \(ms_hub_url\), which is not"):
+def test_an_entry_of_a_script_or_another_hub_says_where_its_rows_are(registry, name):
+    said = (
+        r"has its rows at ModelScope \(ms_hub_url\), |makes its rows with a script \(script_url\)"
+    )
+    with pytest.raises(DataError, match=said):
         registered(DataConfig(source=f"{registry}:{name}"))
 
 
