@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Any
 
 from engine.errors import DataError
-from engine.examples.values import is_blank, shown
+from engine.examples.values import is_blank, legible, shown
 from engine.sources.json_files import Row
 from engine.sources.not_trained import MARKS, MEDIA_COLUMNS, WITHOUT, medium
 
@@ -33,11 +33,11 @@ def refuse_row(row: Row, used: Collection[str], data_format: str, where: str) ->
         what = MEDIA_COLUMNS.get(name) if _holds_something(value) else None
         what = what or medium(value)
         if what:
-            raise DataError(f"The column {column} in {where} holds {what}, {WITHOUT}.")
-        is_mark = name == _MARK or (name == _LABEL and isinstance(value, bool))
+            raise DataError(f"The column {legible(column)} in {where} holds {what}, {WITHOUT}.")
+        is_mark = name == _MARK or (name == _LABEL and isinstance(_said(value), bool))
         if is_mark and data_format in WITH_ANSWERS:
             raise DataError(f"The column {column} in {where} {MARKS}.")
-        if _is_weight(name, value):
+        if _is_weight(name, _said(value)):
             raise DataError(
                 f"The column {column} in {where} is {shown(value)}, but rows are trained with one "
                 "weight; remove the rows that are not to be trained, and then this column."
@@ -52,12 +52,28 @@ def refuse_marked(rows: list[Row], used: Collection[str], name: str) -> None:
     for row in rows:
         for column, value in row.items():
             if isinstance(column, str) and column.lower() == _LABEL and column not in used:
-                is_mark = isinstance(value, int) and value in (0, 1)
-                if value is not None:
+                said = _said(value)
+                is_mark = isinstance(said, int | float) and said in (0, 1)
+                if not is_blank(value):
                     values.setdefault(column, set()).add(is_mark)
     for column, found in values.items():
         if found == {True}:
             raise DataError(f"The column {column} of {name} {MARKS}.")
+
+
+def _said(value: Any) -> Any:
+    """Returns the number, or true or false, that a text says, as in the cells of a table. Other
+    values are returned unchanged.
+    """
+    if not isinstance(value, str):
+        return value
+    said = value.strip().lower()
+    if said in ("true", "false"):
+        return said == "true"
+    try:
+        return float(said)
+    except ValueError:
+        return value
 
 
 def _holds_something(value: Any) -> bool:
