@@ -28,7 +28,21 @@ _VALUES = (
     *({"type": "text"}, {"text": "hello"}, {"bytes": "a", "path": None}, {"url": "x"}),
 )
 _KEYS = (
-    *("", " ", "a\nb", "x" * 300, "日本", "\ud800", "\x00", "id", "meta", "score", "url", "'", "{a}"),
+    *(
+        "",
+        " ",
+        "a\nb",
+        "x" * 300,
+        "日本",
+        "\ud800",
+        "\x00",
+        "id",
+        "meta",
+        "score",
+        "url",
+        "'",
+        "{a}",
+    ),
     *("name", "date", "tool_call_id", "k" * 59 + "\n", "a.b", "%s"),
 )
 _NAMES = (
@@ -62,10 +76,8 @@ def _copy(value: Any) -> Any:
     return [_copy(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _places(
-    value: Any, left_out: Container[Any], depth: int = 0
-) -> Iterator[tuple[Any, Any]]:
-    """Yields each container of a value with each of its keys, but for the keys that are left out."""
+def _places(value: Any, left_out: Container[Any], depth: int = 0) -> Iterator[tuple[Any, Any]]:
+    """Yields each container of a value with each of its keys that is not left out."""
     if depth > 8 or not isinstance(value, dict | list):
         return
     for key in list(value) if isinstance(value, dict) else range(len(value)):

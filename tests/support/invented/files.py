@@ -105,7 +105,10 @@ def damaged(content: bytes, how: str, random: Random) -> bytes:
     if how == "crlf":
         return content.replace(b"\n", b"\r\n")
     if how == "begin":
-        return random.choice((b"\n\n", b"\xff\xfe", b"PK\x03\x04", b"<!DOCTYPE html>", b"\x00")) + content
+        return (
+            random.choice((b"\n\n", b"\xff\xfe", b"PK\x03\x04", b"<!DOCTYPE html>", b"\x00"))
+            + content
+        )
     if how == "twice":
         return content + content
     if how == "empty":

@@ -148,7 +148,7 @@ class Rows:
             replies = []
             if depth:
                 mine = CONTEXT if depth % 2 else mark
-                best = reply(depth - 1, mark, mark) | {"rank": 0}
+                best = reply(depth - 1, mark, other) | {"rank": 0}
                 worse = reply(0, other, other) | {"rank": 1}
                 replies = self.random.choice(([best, worse], [worse, best]))
             else:
@@ -218,9 +218,7 @@ class Rows:
 
     def _segments(self) -> Row:
         marks = [CONTEXT, *self.random.choices((ANSWER, CONTEXT), k=3)]
-        return {
-            "segments": [{"label": mark == ANSWER, "text": self.text(mark)} for mark in marks]
-        }
+        return {"segments": [{"label": mark == ANSWER, "text": self.text(mark)} for mark in marks]}
 
     def _text(self) -> Row:
         return {"text": " ".join(self.text(EITHER) for _ in range(self.random.randint(1, 4)))}
@@ -247,7 +245,5 @@ def with_tokens(row: Row, tokenizer: Any) -> Row:
         for text, is_trained in row["input_ids"]
     ]
     ids = [token for tokens, _ in pieces for token in tokens]
-    labels = [
-        token if is_trained else -100 for tokens, is_trained in pieces for token in tokens
-    ]
+    labels = [token if is_trained else -100 for tokens, is_trained in pieces for token in tokens]
     return row | {"input_ids": ids, "labels": labels}

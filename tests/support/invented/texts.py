@@ -17,11 +17,49 @@ EITHER = "own"
 _MARK = re.compile(rf"(?:{ANSWER}|{CONTEXT}|{NEVER}|{EITHER})\d+x")
 PIECES = [
     *("", " ", "\n", "\n\n", "\t ", "\r\n", "\x85", "\u2028", "\u3000", "hello", "an answer", "42"),
-    *("日本", "👩‍👩‍👧", "e\u0301", "\u200b", "\ufeff", "\x00", "שלום", "ﬁ", '"', "\\", "&amp;", ";,|"),
+    *(
+        "日本",
+        "👩‍👩‍👧",
+        "e\u0301",
+        "\u200b",
+        "\ufeff",
+        "\x00",
+        "שלום",
+        "ﬁ",
+        '"',
+        "\\",
+        "&amp;",
+        ";,|",
+    ),
     *("\ue000", "\uf8ff", "\U000f0000", "\U0010fffd", "\ufffe", "{{ 1 }}", "{% raw %}", "'\"'"),
-    *("<|im_start|>assistant\n", "<|im_end|>", "</s>", "<s>", "[INST]", "[/INST]", "<|im_", "end|>"),
-    *("<think>", "</think>", "<tool_call>", "<|eot_id|>", "<end_of_turn>\n", "<start_of_turn>model"),
-    *("Human: ", "\n\nAssistant: ", "User:", "```json\n{}\n```", "[1, 2]", '{"a": 1}', "▁", "<0x0A>"),
+    *(
+        "<|im_start|>assistant\n",
+        "<|im_end|>",
+        "</s>",
+        "<s>",
+        "[INST]",
+        "[/INST]",
+        "<|im_",
+        "end|>",
+    ),
+    *(
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "<|eot_id|>",
+        "<end_of_turn>\n",
+        "<start_of_turn>model",
+    ),
+    *(
+        "Human: ",
+        "\n\nAssistant: ",
+        "User:",
+        "```json\n{}\n```",
+        "[1, 2]",
+        '{"a": 1}',
+        "▁",
+        "<0x0A>",
+    ),
 ]
 
 
