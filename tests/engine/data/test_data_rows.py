@@ -210,9 +210,7 @@ def test_a_held_out_row_is_found_even_when_the_chosen_one_is_skipped(tmp_path, t
         )
 
 
-def test_the_only_usable_row_is_trained_even_when_it_was_chosen_to_be_held_out(
-    tmp_path, tokenizer
-):
+def test_the_only_usable_row_is_trained_even_when_it_was_chosen_to_be_held_out(tmp_path, tokenizer):
     for usable in range(3):
         path = tmp_path / f"{usable}.jsonl"
         rows = [{"prompt": "a", "completion": "b" if i == usable else ""} for i in range(3)]
