@@ -114,9 +114,11 @@ def _behind_prompt(header: str, prompt: str) -> str | None:
     prompt: a template may write a space there, which the model has to generate. Returns None if the
     header does not show where the prompt ends.
     """
+    # What both begin with stands before the answer, even if the question ends as the prompt does.
+    longest = min(_BEHIND, len(header) - len(common_prefix(header, prompt)))
     header, prompt = header[-_SUFFIX:], prompt[-_SUFFIX:]
     most, behind = 0, ""
-    for cut in range(min(_BEHIND, len(header)) + 1):
+    for cut in range(min(longest, len(header)) + 1):
         kept = header[: len(header) - cut]
         alike = len(common_prefix(kept[::-1], prompt[::-1]))
         if alike > most:

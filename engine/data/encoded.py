@@ -18,7 +18,7 @@ from engine.data.rendered import Skipped
 from engine.errors import DataError
 from engine.examples.example import Example
 from engine.examples.formats import ROWS_TO_DETECT, ColumnMap
-from engine.examples.values import BrokenText
+from engine.examples.values import BrokenText, legible
 from engine.sources.open_source import Row, Source
 
 Numbered = tuple[int, Row, str]
@@ -168,7 +168,7 @@ def _tell_later_columns(encoder: Encoder, columns: ColumnMap, batch: list[Number
     for _, row, _ in batch:
         later.update(row.keys() - known)
     for place, (name, times) in enumerate(sorted(later.items())):
-        shown = name if place < _MOST_LATER else "and others"
+        shown = legible(name) if place < _MOST_LATER else "and others"
         encoder.renderer.warn(
             f"The column {shown} is not used, because the first {ROWS_TO_DETECT} rows do not have "
             "it",

@@ -16,6 +16,7 @@ from engine.data.encoded import Numbered, encode_rows
 from engine.data.packing import pack
 from engine.data.rendered import Skipped, warning_sentences
 from engine.examples.formats import ColumnMap
+from engine.examples.values import legible
 from engine.sources.open_source import Source, notes_on
 
 _BINS = 20
@@ -140,7 +141,7 @@ def _how_read(config: DataConfig, encoder: Encoder, opened: list[Opened]) -> dic
         "format": ", ".join(dict.fromkeys(columns.format for columns in maps)),
         "format_detected": any(columns.detected for columns in maps),
         "columns": meaning,
-        "unused_columns": list(dict.fromkeys(unused)),
+        "unused_columns": list(dict.fromkeys(map(legible, unused))),
         "chat_template": ", ".join(dict.fromkeys(templates)),
     }
 

@@ -13,6 +13,7 @@ from engine.data.encode import Encoder
 from engine.data.rendered import warning_sentences
 from engine.data.rows import RowSets
 from engine.data.token_cache import StoredTokens, Tally
+from engine.examples.values import legible
 from engine.sources.open_source import notes_on
 
 
@@ -59,7 +60,7 @@ def summary_of(
         "format": ", ".join(formats),
         "format_detected": any(part.tally.columns.detected for part in parts),
         "columns": columns,
-        "unused_columns": list(unused),
+        "unused_columns": list(map(legible, unused)),
         "chat_template": ", ".join(templates),
         "train_on": _trained_on(config, formats),
         **({"sources": counts} if len(parts) > 1 else {}),

@@ -187,8 +187,8 @@ class _Sides:
     """Writes each row to its side, training or held-out, and counts the rows.
 
     `held_out` (bool[rows]) marks the rows to hold out; rows beyond it are trained on. The last
-    training example is kept back until the next one arrives: if every marked row turns out to be
-    skipped, that example is held out instead.
+    example of each side is kept back until the next one arrives: if every row of the other side
+    turns out to be skipped, it changes sides.
     """
 
     def __init__(self, writer: TokenWriter, tally: Tally, held_out: np.ndarray):
@@ -196,6 +196,7 @@ class _Sides:
         self._tally = tally
         self._held_out = held_out
         self._last: _OneExample | None = None
+        self._last_held_out: _OneExample | None = None
 
     def add(self, batch: list[Numbered], encoded: Encoded) -> None:
         documents = encoded.documents
@@ -203,7 +204,8 @@ class _Sides:
         self._count(batch, encoded)
         has_documents = documents.counts > 0
         for place in np.flatnonzero(held_out & has_documents).tolist():
-            self._hold_out(_one_example(batch, encoded, place))
+            self._hold_out_last()
+            self._last_held_out = _one_example(batch, encoded, place)
         to_train = np.flatnonzero(~held_out & has_documents)
         if not len(to_train):
             return
@@ -215,9 +217,12 @@ class _Sides:
         self._writer.train.write(documents.of_rows(now))
 
     def finish(self, must_hold_out: bool) -> None:
-        """Writes the last example to one of the sides. `must_hold_out` says that an example must be
-        held out if there are at least two.
+        """Writes the last examples. `must_hold_out` says that an example must be held out if there
+        are at least two.
         """
+        if self._last is None:  # every row meant to be trained on was skipped
+            self._last, self._last_held_out = self._last_held_out, None
+        self._hold_out_last()
         nothing_held_out = not self._writer.eval.examples
         others_to_train = self._writer.train.examples > 0
         if must_hold_out and nothing_held_out and others_to_train and self._last is not None:
@@ -240,6 +245,10 @@ class _Sides:
             if skipped.detail:
                 where += f": {skipped.detail}"
             self._tally.skip(skipped.reason, where)
+
+    def _hold_out_last(self) -> None:
+        if self._last_held_out is not None:
+            self._hold_out(self._last_held_out)
 
     def _train_on_last(self) -> None:
         if self._last is not None:

@@ -142,7 +142,7 @@ def columns_to_choose(
     names = first_values(rows)
     state, chosen = _choice(config, rows, names, source)
     columns = [
-        {"name": name, "example": _example(value)}
+        {"name": name.encode(errors="replace").decode(), "example": _example(value)}
         for name, value in list(names.items())[:_MOST_COLUMNS]
     ]
     return {
@@ -263,7 +263,7 @@ def _example(value: Any) -> str:
         text = value
     else:
         text = _as_json(value)
-    line = " ".join(text[: 4 * _EXAMPLE_CHARACTERS].split())
+    line = " ".join(text[: 4 * _EXAMPLE_CHARACTERS].encode(errors="replace").decode().split())
     return line if len(line) <= _EXAMPLE_CHARACTERS else f"{line[:_EXAMPLE_CHARACTERS]} …"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Any
 
 from engine.errors import DataError
-from engine.examples.values import is_blank, parsed_json, shown
+from engine.examples.values import is_blank, legible, parsed_json, shown
 from engine.sources.json_files import Row
 from engine.sources.not_trained import MARKS, MEDIA_COLUMNS, WITHOUT, medium
 
@@ -35,11 +35,11 @@ def refuse_row(row: Row, used: Collection[str], data_format: str, where: str) ->
         what = MEDIA_COLUMNS.get(name) if _holds_something(value) else None
         what = what or medium(value)
         if what:
-            raise DataError(f"The column {column} in {where} holds {what}, {WITHOUT}.")
+            raise DataError(f"The column {legible(column)} in {where} holds {what}, {WITHOUT}.")
         is_mark = name == _MARK or (name == _LABEL and _says_good_or_bad(value))
         if is_mark and data_format in WITH_ANSWERS:
             raise DataError(f"The column {column} in {where} {MARKS}.")
-        if _is_weight(name, value):
+        if _is_weight(name, _of_a_table(value)):
             raise DataError(
                 f"The column {column} in {where} is {shown(value)}, but rows are trained with one "
                 "weight; remove the rows that are not to be trained, and then this column."

@@ -120,9 +120,15 @@ def shown(value: Any) -> str:
     return in_words(value)
 
 
+def legible(name: str) -> str:
+    """Returns the name of a column on one short line, without broken characters."""
+    line = " ".join(name[: 4 * _MOST_QUOTED].encode(errors="replace").decode().split())
+    return line[:_MOST_QUOTED]
+
+
 def listed(names: Iterable[str]) -> str:
     """Returns the names of columns in the words of an error, at most 20."""
-    known = [name.encode(errors="replace").decode()[:_MOST_QUOTED] for name in names]
+    known = [legible(name) for name in names]
     if not known:
         return "none"
     more = len(known) - _MOST_NAMES

@@ -224,13 +224,13 @@ def _of_kind(path: Path, name: str, config: DataConfig, streaming: bool) -> Sour
     if suffix in (".json", *LINES_SUFFIXES):
         return _json(path, streaming)
     if suffix == ".xlsx":
-        return _counted(Source(name, "row", None, lambda: sheet_rows(path)), streaming)
+        return _counted(Source(name, "row", None, lambda: sheet_rows(path)), path, streaming)
     encoding_of(path)  # raises an error where the file cannot be read as text
     if suffix in TABLE_SUFFIXES:
-        return _counted(Source(name, "row", None, lambda: table_rows(path)), streaming)
+        return _counted(Source(name, "row", None, lambda: table_rows(path)), path, streaming)
     unit = "the passage from line"
     source = Source(name, unit, None, lambda: passages(path, config.max_seq_len))
-    return _counted(source, streaming)
+    return _counted(source, path, streaming)
 
 
 def _sound_rows(source: Source, path: Path) -> Iterator[tuple[int, Row]]:
@@ -251,13 +251,13 @@ def _sound_rows(source: Source, path: Path) -> Iterator[tuple[int, Row]]:
         ) from None
 
 
-def _counted(source: Source, streaming: bool) -> Source:
-    """Returns the source with its rows counted, which takes a pass over it. With `streaming`,
+def _counted(source: Source, path: Path, streaming: bool) -> Source:
+    """Returns the source with its rows counted, which takes a pass over its file. With `streaming`,
     nothing is counted.
     """
     if streaming:
         return source
-    return dataclasses.replace(source, total=sum(1 for _ in source.read()))
+    return dataclasses.replace(source, total=sum(1 for _ in _sound_rows(source, path)))
 
 
 def _json(path: Path, streaming: bool) -> Source:
@@ -268,9 +268,14 @@ def _json(path: Path, streaming: bool) -> Source:
         if read is None and goes_over_lines(path):
             read = partial(value_rows, path)
         if read is not None:
-            return _counted(Source(path.name, "item", None, read), streaming)
-    total = None if streaming else count_lines(path)
-    return Source(path.name, "line", total, lambda: line_rows(path))
+            return _counted(Source(path.name, "item", None, read), path, streaming)
+    source = Source(path.name, "line", None, lambda: line_rows(path))
+    if streaming:
+        return source
+    try:
+        return dataclasses.replace(source, total=count_lines(path))
+    except DataError:  # an earlier line may be wrong too, and is told first
+        return _counted(source, path, streaming)
 
 
 def _folder_of_files(path: Path, config: DataConfig, streaming: bool) -> Source:

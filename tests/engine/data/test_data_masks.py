@@ -407,3 +407,13 @@ def test_a_question_that_the_template_refuses_is_told():
     tokenizer = made.byte_level_tokenizer("{{ raise_exception('no questions today') }}")
     with pytest.raises(DataError, match="no questions today"):
         Encoder(tokenizer, "assistant", 512).question("hello")
+
+
+def test_a_question_that_ends_as_the_prompt_does_is_not_trained(tmp_path):
+    tokenizer = made.byte_level_tokenizer(made.R1)
+    turns = [
+        {"role": "user", "content": "<think>\nwhy?"},
+        {"role": "assistant", "content": "so"},
+    ]
+    (runs,) = trained_texts(prepared(tmp_path, tokenizer, [{"messages": turns}]).train, tokenizer)
+    assert runs == ["so</s>"]

@@ -210,6 +210,15 @@ def test_a_held_out_row_is_found_even_when_the_chosen_one_is_skipped(tmp_path, t
         )
 
 
+def test_the_only_usable_row_is_trained_even_when_it_was_chosen_to_be_held_out(tmp_path, tokenizer):
+    for usable in range(3):
+        path = tmp_path / f"{usable}.jsonl"
+        rows = [{"prompt": "a", "completion": "b" if i == usable else ""} for i in range(3)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        summary = prepared(path, tokenizer, eval_fraction=0.3).summary
+        assert (summary["train_examples"], summary["eval_examples"]) == (1, 0)
+
+
 def test_long_rows_are_cut_and_rows_without_an_answer_left_are_skipped(tmp_path, tokenizer):
     path = tmp_path / "a.jsonl"
     rows = [

@@ -212,6 +212,8 @@ def test_an_answer_without_its_question_is_refused():
         {"prompt": "hello", "completion": "no", "label": "False"},
         {"messages": [ASKED, ANSWER], "kto_tag": "true"},
         {"instruction": "a", "output": "b", "label": 1},
+        {"prompt": "a", "completion": "b", "label": "False"},  # as a table has it
+        {"prompt": "a", "completion": "b", "label": "0"},
     ],
 )
 def test_rows_of_marked_answers_are_refused_by_what_they_are(row):
@@ -239,6 +241,12 @@ def test_a_label_that_is_a_class_is_no_mark():
         "answer",
         "label",
     }
+
+
+def test_a_column_of_any_name_is_named_on_one_short_line():
+    rows = [{"a\nb\ud800": "x", "n" * 500: "y"}]
+    with pytest.raises(DataError, match=r"\(a b\?, n{60}\) fit no known format"):
+        columns_of(*rows)
 
 
 @pytest.mark.parametrize(

@@ -375,3 +375,16 @@ def test_memory_that_runs_out_is_one_sentence(tmp_path):
     assert re.match(
         r"a\.jsonl cannot be read after .*, because the memory is too small; ", sentence
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", b'{"text": "a"}\n{broken}\n\x00\x00\n'),
+        ("a.txt.bz2", COMPRESS[".bz2"](b"Rivers run.\n" * 9)[:-9]),
+        ("a.csv.gz", COMPRESS[".gz"](b"text\nRivers\n")[:-9]),
+    ],
+)
+def test_counting_the_rows_of_a_run_tells_what_a_preview_tells(tmp_path, name, content):
+    path = write(tmp_path / name, content)
+    assert refused(path)[0] == refused(path, streaming=False)[0]
