@@ -8,7 +8,7 @@ const KINDS = {
     conversation: "a conversation",
     preference: "a chosen answer and a rejected one",
     text: "a text",
-    fixed: "what its columns’ own names say",
+    fixed: "as its columns are named",
 };
 const PARTS = {
     prompt: "Prompt (the user’s turn)",
