@@ -44,7 +44,7 @@ class Encoder:
                 "(tokenizer.json)."
             )
         self.renderer = ChatRenderer(tokenizer, Handling(train_on, lost_turns, typed_tokens))
-        self._tokens = TextTokens(tokenizer, self.renderer.control, max_seq_len)
+        self._tokens = TextTokens(tokenizer, self.renderer, max_seq_len)
         self._prefix, self._suffix = self._frame()
 
     @classmethod
@@ -269,7 +269,8 @@ class Encoder:
         """
         tokens = np.asarray(ids, dtype=np.int32)
         bounds = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
-        bounds = self.renderer.control.without_space(rendered.text, tokens, bounds)
+        if not rendered.divided:  # all of a text is trained
+            bounds = self.renderer.control.without_space(rendered.text, tokens, bounds)
         trained = np.zeros(len(tokens), dtype=bool)
         for span in rendered.spans:
             trained |= _covered(bounds, span)

@@ -23,7 +23,6 @@ from engine.data.mapped import Visits, pieces
 from engine.data.packing import one_each, pack
 from engine.data.rows import DocumentTokens, Order, RowSet, RowSets
 from engine.data.summary import Part, summary_of
-from engine.data.template_process import template_process
 from engine.data.token_cache import Side, StoredTokens, remove_old
 from engine.data.tokenise import EVAL_SEED, Execution, stored_tokens
 from engine.progress import Progress
@@ -112,7 +111,6 @@ def prepare_data(
         if key is not None:
             keys.append(key)
     remove_old(keys)
-    template_process().end()  # its memory is counted as free when the run is planned
     layout = _Layout(
         max_seq_len=config.max_seq_len,
         packed=config.packing and not packing_problem,

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from engine.config.data_settings import LostTurns, TypedTokens
@@ -109,9 +110,14 @@ class ChatRenderer:
     def __init__(self, tokenizer: Any, handling: Handling):
         self.template = Template(tokenizer)
         self.warnings: Counter[str] = Counter()
+        self._tokenizer = tokenizer
         self._handling = handling
+
+    @cached_property
+    def control(self) -> ControlTokens:
+        """Returns the tokens that a template writes. To find them, the template must be run."""
         written = self._mentioned() if self.available else ""
-        self.control = ControlTokens(tokenizer, written, handling.typed_tokens == "text")
+        return ControlTokens(self._tokenizer, written, self._handling.typed_tokens == "text")
 
     def warn(self, text: str, times: int = 1) -> None:
         """Adds `times` to the count of the warning `text`."""

@@ -32,6 +32,7 @@ import psutil
 from engine.data.chat import Chat, Refusal
 from engine.errors import DataError
 from engine.helper_process import HelperProcess, take_output
+from engine.machine.cgroups import sample_host_memory
 
 MOST_SECONDS = 5.0
 """A template may compute for this many seconds on one chat."""
@@ -43,6 +44,8 @@ interrupted.
 """
 _START_SECONDS = 120.0
 _IDLE_SECONDS = 30.0
+_SHORT_OF_MEMORY = 16 << 30
+"""The process takes some 70 MiB, which matters where fewer bytes than these are free."""
 _A_MOMENT = 0.2
 _CHARACTERS = 1 << 20
 """Texts of about so many characters are sent at once."""
@@ -98,10 +101,13 @@ class TemplateProcess:
                 self._end()  # answers that nobody has read would be taken for those of the next
                 raise
 
-    def end(self) -> None:
-        """Ends the process, so that its memory is free. The next request starts another."""
-        with self._lock:
-            self._end()
+    def end_if_memory_is_short(self) -> None:
+        """Ends the process where its memory may decide whether a run fits. Elsewhere it ends after
+        a while. The next request starts another, which takes a second.
+        """
+        if sample_host_memory()[1] < _SHORT_OF_MEMORY:
+            with self._lock:
+                self._end()
 
     def _written(self, asked: Asked) -> list[str | Refusal]:
         process = self._asked(pickle.dumps(asked, protocol=5))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from engine.data.special import ControlTokens
+from engine.data.render import ChatRenderer
 
 Encoding = tuple[list[int], list[tuple[int, int]]]
 """Token ids, and the characters [start, end) that each token covers."""
@@ -25,9 +25,9 @@ class TextTokens:
     than a row, only as much is tokenised as fills the row.
     """
 
-    def __init__(self, tokenizer: Any, control: ControlTokens, max_seq_len: int):
+    def __init__(self, tokenizer: Any, renderer: ChatRenderer, max_seq_len: int):
         self._tokenizer = tokenizer
-        self._control = control
+        self._renderer = renderer
         self._enough = max_seq_len + _MARGIN
         self._most = max(_FEWEST_CHARACTERS, _CHARACTERS_A_TOKEN * max_seq_len)
 
@@ -66,7 +66,7 @@ class TextTokens:
 
     def _with_stand_ins(self, text: str) -> Encoding | None:
         try:
-            return self._control.encode(text)
+            return self._renderer.control.encode(text)
         except BaseException as error:
             if not _is_panic(error):
                 raise

@@ -30,7 +30,6 @@ class Voice:
         self.longest = longest_row(hf_config)
         self.ends = end_tokens(hf_config, tokenizer, config.model.source)
         self._encoder = Encoder.of(config.data, tokenizer)
-        self._control = self._encoder.renderer.control
 
     @classmethod
     def of(cls, config: TrainConfig) -> Voice:
@@ -63,8 +62,8 @@ class Voice:
         """
         if self.has_template:
             text = self._written(messages)
-            if self._control.stands_in(text):
-                ids = self._control.encode(text)[0]
+            if self._encoder.renderer.control.stands_in(text):
+                ids = self._encoder.renderer.control.encode(text)[0]
             else:
                 ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         else:
@@ -81,7 +80,7 @@ class Voice:
         """Returns the conversation as the chat template writes it."""
         try:
             stood_in = [
-                self._control.stand_in(message, message["role"] == "assistant")
+                self._encoder.renderer.control.stand_in(message, message["role"] == "assistant")
                 for message in messages
             ]
         except ReservedText:

@@ -31,6 +31,7 @@ from engine.checkpoints.weights import initialise, load_pretrained
 from engine.config.settings import TrainConfig
 from engine.data.loader import BY_LENGTH, PreparedData, prepare_data
 from engine.data.preview import check_first_rows
+from engine.data.template_process import template_process
 from engine.data.tokenise import Execution
 from engine.errors import CheckpointError, RunError
 from engine.fit.choose import Chosen
@@ -209,6 +210,7 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
         # Runs of earlier versions go on in the order in which they began.
         data = data.grouped_by_length(config.train.batch_size)
     session.recorder.emit(DataPrepared(data.summary))
+    template_process().end_if_memory_is_short()
     _refuse_foreign_tokens(config, model, data)
     total_steps = _total_steps(config, data)
     if newest is not None:

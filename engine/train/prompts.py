@@ -34,7 +34,7 @@ class FixedPrompts:
             return
         encoder = Encoder.of(config.data, tokenizer)
         self._ids = [encoder.question(prompt) for prompt in self._prompts]
-        template_process().end()  # nothing is asked of it until the run ends
+        template_process().end_if_memory_is_short()  # the run's memory is judged next
         for place, ids in enumerate(self._ids):
             if self._longest is not None and len(ids) >= self._longest:
                 raise DataError(

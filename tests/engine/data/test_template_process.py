@@ -172,8 +172,9 @@ def test_threads_get_their_own_answers(process):
 
 
 def test_a_data_set_with_a_template_that_loops_is_refused_in_a_sentence():
+    encoder = Encoder(made.byte_level_tokenizer(LOOPS), "assistant", 64)
     with pytest.raises(DataError, match="computes for more than 5 s"):
-        Encoder(made.byte_level_tokenizer(LOOPS), "assistant", 64)
+        encoder.encode([Conversation(TURNS)])
 
 
 def test_a_template_that_recurses_skips_the_row():
@@ -182,9 +183,24 @@ def test_a_template_that_recurses_skips_the_row():
     assert isinstance(found, Skipped) and "recursion" in found.detail
 
 
-def test_its_memory_is_free_once_the_data_is_prepared(tmp_path):
+@pytest.mark.parametrize(("free", "ends"), [(15 << 30, True), (17 << 30, False)])
+def test_it_ends_before_a_run_is_judged_where_memory_is_short(process, monkeypatch, free, ends):
+    monkeypatch.setattr(template_process, "sample_host_memory", lambda: (0, free))
+    written(process, PLAIN)
+    process.end_if_memory_is_short()
+    assert (process._process is None) is ends
+
+
+def test_nothing_is_started_for_tokens_from_the_cache(tmp_path, monkeypatch):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"messages": TURNS}) + "\n")
     tokenizer = made.byte_level_tokenizer(made.CHATML)
-    prepare_data(DataConfig(str(path), eval_fraction=0.0), tokenizer, 1)
-    assert template_process.template_process()._process is None
+    config = DataConfig(str(path), eval_fraction=0.0)
+    before = prepare_data(config, tokenizer, 1)
+
+    def fail(*_):
+        raise AssertionError("a template was asked for")
+
+    monkeypatch.setattr(TemplateProcess, "write", fail)
+    again = prepare_data(config, tokenizer, 1)
+    assert again.summary["cached"] and again.fingerprint == before.fingerprint
