@@ -208,6 +208,7 @@ def guessed(rows: list[Row]) -> dict[str, str]:
     lengths = _text_lengths(rows, names)
     texts = [name for name in lengths if not _words(name) & _SIDE_COLUMNS]
     texts = texts or [name for name in lengths if not _words(name) & _IDENTITY]
+    texts = [name for name in texts if name] or texts  # settings cannot name a column without one
     if not texts:
         return {}
     if len(texts) == 1:

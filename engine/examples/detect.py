@@ -112,7 +112,7 @@ def _columns_of(
     columns: dict[str, str] = {}
     for part, usual in made.required.items():
         free = [name for name in names if name not in {*named.values(), *columns.values()}]
-        column = named.get(part) or _first_of(usual, free)
+        column = named[part] if part in named else _first_of(usual, free)
         if column is None:
             return None
         columns[part] = column

@@ -321,3 +321,13 @@ def test_examples_are_one_short_line(tmp_path, tokenizer):
     }
     assert "\n" not in columns["prompt"] and len(columns["prompt"]) < 100
     assert columns["meta"] == '{"k": [1, 2]}' and columns["<img src=x onerror=alert(1)>"] == ""
+
+
+def test_a_column_without_a_name_is_no_guess_and_no_fault(tmp_path, tokenizer):
+    path = tmp_path / "a.tsv"
+    path.write_text("\tthis one\tand this\nx y z\tthe first\tthe second\nx\tso\tthen\n")
+    shown = preview(DataConfig(source=str(path)), tokenizer)
+    assert set(shown["mapping"]["chosen"].values()) == {"this one", "and this"}
+    path.write_text("\tid\nx y z\t1\nx\t2\n")
+    shown = preview(DataConfig(source=str(path)), tokenizer)
+    assert shown["mapping"]["chosen"] == {"text": ""} and shown["rows_measured"] == 2
