@@ -14,6 +14,7 @@ import pytest
 from playwright.sync_api import expect
 
 from engine.config.settings import TrainConfig
+from engine.paths import PROGRAM_ROOT
 from engine.runs.folder import create_run
 from engine.runs.listing import list_runs
 from engine.runs.recorder import RunRecorder
@@ -56,7 +57,7 @@ def test_a_run_is_renamed_its_settings_copied_and_taken_over_into_the_form(blank
     )
     dialog.get_by_role("button", name="Copy: A new run").click()
     assert page.evaluate("navigator.clipboard.readText()") == (
-        f"python launch.py train {folder.path}/config.yaml --runs-dir {server.runs}"
+        f"python {PROGRAM_ROOT}/launch.py train {folder.path}/config.yaml --runs-dir {server.runs}"
     )
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()

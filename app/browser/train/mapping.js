@@ -119,9 +119,10 @@ export class Mapping {
         const kinds = el(
             "select",
             { "data-role": "kind", change: ({ target }) => this.chooseKind(target.value) },
-            ...Object.keys(this.mapping.kinds).map((name) =>
-                el("option", { value: name }, KINDS[name]),
-            ),
+            // Nobody can choose the kind whose columns cannot be chosen.
+            ...Object.keys(this.mapping.kinds)
+                .filter((name) => name !== "fixed" || kind === "fixed")
+                .map((name) => el("option", { value: name }, KINDS[name])),
         );
         kinds.value = kind;
         this.selects = new Map(this.mapping.kinds[kind].map((role) => [role, this.select(role)]));
