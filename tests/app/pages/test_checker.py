@@ -151,7 +151,7 @@ def test_data_that_a_run_would_refuse_are_read_again_when_they_are_asked_for_aga
     "rows, said, blocks",
     [
         ("", "is empty", True),
-        ('{"messages": [', "is not valid JSON", True),
+        ('{"messages": [', "is cut off in line 1", True),
         ('{"prompt": "a", "completion": ""}\n' * 3, "None of the 3 rows", True),
         ('{"prompt": "a", "completion": ""}\n', "The row that was read has no token", True),
         ('{"prompt": "a", "completion": ""}\n' * 300, "None of the 200 rows", False),
