@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.errors import DataError
 from engine.sources.bounded_lines import lines, not_utf8
@@ -17,12 +17,14 @@ from engine.sources.json_text import JsonText
 from engine.sources.open_text import open_text
 from engine.sources.text_files import TURN_COLUMNS
 
-_PARTS_OF_A_ROW = (
+_PARTS_OF_A_TURN = (
     {"role", "content"},
     {"role", "parts"},
     {"from", "value"},
 )
-"""An object with all keys of one of these sets is a part of a row, and no row."""
+"""An object with all keys of one of these sets is a turn of a conversation, and no row."""
+_NO_ROWS = (*TURN_COLUMNS, "segments")
+"""Names of columns whose cells are lists of objects."""
 Row = dict[str, Any]
 Read = Callable[[], Iterator[tuple[int, Row]]]
 
@@ -156,42 +158,58 @@ def _rows_of_object(text: JsonText, path: Path) -> Read | None:
     """Returns a function that reads the rows of a file that begins with an object, or None when
     more values follow the object.
     """
-    lists = _lists_within(text)
+    members = _members(text)
     if text.peek():
         return None
-    if len(lists) == 1:
+    lists = [member.place for member in members if member.is_of_rows]
+    are_columns = _are_columns(members)
+    if len(lists) == 1 and not are_columns and not any(member.is_of_turns for member in members):
         return partial(_list_items, path, lists[0])
     if text.consumed > _LONGEST_OBJECT:
         raise DataError(
             f"{path.name} is one object that is too large for a row; write a list of objects, one "
             "for each row."
         )
-    return partial(_whole, path)
+    return partial(_whole, path, are_columns)
 
 
-def _lists_within(text: JsonText) -> list[int]:
-    """Returns the indices (from 0) of those members of the object at `text` that are lists of
-    objects, except conversations.
-    """
-    found: dict[str, int] = {}
+class _Member(NamedTuple):
+    """What is known of a member of an object without keeping its value."""
+
+    place: int  # index in the object, from 0
+    items: int | None  # None if the value is not a list
+    is_of_rows: bool = False  # a list of objects, except turns and segments
+    is_of_turns: bool = False
+
+
+def _members(text: JsonText) -> list[_Member]:
+    """Reads the object at `text` to its end."""
+    found: dict[str, _Member] = {}  # if a name occurs twice, the last member counts
     for place, name in enumerate(text.members()):
-        found.pop(name, None)  # if a name occurs twice, the last member counts
         if text.peek() != "[":
             text.value()
+            found[name] = _Member(place, None)
             continue
-        if _begins_with_row(text.items()) and name not in (*TURN_COLUMNS, "segments"):
-            found[name] = place
+        items = text.items()
+        first = next(items, None)
+        count = sum((1 for _ in items), start=int(first is not None))
+        is_of_turns = _is_turn(first)
+        is_of_rows = isinstance(first, dict) and not is_of_turns and name not in _NO_ROWS
+        found[name] = _Member(place, count, is_of_rows, is_of_turns)
     return list(found.values())
 
 
-def _begins_with_row(items: Iterator[Any]) -> bool:
-    """Whether the first item is an object, and no turn of a conversation. All
-    items are read, so that reading can continue after the list.
+def _is_turn(item: Any) -> bool:
+    return isinstance(item, dict) and any(keys <= item.keys() for keys in _PARTS_OF_A_TURN)
+
+
+def _are_columns(members: list[_Member]) -> bool:
+    """Whether the members are columns: lists of one length above 1. A list of objects beside other
+    lists is such a column, as with trees of messages and their names.
     """
-    first = next(items, None)
-    for _ in items:
-        pass
-    return isinstance(first, dict) and not any(keys <= first.keys() for keys in _PARTS_OF_A_ROW)
+    lengths = {member.items for member in members}
+    is_plain = not any(member.is_of_turns for member in members)
+    return is_plain and len(members) > 1 and len(lengths) == 1 and not lengths & {None, 0, 1}
 
 
 def _list_items(path: Path, member: int | None = None) -> Iterator[tuple[int, Row]]:
@@ -218,12 +236,14 @@ def _object(value: Any, number: int, name: str) -> Row:
     )
 
 
-def _whole(path: Path) -> Iterator[tuple[int, Row]]:
-    """Yields the rows of the file's object if it holds columns, or else the object itself."""
+def _whole(path: Path, are_columns: bool) -> Iterator[tuple[int, Row]]:
+    """Yields the rows of the file's object if it holds columns, or else the object itself. If
+    `are_columns`, every member is a list of one length, also of objects.
+    """
     with open_text(path) as file:
         text = JsonText(file, path.name)
         row = {name: text.whole_value() for name in text.members()}
-    columns = {name: _cells(value) for name, value in row.items()}
+    columns = row if are_columns else {name: _cells(value) for name, value in row.items()}
     lengths = {len(cells) for cells in columns.values() if cells is not None}
     if None in columns.values() or lengths in ({0}, set()):
         yield 1, row

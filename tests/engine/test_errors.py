@@ -12,7 +12,7 @@ from engine.errors import first_line
     [
         (ValueError("No such thing. \nAdvice on debugging."), "No such thing"),
         (ValueError("\n  one line  \n"), "one line"),
-        (KeyError("name"), "'name'"),
+        (KeyError("name"), "there is no 'name'"),
         (AssertionError(), "AssertionError"),
         (OSError(" . "), "OSError"),
         (ValueError("x" * 200), "x" * 200),

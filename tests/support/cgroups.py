@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -31,10 +32,20 @@ def memory_limit(nbytes: int) -> Iterator[Path]:
                 yield folder
                 return
         finally:
-            folder.rmdir()
+            _remove(folder)
     pytest.skip(
         "no memory cgroup can be made here: that takes the right to write to /sys/fs/cgroup"
     )
+
+
+def _remove(folder: Path) -> None:
+    """Removes the cgroup. A process that has just ended is still in it for a moment."""
+    for _ in range(100):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+            return
+        time.sleep(0.1)
+    folder.rmdir()
 
 
 def _limited(folder: Path, nbytes: int) -> bool:

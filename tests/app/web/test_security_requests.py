@@ -195,13 +195,13 @@ def test_wrong_values_for_the_pages_functions_are_told_in_a_sentence(ask, calls)
 
 
 def test_a_fault_in_a_function_of_the_page_is_told_in_a_sentence(app, calls, monkeypatch):
-    monkeypatch.setattr("app.pages.checker.read_config", lambda shown: 1 // 0)
+    monkeypatch.setattr("app.pages.draft.Draft.recall", lambda draft: 1 // 0)
 
     async def fail():
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url=ADDRESS
         ) as client:
-            return await client.post(CALLS[1], json=calls["enqueue"])
+            return await client.post(CALLS[1], json=calls["open_page"])
 
     answer = asyncio.run(fail())
     assert answer.status_code == 500 and answer.json() == {

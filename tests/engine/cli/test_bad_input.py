@@ -212,7 +212,7 @@ MODELS = {
     ),
     "heads that do not divide the width": (
         lambda f: set_config(f, num_attention_heads=0),
-        "configuration",
+        "config.json is 0, and must be at least 1",
     ),
     "a width of another kind": (lambda f: set_config(f, hidden_size="wide"), "model.source"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "safetensors"),

@@ -209,7 +209,7 @@ def test_check_reports_and_judges(capsys, preset):
     "rows, said",
     [
         ("", "is empty"),
-        ('{"messages": [', "is not valid JSON"),
+        ('{"messages": [', "is cut off in line 1"),
         ('{"prompt": "a", "completion": ""}\n', "no token to train on"),
         (None, "There is no file"),
     ],

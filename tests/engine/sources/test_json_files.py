@@ -108,6 +108,16 @@ def test_whatever_json_refuses_is_one_sentence_at_the_same_place(tmp_path):
         ('{"a": [{"b": 1}], "a": 2}', [{"a": 2}]),
         ('{"a": 1, "a": [{"b": 1}]}', [{"b": 1}]),
         ('{"a": [1], "b": [{"c": 1}, {}]}', [{"c": 1}, {}]),
+        ('{"a": [1, 2], "b": [{"c": 1}, {}]}', [{"a": 1, "b": {"c": 1}}, {"a": 2, "b": {}}]),
+        (
+            '{"messages": [{"role": "user", "content": "?"}], "tools": [{"type": "function"}]}',
+            [
+                {
+                    "messages": [{"role": "user", "content": "?"}],
+                    "tools": [{"type": "function"}],
+                }
+            ],
+        ),
     ],
 )
 def test_other_shapes(tmp_path, text, expected):

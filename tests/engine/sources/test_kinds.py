@@ -172,11 +172,11 @@ def test_notes_on_many_files_are_few(tmp_path):
 
 def test_a_registry_names_a_compressed_file(tmp_path, tokenizer, wanted):
     write(tmp_path / "rows.csv.gz", COMPRESS[".gz"](TEXTS["semicolons.csv"].encode()))
-    registry = {"mine": {"file_name": "rows.csv.gz", "columns": {"response": "completion"}}}
+    columns = {"prompt": "prompt", "response": "completion"}
+    registry = {"mine": {"file_name": "rows.csv.gz", "columns": columns}}
     write(tmp_path / "dataset_info.json", json.dumps(registry))
     source = f"{tmp_path / 'dataset_info.json'}:mine"
-    row = rows_of(source)[0]
-    assert row["output"] == ROWS[0]["completion"]
+    assert prepared(source, tokenizer) == wanted
     assert "rows.csv.gz is read with semicolons between the cells." in notes_on(
         DataConfig(source=source)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import threading
@@ -39,7 +40,11 @@ def only_run(runs: Path) -> Path:
 
 
 def delete(runs: Path) -> None:
-    shutil.rmtree(only_run(runs))
+    folder = only_run(runs)
+    while folder.exists():
+        # The run may delete a file of its own at the same moment, which ends rmtree.
+        with contextlib.suppress(OSError):
+            shutil.rmtree(folder)
 
 
 def rename(runs: Path) -> None:
