@@ -18,15 +18,15 @@ from engine.checkpoints.weights import initialise
 from engine.config.settings import ModelConfig
 from engine.data.rows import IGNORED, MicroBatch
 from engine.fit.cost import parameter_flops
+from engine.host.host_adamw import AdamWSettings, HostAdamW
+from engine.host.host_store import HostStore
 from engine.model.build import build_model
-from engine.model.layout import PLANE_ITEM_BYTES
 from engine.model.units import StreamedModel
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import Lane, OpKind, Span
 from engine.plan.waits import as_records, overlap_seconds, seconds_by_cause, waits_of
+from engine.planes.layout import PLANE_ITEM_BYTES
 from engine.runtime.backend import Backend
-from engine.runtime.host_adamw import AdamWSettings, HostAdamW
-from engine.runtime.host_store import HostStore
 from engine.runtime.streaming_engine import AppliedStep, EngineSettings, StreamingEngine
 
 STEPS_KEPT = 256

@@ -33,13 +33,13 @@ from engine.checkpoints.threads import Meter, in_threads
 from engine.checkpoints.unit_files import description, piece_checksum
 from engine.errors import CheckpointError
 from engine.files import body_checksum, checksum_of, new_digest
-from engine.model.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES
+from engine.planes.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES
 from engine.progress import Progress, untold
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.runtime.host_store import HostStore
+    from engine.host.host_store import HostStore
 
 
 class NewerFormat(CheckpointError):

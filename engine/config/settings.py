@@ -29,6 +29,8 @@ Auto = Literal["auto"]
 
 CheckpointKind = Literal["full", "weights", "none"]
 """A run writes checkpoints of this kind (`output.checkpoint`)."""
+Optimizer = Literal["adamw", "adamw_bf16", "adamw_8bit"]
+"""AdamW keeps its moments in fp32, in bf16 or in 8 bits (`train.optimizer`)."""
 MOST_PROMPTS = 50
 """An evaluation answers at most this many prompts."""
 
@@ -86,6 +88,12 @@ class OptimConfig:
     micro_batch_size: int | Auto = AUTO
     """This many rows pass through a block at once; it must divide `batch_size`. `auto` takes the
     largest that fits.
+    """
+
+    optimizer: Optimizer = "adamw"
+    """AdamW keeps its two moments in fp32 (`adamw`), in bf16 (`adamw_bf16`) or in 8 bits
+    (`adamw_8bit`). The fp32 masters stay. Smaller moments take 8, 4 or 2 bytes of RAM a parameter
+    and change results.
     """
 
     learning_rate: float = 1.0e-5

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine.config.settings import CheckpointKind, TrainConfig
-from engine.model.layout import checkpoint_planes
 from engine.model.shape import ModelShape
+from engine.planes.layout import checkpoint_planes
 from engine.words import MIB
 
 COPY_PIECE_BYTES = 8 * MIB

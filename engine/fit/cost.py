@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
-from engine.model.layout import PLANE_ITEM_BYTES
 from engine.model.shape import ModelShape, UnitShape
 from engine.plan.buffers import EMBED, HEAD
 from engine.plan.choices import PlanChoices
@@ -41,6 +40,7 @@ from engine.plan.ops import (
     Summary,
     Update,
 )
+from engine.planes.layout import PLANE_ITEM_BYTES
 
 BUS_SHARE = 0.9
 """The copies of states reach this share of the bandwidth of the bus to the device, because
@@ -265,9 +265,9 @@ class Cost:
         )
 
     @property
-    def state_bytes(self) -> int:
+    def state_bytes(self) -> float:
         """Returns the bytes of everything that the optimizer needs for one parameter."""
-        return sum(PLANE_ITEM_BYTES[self.shape.dtype].values())
+        return self.shape.state_item_bytes
 
     def carried(self, kind: OpKind, numel: int, early: bool = False) -> float:
         """Returns the seconds of a copy of states, which shares the bus with other copies. early:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.model.layout import PLANES, WEIGHT_PLANES
 from engine.plan.buffers import Word
+from engine.planes.layout import PLANES, WEIGHT_PLANES
 
 
 class PartName(Word):

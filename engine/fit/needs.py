@@ -24,10 +24,10 @@ from engine.fit.predict import predicted_seconds
 from engine.machine.known_machines import known_rates
 from engine.machine.rates import Rates, stored_cpu_rates, stored_rates
 from engine.machine.read_machine import Machine
-from engine.model.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES
 from engine.model.shape import ModelShape
 from engine.paths import resolve_source
 from engine.plan.buffers import Word
+from engine.planes.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES
 from engine.words import GIB, MIB, in_gib
 
 TIGHT_SHARE = 0.9

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from engine.fit.memory_items import Item, MemoryItem, PartName, items_of
-from engine.model.layout import PLANE_ITEM_BYTES
+from engine.planes.layout import PLANE_ITEM_BYTES
 
 QUANTITIES = {
     "loading_peak_bytes": "RAM while loading",

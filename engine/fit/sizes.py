@@ -10,10 +10,11 @@ from operator import add
 
 from engine.fit.job import Job
 from engine.fit.memory_items import Item, MemoryItem
-from engine.model.layout import EXACT_ITEM_BYTES, PLANE_ITEM_BYTES, Activations
+from engine.model.activation_sizes import Activations
 from engine.model.shape import ModelShape, UnitShape
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import GradientSum
+from engine.planes.layout import EXACT_ITEM_BYTES
 from engine.words import GIB, MIB
 
 COMFORTABLE = {"cuda": 0.95, "cpu": 0.88}
@@ -115,7 +116,7 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
         ),
         Item(
             MemoryItem.OPTIMIZER_STATES,
-            _update_buffer_bytes(shape, choices, largest),
+            _update_buffer_bytes(shape, choices),
             f"pieces of {len(choices.device_homes)} units that are updated on the device, "
             f"{buffers_in_words(choices.update_buffers, choices.spare_buffers)}",
         ),
@@ -147,12 +148,12 @@ def _gradient_sums(shape: ModelShape, choices: PlanChoices, largest: int) -> tup
     return max(outer) + largest, "embed or head, and the largest block"
 
 
-def _update_buffer_bytes(shape: ModelShape, choices: PlanChoices, largest: int) -> int:
+def _update_buffer_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the bytes of update buffers beyond the memory that they share with other buffers."""
     if not choices.device_homes:
         return 0
     own = choices.update_buffers - choices.spare_buffers
-    needed = own * largest * sum(PLANE_ITEM_BYTES[shape.dtype].values())
+    needed = own * shape.update_buffer.bytes
     if choices.gradient_sum == GradientSum.DEVICE:  # they share the memory of the blocks' sums
         return max(0, needed - 4 * sum(unit.numel for unit in shape.blocks))
     return needed
@@ -183,8 +184,7 @@ class Sizer:
         self.packed = job.config.data.packing and shape.packs
         self._dense_mask = shape.dense_mask(self.packed, job.row_length)
         self._masked_blocks = shape.masked_blocks(self.packed, job.row_length, memory.device)
-        self._largest = max(unit.numel for unit in shape.blocks)
-        self._piece_bytes = self._largest * sum(PLANE_ITEM_BYTES[shape.dtype].values())
+        self._piece_bytes = shape.update_buffer.bytes
         logit_bytes = shape.compiled_logit_bytes if compiled else shape.logit_bytes
         self._position_bytes = shape.vocab_size * logit_bytes
         self.loss_chunk: int = job.rounding.get("loss_chunk") or self._new_loss_chunk()

@@ -67,7 +67,9 @@ class PlaneSizes:
 
     numel: Mapping[str, int]
     """Each plane of a unit has this many elements."""
-    state_bytes: int = 14
-    """One element takes this many bytes in total over all planes of its unit: 14 with bfloat16
-    weights.
+    piece_numel: int = 0
+    """An update buffer holds a piece of this many elements; 0 stands for the largest block."""
+    buffer_bytes: int = 0
+    """An update buffer has this many bytes; 0 stands for 14 an element, as with bfloat16 weights
+    and moments in fp32.
     """

@@ -43,6 +43,7 @@ LEAD = 2
 that is then fetched into one of these buffers.
 """
 
+_ITEM_BYTES = 14
 _STEP = "step"
 _LENDABLE = Buffer(BufferKind.LENDABLE)
 _ACTIVATIONS, _LENT = Content(ContentKind.ACTIVATIONS), Content(ContentKind.LENT)
@@ -71,7 +72,8 @@ class DeviceUpdates:
         self.piece_numel = 0
         self.buffers: list[Buffer] = []
         if self._units:
-            self.piece_numel = max(sizes.numel[block] for block in blocks)
+            largest = max(sizes.numel[block] for block in blocks)
+            self.piece_numel = sizes.piece_numel or largest
             self.buffers = [
                 Buffer(BufferKind.UPDATE, number=number) for number in range(choices.update_buffers)
             ]
@@ -126,7 +128,7 @@ class DeviceUpdates:
         buffers is free early.
         """
         self.arena = [*reversed(blocks)]
-        buffer_bytes = self.piece_numel * sizes.state_bytes
+        buffer_bytes = sizes.buffer_bytes or _ITEM_BYTES * self.piece_numel
         ends = list(itertools.accumulate(4 * sizes.numel[block] for block in self.arena))
         spans = list(zip(self.arena, [0, *ends], ends))
         for position, buffer in enumerate(self._own):

@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from engine.host.host_adamw import AdamWSettings, HostAdamW
+from engine.host.host_kernels import kernel
+from engine.host.host_store import HostStore
+from engine.host.host_threads import Workers, default_threads, ranges
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.attention import attention
 from engine.model.attention_documents import Documents, Pattern
-from engine.model.layout import ParameterSpec, lay_out
 from engine.plan.ops import Lane
+from engine.planes.layout import ParameterSpec, lay_out
 from engine.runtime.backend import Backend, Ticket
 from engine.runtime.eager_overhead import eager_rates
-from engine.runtime.host_adamw import AdamWSettings, HostAdamW
-from engine.runtime.host_kernels import kernel
-from engine.runtime.host_store import HostStore
-from engine.runtime.host_threads import Workers, default_threads, ranges
 
 PARAMETERS = {"cuda": 1 << 27, "cpu": 1 << 22}
 """The planes that are copied and updated have this many parameters: far more than fit in any

@@ -1,5 +1,5 @@
 """AdamW runs here on a piece of a unit's planes that was copied to the device. The arithmetic is
-that of `engine.runtime.host_kernels`, written as tensor operations.
+that of `engine.host.host_kernels`, written as tensor operations.
 
 - The formula is the same, and so is the split of an fp32 weight into two planes, in which ties are
   rounded away from zero. Sums and products may be fused differently, so results can differ from the

@@ -11,11 +11,11 @@ import copy
 import torch
 from torch import nn
 
-from engine.model.layout import PLANE_ITEM_BYTES, ExactPart
 from engine.model.units import TORCH_DTYPES, StreamedModel, Unit
 from engine.plan.assign_slots import slot_of
 from engine.plan.buffers import EMBED, HEAD, Buffer, BufferKind
 from engine.plan.ops import StepPlan
+from engine.planes.layout import PLANE_ITEM_BYTES, ExactPart
 from engine.runtime.compiled import CompiledBlock
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.host.host_adamw import HostAdamW
+from engine.host.host_store import HostStore
 from engine.model.units import StreamedModel
 from engine.plan.ops import StepPlan
 from engine.runtime.backend import Backend
 from engine.runtime.device_state import DeviceState
-from engine.runtime.host_adamw import HostAdamW
-from engine.runtime.host_store import HostStore
 
 
 @dataclass(frozen=True)

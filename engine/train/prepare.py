@@ -36,6 +36,8 @@ from engine.data.tokenise import Execution
 from engine.errors import CheckpointError, RunError
 from engine.fit.choose import Chosen
 from engine.fit.cost import MEASURED_FLOPS_FORMULA, largest_product
+from engine.host.host_adamw import AdamWSettings, HostAdamW
+from engine.host.host_store import HostStore
 from engine.model.build import build_model
 from engine.model.hub import fetch
 from engine.model.pretrained_files import load_config, load_tokenizer
@@ -45,8 +47,6 @@ from engine.runs.events import DataPrepared, PlanBuilt, RunStarted
 from engine.runtime.backend import Backend
 from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.generate import Sampler
-from engine.runtime.host_adamw import AdamWSettings, HostAdamW
-from engine.runtime.host_store import HostStore
 from engine.runtime.open_backend import open_backend
 from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
 from engine.train.explain import note_memory

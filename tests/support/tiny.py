@@ -14,14 +14,14 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.config.settings import ModelConfig
+from engine.host.host_adamw import AdamWSettings, HostAdamW
+from engine.host.host_store import HostStore
 from engine.model.build import build_model
 from engine.model.units import StreamedModel
 from engine.plan.choices import PlanChoices
 from engine.runtime.backend import Backend
 from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.generate import Sampler
-from engine.runtime.host_adamw import AdamWSettings, HostAdamW
-from engine.runtime.host_store import HostStore
 from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
 
 FAMILIES = (

@@ -20,10 +20,10 @@ from engine.checkpoints.piece_files import PAGE
 from engine.checkpoints.restore import load_checkpoint, load_newest_checkpoint, newest_checkpoint
 from engine.errors import CheckpointError
 from engine.files import body_checksum
-from engine.model.layout import WEIGHT_PLANES
+from engine.host.host_store import HostStore
 from engine.paths import PROGRAM_ROOT
+from engine.planes.layout import WEIGHT_PLANES
 from engine.progress import untold
-from engine.runtime.host_store import HostStore
 from tests.support.stores import content, names
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
@@ -321,7 +321,7 @@ def test_one_failing_thread_stops_the_others():
 KILLED = """
 import os, sys
 from engine.checkpoints.checkpoint import Contents, write_checkpoint
-from engine.runtime.host_store import HostStore
+from engine.host.host_store import HostStore
 from tests.support.stores import fill, layouts
 store = HostStore(layouts(), "bfloat16", threads=1)
 store.allocate_weights()

@@ -12,7 +12,7 @@ from engine.checkpoints.restore import load_checkpoint, load_newest_checkpoint, 
 from engine.checkpoints.saved_steps import NOTHING_SAVED, SavedSteps, saved_steps
 from engine.errors import CheckpointError
 from engine.files import body_checksum
-from engine.model.layout import WEIGHT_PLANES
+from engine.planes.layout import WEIGHT_PLANES
 from tests.support.stores import content, fill
 
 BIAS = {"gate.bias": torch.tensor([1.0, -2.0, 0.5])}

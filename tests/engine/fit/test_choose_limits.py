@@ -10,8 +10,8 @@ from engine.config.settings import ModelConfig
 from engine.errors import ConfigError
 from engine.fit.choose import choose
 from engine.fit.job import Job, Target
+from engine.model.activation_sizes import DOCUMENTS
 from engine.model.build import build_model
-from engine.model.layout import DOCUMENTS
 from engine.model.measure_shape import shape_of
 from engine.words import GIB
 from tests.support.chosen import QUICK, big_shape, config, on_gpu

@@ -14,7 +14,7 @@ from engine.fit.memory_items import Item, MemoryItem, PartName, items_of, read_i
 from engine.fit.needs import Part
 from engine.fit.predicted import predictions
 from engine.fit.report import _breaking
-from engine.model.layout import PLANE_ITEM_BYTES, PLANES, WEIGHT_PLANES
+from engine.planes.layout import PLANE_ITEM_BYTES, PLANES, WEIGHT_PLANES
 from engine.train.memory_shortage import GpuFigures, HostFigures, gpu_shares, host_shares
 from engine.words import GIB
 

@@ -18,19 +18,20 @@ from engine.errors import ModelError
 from engine.fit.memory_items import PartName, items_of
 from engine.fit.report import estimate
 from engine.fit.sizes import fixed_items, host_boundary_bytes
+from engine.host.host_store import HostStore
 from engine.machine.read_machine import Machine
+from engine.model.activation_sizes import DOCUMENTS
 from engine.model.activations import count_activations
 from engine.model.attention_documents import Documents, Pattern
 from engine.model.build import build_model
 from engine.model.find_shape import shape_from_source
-from engine.model.layout import DOCUMENTS, PLANE_ITEM_BYTES
 from engine.model.measure_shape import shape_of
 from engine.model.pretrained_files import load_config
 from engine.model.skeleton import tensors_in
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes
+from engine.planes.layout import PLANE_ITEM_BYTES
 from engine.runtime.device_state import DeviceState
-from engine.runtime.host_store import HostStore
 from engine.words import GIB
 from tests.support.chosen import big_shape
 from tests.support.folders import make_config, make_model

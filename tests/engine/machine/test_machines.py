@@ -20,6 +20,7 @@ from engine.fit.choose import choose
 from engine.fit.cost import MicroBatch
 from engine.fit.job import Job, Target
 from engine.fit.predict import predicted_seconds
+from engine.host import host_threads
 from engine.machine import known_machines as known
 from engine.machine.gpus import GpuInfo
 from engine.machine.known_machines import (
@@ -31,7 +32,6 @@ from engine.machine.known_machines import (
 )
 from engine.machine.read_machine import Machine
 from engine.paths import PROGRAM_ROOT
-from engine.runtime import host_threads
 from engine.words import GIB, MIB
 from tests.support.chosen import big_shape
 

@@ -13,10 +13,10 @@ import torch
 from engine.checkpoints.restore import newest_checkpoint
 from engine.config.settings import TrainConfig
 from engine.errors import ModelError
+from engine.host.host_store import HostStore
 from engine.runs.events import CheckpointWritten, LogLine, PlanBuilt, RunStarted, StepFinished
 from engine.runs.folder import open_run
 from engine.runs.listing import list_runs
-from engine.runtime.host_store import HostStore
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.train.prepare import Prepared
 from engine.train.resume import kept_rounding, plan_changes

@@ -79,7 +79,7 @@ def kill_in_checkpoint(draw: random.Random) -> None:
 
 def kill_in_update(draw: random.Random) -> None:
     """Kills the process when half of a unit's planes are updated."""
-    from engine.runtime.host_adamw import HostAdamW
+    from engine.host.host_adamw import HostAdamW
 
     real_update, countdown = HostAdamW.update, [draw.randint(1, 5 * STEPS)]
 
@@ -220,9 +220,9 @@ def main() -> int:
 
     import engine.train.prepare
     import engine.train.trainer  # noqa: F401
+    from engine.host.host_kernels import kernel
     from engine.model.library import transformers
     from engine.runs.listing import list_runs
-    from engine.runtime.host_kernels import kernel
     from tests.support.folders import make_config
 
     transformers()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from tests.support.changes.record import Change
 
-HOST = "engine/runtime/host_adamw.py"
-KERNELS = "engine/runtime/host_kernels.py"
+HOST = "engine/host/host_adamw.py"
+KERNELS = "engine/host/host_kernels.py"
 DEVICE = "engine/runtime/device_adamw.py"
-STORE = "engine/runtime/host_store.py"
+STORE = "engine/host/host_store.py"
 SCHEDULE = "engine/train/schedule.py"
-LAYOUT = "engine/model/layout.py"
+LAYOUT = "engine/planes/layout.py"
 BUILD = "engine/model/build.py"
-ADAMW_TESTS = "tests/engine/runtime/test_adamw.py"
-STORE_TESTS = "tests/engine/runtime/test_host_store.py"
+ADAMW_TESTS = "tests/engine/host/test_adamw.py"
+STORE_TESTS = "tests/engine/host/test_host_store.py"
 HOMES = "tests/engine/runtime/test_device_homes.py"
 SCHEDULE_TESTS = "tests/engine/train/test_schedule.py"
 BF16 = "tests/engine/runtime/test_bf16_reference.py"

@@ -1,5 +1,5 @@
 """`HostStore` keeps the planes of every unit in host memory: exactly as many bytes as
-`engine.model.layout` says (law 5).
+`engine.planes.layout` says (law 5).
 
 A plane is a flat array with one value for every parameter of a unit. In the mode `bfloat16` a
 parameter takes 14 bytes, in five planes:
@@ -13,8 +13,11 @@ parameter takes 14 bytes, in five planes:
 
 The split of a weight rounds ties away from zero: the remainder is then -32,768, which int16 holds,
 while rounding down would need +32,768. NaNs and the largest finite values are changed, as
-`engine.runtime.host_kernels` describes. In the mode `float32` a parameter takes 16 bytes:
+`engine.host.host_kernels` describes. In the mode `float32` a parameter takes 16 bytes:
 `weight_high` holds the fp32 weight itself, `grad` is fp32, and there is no `weight_low`.
+
+With another optimizer than `adamw`, the moments are in bf16 or in 8 bits. Then `exp_avg` and
+`exp_avg_sq` are rows of bytes (`engine.planes.moments`).
 
 How memory is managed:
 
@@ -38,13 +41,17 @@ from typing import Literal
 import numpy as np
 import torch
 
+from engine.config.settings import Optimizer
 from engine.errors import FitError, ModelError
+from engine.host.held_step import HeldStep
+from engine.host.host_kernels import kernel
+from engine.host.host_threads import Workers, ranges
 from engine.machine.cgroups import sample_host_memory
-from engine.model.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES, ParameterSpec, UnitLayout
+from engine.plan.buffers import EMBED, HEAD
+from engine.planes.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES, ParameterSpec, UnitLayout
+from engine.planes.moments import FP32_MOMENTS, MOMENTS
+from engine.planes.update_buffers import UpdateBuffer
 from engine.progress import Progress, untold
-from engine.runtime.held_step import HeldStep
-from engine.runtime.host_kernels import kernel
-from engine.runtime.host_threads import Workers, ranges
 from engine.words import GIB
 
 DMA_PLANES = ("weight_high", "grad")
@@ -98,6 +105,8 @@ class HostStore:
     ):
         self.layouts = {layout.unit: layout for layout in layouts}
         self.dtype = dtype
+        self.optimizer: Optimizer = FP32_MOMENTS
+        """The moments are those of this optimizer (`allocate_states`)."""
         self._register = register
         self._unregister = unregister
         self._workers = Workers(threads, "host-store")
@@ -134,12 +143,22 @@ class HostStore:
             [plane for plane in self.planes if plane in WEIGHT_PLANES], "weights", progress
         )
 
-    def allocate_states(self, progress: Progress = untold) -> None:
-        """Allocates, touches and registers the planes of moments and gradients, as
-        `allocate_weights` does for weights.
+    def allocate_states(
+        self, progress: Progress = untold, optimizer: Optimizer = FP32_MOMENTS
+    ) -> None:
+        """Allocates, touches and registers the planes of gradients and of the moments of
+        `optimizer`, as `allocate_weights` does for weights.
         """
+        self.optimizer = optimizer
         states = [plane for plane in self.planes if plane not in WEIGHT_PLANES]
         self._allocate(states, "optimizer states", progress)
+
+    @property
+    def update_buffer(self) -> UpdateBuffer:
+        """Returns the sizes of a buffer in which the device updates a piece of a unit."""
+        units = {unit: layout.moment_counts for unit, layout in self.layouts.items()}
+        blocks = [counts.numel for unit, counts in units.items() if unit not in (EMBED, HEAD)]
+        return UpdateBuffer.of(self.dtype, self.optimizer, units.values(), max(blocks, default=0))
 
     @property
     def allocated_bytes(self) -> int:
@@ -176,13 +195,14 @@ class HostStore:
 
     def array(self, unit: str, plane: str) -> np.ndarray:
         """Returns a whole plane, flat, shape [numel], sharing memory. Planes of bf16 are uint16,
-        weight_low is int16, planes of fp32 are float32.
+        weight_low is int16, planes of fp32 are float32. Moments that are not all in fp32 are uint8
+        [bytes].
         """
         return self._arrays[unit, plane]
 
     def tensor(self, unit: str, plane: str) -> torch.Tensor:
         """Returns a whole plane, flat, shape [numel], sharing memory: bfloat16, int16 (weight_low)
-        or float32.
+        or float32. Moments that are not all in fp32 are uint8 [bytes].
         """
         return self._tensors[unit, plane]
 
@@ -195,7 +215,7 @@ class HostStore:
         """Sets a parameter from a float tensor of its shape, on any device.
 
         Values of fp32 are kept exactly in both modes, except for the two kinds that
-        `engine.runtime.host_kernels` names; fp64 is rounded to fp32. A NaN or an infinity is also
+        `engine.host.host_kernels` names; fp64 is rounded to fp32. A NaN or an infinity is also
         one in weight_high, where a sum over the plane reveals it. Raises ModelError for a wrong
         shape or a tensor that is not float.
         """
@@ -255,7 +275,7 @@ class HostStore:
     def _allocate(self, planes: list[str], what: str, progress: Progress) -> None:
         wanted: dict[_Key, int] = {}
         for unit, layout in self.layouts.items():
-            sizes = layout.plane_bytes(self.dtype)
+            sizes = layout.plane_bytes(self.dtype, self.optimizer)
             for plane in planes:
                 wanted[unit, plane] = sizes[plane]
         if any(key in self._arrays for key in wanted):
@@ -306,6 +326,8 @@ class HostStore:
         self._tensors[key] = tensor.view(torch.bfloat16) if kind is np.uint16 else tensor
 
     def _numpy_type(self, plane: str) -> type[np.generic]:
+        if plane in MOMENTS and self.optimizer != FP32_MOMENTS:
+            return np.uint8
         if PLANE_ITEM_BYTES[self.dtype][plane] == 4:
             return np.float32
         if plane == "weight_low":

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from engine.errors import FitError, ModelError
-from engine.model.layout import ParameterSpec, lay_out
+from engine.host import host_store
+from engine.host.host_store import HostStore
 from engine.plan.choices import PlanChoices
-from engine.runtime import host_store
+from engine.planes.layout import ParameterSpec, lay_out
 from engine.runtime.cpu_backend import CpuBackend
-from engine.runtime.host_store import HostStore
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
 

@@ -1,0 +1,91 @@
+"""Moments in 8 bits are codes of a map: 256 numbers between -1 and 1, or between 0 and 1.
+
+The maps are those of dynamic quantisation (arXiv 2110.02861, section 1.3), as the library
+bitsandbytes computes them: seven decades from 1e-6 to 1, of which each has twice as many numbers as
+the one below, then 0 and 1. The map of exp_avg has both signs (but not -1), that of exp_avg_sq has
+none and so twice as many numbers.
+
+The code of a value x is that of the nearest number. Of two numbers that are equally near, it is the
+smaller one. The boundaries between numbers are their means, rounded to fp32. One rule is our own: a
+second moment never gets the code of 0, except in a block of zeros. Otherwise, a parameter whose
+first moment is not 0 could be divided by eps alone, which would throw it far off.
+
+A search in the map is slow, so kernels find codes in a table. The upper 16 bits of an fp32 value
+are its index in the table: the values that share them lie so close together that at most one
+boundary is between them. An entry holds the code of the smallest magnitude among them, and the
+lower 16 bits that a value must exceed to have the next code.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+DECADES = 7
+LEAST_INDEX = 0x3380
+"""The upper 16 bits of 2**-24. Smaller magnitudes lie below the first boundary."""
+LARGEST_INDEX = 0x3F80
+"""The upper 16 bits of 1."""
+INDICES = LARGEST_INDEX - LEAST_INDEX + 1
+"""The table has this many entries for each sign."""
+NO_BOUNDARY = 0xFFFF
+"""No lower 16 bits exceed this."""
+
+
+@dataclass(frozen=True)
+class MomentMap:
+    """A `MomentMap` translates between values and codes."""
+
+    values: np.ndarray
+    """The numbers of the codes in ascending order, float32 [256]."""
+    boundaries: np.ndarray
+    """A value above entry k has a code above k, float32 [255]."""
+    entries: np.ndarray
+    """The table of kernels, uint32 [INDICES], or twice as many with negative values: the upper 16
+    bits of an entry are a code, the lower ones the boundary.
+    """
+
+    def codes(self, values: np.ndarray) -> np.ndarray:
+        """Returns the codes of fp32 `values` between -1 and 1 by search, uint8 of their shape."""
+        return np.searchsorted(self.boundaries, values, side="left").astype(np.uint8)
+
+
+@functools.cache
+def moment_map(signed: bool) -> MomentMap:
+    """Returns the map of exp_avg, which is signed, or that of exp_avg_sq."""
+    found: list[float] = []
+    for decade in range(DECADES):
+        count = 2**decade if signed else 2 ** (decade + 1)
+        # These are fp32 operations in this order, so that each bit is that of bitsandbytes.
+        edges = torch.linspace(0.1, 1, count + 1)
+        means = 10 ** (decade - DECADES + 1) * ((edges[:-1] + edges[1:]) / 2.0)
+        found += means.tolist()
+        if signed:
+            found += (-means).tolist()
+    values = np.array(sorted([*found, 0.0, 1.0]), dtype=np.float32)
+    boundaries = ((values[:-1].astype(np.float64) + values[1:]) / 2).astype(np.float32)
+    return MomentMap(values, boundaries, _entries(boundaries, signed))
+
+
+def _entries(boundaries: np.ndarray, signed: bool) -> np.ndarray:
+    """Returns the table of kernels for these boundaries."""
+    upper = np.arange(LEAST_INDEX, LARGEST_INDEX + 1, dtype=np.uint32) << 16
+    tables = []
+    for sign in (1, -1) if signed else (1,):
+        first = sign * upper.view(np.float32)
+        last = sign * (upper | 0xFFFF).view(np.float32)
+        codes = np.searchsorted(boundaries, first, side="left")
+        after = np.searchsorted(boundaries, last, side="left")
+        if np.any(np.abs(after - codes) > 1):
+            raise ValueError("two boundaries of the map lie between neighbouring indices")
+        crossed = boundaries[np.clip(np.minimum(codes, after), 0, boundaries.size - 1)]
+        lower = np.abs(crossed).view(np.uint32) & 0xFFFF
+        if sign < 0:
+            # A value on the boundary has the lower code, which is that of the larger magnitude.
+            lower -= 1
+        lower = np.where(codes == after, NO_BOUNDARY, lower)
+        tables.append(codes.astype(np.uint32) << 16 | lower.astype(np.uint32))
+    return np.concatenate(tables)

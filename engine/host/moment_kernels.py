@@ -1,0 +1,431 @@
+"""These kernels apply AdamW where the moments are kept in bf16 or in 8 bits.
+
+All of them work on at most 256 elements at a time, which stay in the processor's first cache:
+
+- They read both moments into fp32.
+- They apply the update of `engine.host.host_kernels` to the weights and to these fp32 moments. So
+  the weights change by moments that are not rounded yet.
+- They round the new moments, and write them back.
+
+Moments in 8 bits are rounded to the nearest number of their map (`engine.host.moment_codes`) times
+the largest magnitude of their block. Moments in bf16 are rounded stochastically: up with a
+probability that is the part of a step by which the value exceeds the lower neighbour. Rounding to
+the nearest would never change a second moment that moves by less than half of a step, which is so
+with the usual beta2 of 0.999: a step of bf16 is 0.4 % to 0.8 % of the value.
+
+The random bits of an element are a hash of its position and of a key, which `HostAdamW` derives
+from the seed, the step and the unit. They depend on neither the threads nor the order of the work,
+so a resumed run rounds as an uninterrupted one. The hash is "lowbias32" of Chris Wellons (public
+domain); its lower 16 bits are for exp_avg, its upper 16 bits for exp_avg_sq.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import overload
+
+from engine.host.host_kernels import (
+    CHUNKS,
+    FLOAT,
+    HALF,
+    REST,
+    SCALARS,
+    Scalars,
+    compiled,
+    inner,
+    llvm,
+    taken,
+    update_float,
+    update_split,
+    widen,
+)
+from engine.host.moment_codes import INDICES, LARGEST_INDEX, LEAST_INDEX
+from engine.planes.moments import BLOCK, BLOCK_BYTES, MAXIMUM_BYTES
+
+_I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+_F32 = ir.FloatType()
+_WORDS = BLOCK_BYTES // 4
+"""A block begins at every such multiple of a plane that is seen as 32-bit numbers."""
+_BYTES, _TABLE = types.uint8[::1], types.uint32[::1]
+_KEYED = types.UniTuple(types.uint32, 2)
+_MAPS = types.Tuple((FLOAT, _TABLE, FLOAT, _TABLE))
+
+Maps = tuple[np.ndarray, ...]
+"""A kernel receives the values and the entries of the map of exp_avg, then those of exp_avg_sq."""
+Room = tuple[np.ndarray, np.ndarray]
+"""`_encode` works in these arrays of a block: int32 and uint32."""
+Keyed = tuple[np.uint32, np.uint32]
+"""A kernel receives the key of the unit's random bits, and the position of its first element in the
+unit.
+"""
+
+
+# ---------------------------------------------------------------- single values
+
+# As in `engine.host.host_kernels`, these functions are written as LLVM code, because numba widens
+# 32-bit integers, which halves the vector width.
+
+
+@llvm
+def _decoded(_typing: Any, _code: Any, _values: Any) -> Any:
+    """Returns the fp32 number of a code."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[1])(context, builder, args[1])
+        return builder.load(builder.gep(array.data, [builder.zext(args[0], _I64)]))
+
+    return types.float32(types.uint8, FLOAT), generate
+
+
+@llvm
+def _index(_typing: Any, _value: Any, _is_signed: Any) -> Any:
+    """Returns the index of an fp32 value between -1 and 1 in the table of a map. Negative values
+    are in its second half.
+    """
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        bits = builder.bitcast(args[0], _I32)
+        index = builder.lshr(builder.and_(bits, _I32(0x7FFFFFFF)), _I32(16))
+        is_small = builder.icmp_unsigned("<", index, _I32(LEAST_INDEX))
+        index = builder.select(is_small, _I32(LEAST_INDEX), index)
+        is_large = builder.icmp_unsigned(">", index, _I32(LARGEST_INDEX))
+        index = builder.select(is_large, _I32(LARGEST_INDEX), index)
+        index = builder.sub(index, _I32(LEAST_INDEX))
+        is_negative = builder.and_(builder.icmp_signed("<", bits, _I32(0)), args[1])
+        return builder.select(is_negative, builder.add(index, _I32(INDICES)), index)
+
+    return types.int32(types.float32, types.boolean), generate
+
+
+@llvm
+def _entry(_typing: Any, _index: Any, _entries: Any) -> Any:
+    """Returns an entry of the table of a map."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[1])(context, builder, args[1])
+        return builder.load(builder.gep(array.data, [builder.zext(args[0], _I64)]))
+
+    return types.uint32(types.int32, _TABLE), generate
+
+
+@llvm
+def _code(_typing: Any, _entry: Any, _value: Any) -> Any:
+    """Returns the code of an fp32 value between -1 and 1 from its entry of the table, as
+    `engine.host.moment_codes` describes it.
+    """
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        bits = builder.bitcast(args[1], _I32)
+        lower, boundary = (builder.and_(word, _I32(0xFFFF)) for word in (bits, args[0]))
+        step = builder.zext(builder.icmp_unsigned(">", lower, boundary), _I32)
+        code = builder.lshr(args[0], _I32(16))
+        is_negative = builder.icmp_signed("<", bits, _I32(0))
+        code = builder.select(is_negative, builder.sub(code, step), builder.add(code, step))
+        return builder.trunc(code, _I8)
+
+    return types.uint8(types.uint32, types.float32), generate
+
+
+@llvm
+def _larger(_typing: Any, _magnitude: Any, _value: Any) -> Any:
+    """Returns the larger of a magnitude, as bits, and that of an fp32 value. The order of positive
+    fp32 values is that of their bits, and such a maximum is vectorised.
+    """
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        other = builder.and_(builder.bitcast(args[1], _I32), _I32(0x7FFFFFFF))
+        return builder.select(builder.icmp_unsigned(">", other, args[0]), other, args[0])
+
+    return types.uint32(types.uint32, types.float32), generate
+
+
+@llvm
+def _from_bits(_typing: Any, _bits: Any) -> Any:
+    """Returns the fp32 value with these bits."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], _F32)
+
+    return types.float32(types.uint32), generate
+
+
+@llvm
+def _noise(_typing: Any, _position: Any, _key: Any) -> Any:
+    """Returns 32 random bits for an element at a position (int64) of a unit."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        word = builder.add(builder.trunc(args[0], _I32), args[1])
+        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+            word = builder.xor(word, builder.lshr(word, _I32(shift)))
+            word = builder.mul(word, _I32(factor))
+        return builder.xor(word, builder.lshr(word, _I32(16)))
+
+    return types.uint32(types.int64, types.uint32), generate
+
+
+def _rounding(of_upper: bool) -> Callable[..., Any]:
+    """Returns a function that rounds an fp32 value to bf16 stochastically, with the upper or the
+    lower half of random bits.
+    """
+
+    def rounded(_typing: Any, _value: Any, _noise: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            halved = builder.lshr if of_upper else builder.and_
+            noise = halved(args[1], _I32(16 if of_upper else 0xFFFF))
+            bits = builder.add(builder.bitcast(args[0], _I32), noise)
+            return builder.trunc(builder.lshr(bits, _I32(16)), _I16)
+
+        return types.uint16(types.float32, types.uint32), generate
+
+    return llvm(rounded)
+
+
+_rounded_with_lower = _rounding(of_upper=False)
+_rounded_with_upper = _rounding(of_upper=True)
+
+
+# ---------------------------------------------------------------- the moments of a block
+
+
+@inner
+def _decode(codes: np.ndarray, largest: np.float32, values: np.ndarray, out: np.ndarray) -> None:
+    for i in range(out.size):
+        out[i] = _decoded(codes[i], values) * largest
+
+
+@inner
+def _largest(moment: np.ndarray) -> np.float32:
+    bits = np.uint32(0)
+    for i in range(moment.size):
+        bits = _larger(bits, moment[i])
+    return _from_bits(bits)
+
+
+# The loops of `_encode` are apart, because only the second one, which reads the table, cannot be
+# vectorised.
+
+
+@inner
+def _to_indices(moment: np.ndarray, inverse: np.float32, is_signed: bool, out: np.ndarray) -> None:
+    """Divides a moment by its largest magnitude, and writes where its codes are in the table."""
+    for i in range(moment.size):
+        moment[i] *= inverse
+        out[i] = _index(moment[i], is_signed)
+
+
+@inner
+def _to_entries(indices: np.ndarray, entries: np.ndarray, out: np.ndarray) -> None:
+    for i in range(indices.size):
+        out[i] = _entry(indices[i], entries)
+
+
+@inner
+def _to_codes(entries: np.ndarray, values: np.ndarray, codes: np.ndarray) -> None:
+    for i in range(values.size):
+        codes[i] = _code(entries[i], values[i])
+
+
+@inner
+def _encode(moment: np.ndarray, table: np.ndarray, codes: np.ndarray, room: Room) -> np.float32:
+    """Writes the codes of a moment, and returns its largest magnitude. The moment is changed."""
+    indices, entries = room
+    count = moment.size
+    largest = _largest(moment)
+    # A block of zeros is divided by 1.
+    inverse = np.float32(1) / largest if largest > 0 else np.float32(1)
+    _to_indices(moment, inverse, table.size > INDICES, indices[:count])
+    _to_entries(indices[:count], table, entries[:count])
+    _to_codes(entries[:count], moment, codes)
+    return largest
+
+
+@inner
+def _keep_above_zero(largest: np.float32, codes: np.ndarray) -> None:
+    """Gives second moments the code above that of 0, except in a block of zeros."""
+    least = np.uint8(1) if largest > 0 else np.uint8(0)
+    for i in range(codes.size):
+        codes[i] = max(codes[i], least)
+
+
+@inner
+def _widen_all(halves: np.ndarray, out: np.ndarray) -> None:
+    for i in range(out.size):
+        out[i] = widen(halves[i])
+
+
+@inner
+def _round_both(
+    first: np.ndarray, second: np.ndarray, halves: tuple[np.ndarray, np.ndarray], keyed: Keyed
+) -> None:
+    """Rounds both moments to bf16. Each is rounded with bits of its own."""
+    exp_avg, exp_avg_sq = halves
+    key, start = keyed
+    for i in range(first.size):
+        noise = _noise(start + i, key)
+        exp_avg[i] = _rounded_with_lower(first[i], noise)
+        exp_avg_sq[i] = _rounded_with_upper(second[i], noise)
+
+
+# ---------------------------------------------------------------- kernels that take chunks
+
+
+@inner
+def _decode_block(planes: Any, maps: Maps, block: int, moments: Any) -> None:
+    first_codes, first_largest, second_codes, second_largest = planes
+    first_values, _, second_values, _ = maps
+    exp_avg, exp_avg_sq = moments
+    begin = block * BLOCK_BYTES + MAXIMUM_BYTES
+    end = begin + exp_avg.size
+    _decode(first_codes[begin:end], first_largest[block * _WORDS], first_values, exp_avg)
+    _decode(second_codes[begin:end], second_largest[block * _WORDS], second_values, exp_avg_sq)
+
+
+@inner
+def _encode_block(planes: Any, maps: Maps, block: int, moments: Any, room: Room) -> None:
+    first_codes, first_largest, second_codes, second_largest = planes
+    _, first_entries, _, second_entries = maps
+    exp_avg, exp_avg_sq = moments
+    begin = block * BLOCK_BYTES + MAXIMUM_BYTES
+    end = begin + exp_avg.size
+    first_largest[block * _WORDS] = _encode(exp_avg, first_entries, first_codes[begin:end], room)
+    largest = _encode(exp_avg_sq, second_entries, second_codes[begin:end], room)
+    _keep_above_zero(largest, second_codes[begin:end])
+    second_largest[block * _WORDS] = largest
+
+
+def _update(_grad: Any, _weights: Any, _moments: Any, _scalars: Scalars) -> None:
+    """Applies a step to at most 256 weights, which are split or one plane in fp32, and to their
+    fp32 moments. Kernels call what `_update_by_planes` chooses.
+    """
+
+
+@overload(_update)
+def _update_by_planes(_grad: Any, _weights: Any, _moments: Any, _scalars: Any) -> Any:
+    """Returns the function for these planes of weights."""
+    if len(_weights) == 1:
+
+        def of_float(_grad: Any, _weights: Any, _moments: Any, _scalars: Any) -> Any:
+            update_float((_grad, _weights[0], _moments[0], _moments[1]), _scalars)
+
+        return of_float
+
+    def of_split(_grad: Any, _weights: Any, _moments: Any, _scalars: Any) -> Any:
+        update_split((_grad, _weights[0], _weights[1], _moments[0], _moments[1]), _scalars)
+
+    return of_split
+
+
+def _part(_planes: Any, _start: int, _stop: int) -> Any:
+    """Returns a part of each plane. Kernels call what `_part_of_planes` chooses."""
+
+
+@overload(_part)
+def _part_of_planes(_planes: Any, _start: Any, _stop: Any) -> Any:
+    """Returns the function for this many planes."""
+    if len(_planes) == 1:
+
+        def of_one(_planes: Any, _start: Any, _stop: Any) -> Any:
+            return (_planes[0][_start:_stop],)
+
+        return of_one
+
+    def of_two(_planes: Any, _start: Any, _stop: Any) -> Any:
+        return _planes[0][_start:_stop], _planes[1][_start:_stop]
+
+    return of_two
+
+
+def _adamw_codes(
+    counter: np.ndarray, chunk: int, planes: Any, scalars: Scalars, maps: Maps
+) -> None:
+    grad, weights, moments = planes
+    scratch = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    room = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32)
+    start, _, stop = taken(counter, chunk, 0, grad.size)
+    while start < grad.size:
+        for a in range(start, stop, BLOCK):
+            b = min(a + BLOCK, stop)
+            both = _part(scratch, 0, b - a)
+            _decode_block(moments, maps, a // BLOCK, both)
+            _update(grad[a:b], _part(weights, a, b), both, scalars)
+            _encode_block(moments, maps, a // BLOCK, both, room)
+        start, _, stop = taken(counter, chunk, 0, grad.size)
+
+
+def _adamw_halves(
+    counter: np.ndarray, chunk: int, planes: Any, scalars: Scalars, keyed: Keyed
+) -> None:
+    grad, weights, moments = planes
+    key, position = keyed
+    scratch = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    start, _, stop = taken(counter, chunk, 0, grad.size)
+    while start < grad.size:
+        for a in range(start, stop, BLOCK):
+            b = min(a + BLOCK, stop)
+            both, halves = _part(scratch, 0, b - a), _part(moments, a, b)
+            _widen_all(halves[0], both[0])
+            _widen_all(halves[1], both[1])
+            _update(grad[a:b], _part(weights, a, b), both, scalars)
+            _round_both(both[0], both[1], halves, (key, position + a))
+        start, _, stop = taken(counter, chunk, 0, grad.size)
+
+
+def _encode_all(
+    values: np.ndarray, table: np.ndarray, words: np.ndarray, plane: np.ndarray
+) -> None:
+    scratch = np.empty(BLOCK, np.float32)
+    room = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32)
+    for block in range(-(-values.size // BLOCK)):
+        a = block * BLOCK
+        b = min(a + BLOCK, values.size)
+        begin = block * BLOCK_BYTES + MAXIMUM_BYTES
+        codes, moment = plane[begin : begin + b - a], scratch[: b - a]
+        moment[:] = values[a:b]
+        largest = _encode(moment, table, codes, room)
+        if table.size == INDICES:  # the map of second moments
+            _keep_above_zero(largest, codes)
+        words[block * _WORDS] = largest
+
+
+def _decode_all(plane: np.ndarray, words: np.ndarray, map_: np.ndarray, values: Any) -> None:
+    for block in range(-(-values.size // BLOCK)):
+        a = block * BLOCK
+        b = min(a + BLOCK, values.size)
+        begin = block * BLOCK_BYTES + MAXIMUM_BYTES
+        _decode(plane[begin : begin + b - a], words[block * _WORDS], map_, values[a:b])
+
+
+def _of_planes(grad: Any, weights: Any, moments: Any, last: Any) -> Any:
+    planes = types.Tuple((grad, types.Tuple(weights), types.Tuple(moments)))
+    return types.void(*CHUNKS, planes, SCALARS, last)
+
+
+_CODES, _HALVES = (_BYTES, FLOAT, _BYTES, FLOAT), (HALF, HALF)
+_SIGNATURES: dict[str, tuple[Callable, Any]] = {
+    "codes_split": (_adamw_codes, _of_planes(HALF, (HALF, REST), _CODES, _MAPS)),
+    "codes_float": (_adamw_codes, _of_planes(FLOAT, (FLOAT,), _CODES, _MAPS)),
+    "halves_split": (_adamw_halves, _of_planes(HALF, (HALF, REST), _HALVES, _KEYED)),
+    "halves_float": (_adamw_halves, _of_planes(FLOAT, (FLOAT,), _HALVES, _KEYED)),
+    "encode": (_encode_all, types.void(FLOAT, _TABLE, FLOAT, _BYTES)),
+    "decode": (_decode_all, types.void(_BYTES, FLOAT, FLOAT, FLOAT)),
+}
+
+
+@functools.cache
+def moment_kernel(name: str) -> Callable[..., None]:
+    """Returns a compiled kernel. Its arrays are flat and contiguous.
+
+    - `codes_split(counter, chunk, planes, scalars, maps)`, `codes_float(...)`, `halves_split(...,
+      keyed)` and `halves_float(..., keyed)` are for `Workers.share`. `planes` are the gradient, the
+      planes of weights, and the moments: for codes, the bytes of both planes, each followed by the
+      same memory as float32; for halves, both planes as uint16.
+    - `encode(values, entries, words, plane)` writes a moment in 8 bits from fp32 `values`, and
+      `decode(plane, words, map, values)` reads it. `words` is the memory of `plane` as float32.
+    """
+    return compiled(*_SIGNATURES[name])

@@ -1,0 +1,163 @@
+"""AdamW's two moments are kept in fp32, in bf16 or in 8 bits (`train.optimizer`). This file says
+where the moments of each parameter are in their plane, and how many bytes they take.
+
+In 8 bits, the moments of a parameter are cut into blocks of 256 elements, as in "8-bit Optimizers
+via Block-wise Quantization" (arXiv 2110.02861). A block is kept as its largest magnitude, in fp32,
+followed by one code of 8 bits for each element. It takes 260 bytes, or 4 more than its elements
+where it is the last, shorter block of a parameter. Blocks never cross parameters.
+
+Small parameters and embeddings are kept more exactly, because they are where small moments hurt
+first and where they save least:
+
+- Parameters of fewer than 4,096 elements keep their moments in fp32.
+- Other parameters of the unit `embed` keep theirs in bf16, where the rest is kept in 8 bits.
+
+A plane of fp32 moments alone has one number for each element of the unit. Another plane of moments
+is a row of bytes, in which ranges of elements of one kind follow each other without gaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from engine.config.settings import Optimizer
+from engine.plan.buffers import EMBED, Word
+
+FP32_MOMENTS: Final = "adamw"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""These planes hold the moments."""
+BLOCK = 256
+"""A block of codes has this many elements."""
+MAXIMUM_BYTES = 4
+"""A block begins with its largest magnitude, which takes this many bytes."""
+BLOCK_BYTES = BLOCK + MAXIMUM_BYTES
+SMALL = 4096
+"""Parameters with fewer elements than this keep their moments in fp32."""
+
+
+class MomentKind(Word):
+    """A `MomentKind` says how the moments of a range of elements are kept."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    CODES = "8 bits"
+
+
+def moment_bytes(kind: MomentKind, numel: int) -> int:
+    """Returns the bytes that one moment of `numel` elements takes, from the start of a block on."""
+    if kind == MomentKind.CODES:
+        return numel + MAXIMUM_BYTES * -(-numel // BLOCK)
+    return numel * (4 if kind == MomentKind.FP32 else 2)
+
+
+@dataclass(frozen=True)
+class MomentRange:
+    """A `MomentRange` is a range of a unit's elements whose moments are kept in one way."""
+
+    start: int
+    """It begins at this element of the unit's planes."""
+    stop: int
+    kind: MomentKind
+    place: int
+    """It begins at this byte of a plane of moments."""
+
+    @property
+    def bytes(self) -> int:
+        """Each moment of the range takes this many bytes."""
+        return moment_bytes(self.kind, self.stop - self.start)
+
+    def within(self, start: int, stop: int) -> MomentRange | None:
+        """Returns the part of the range between two elements of the unit, or None if there is none.
+        Raises ValueError where that would cut a block.
+        """
+        first, last = max(start, self.start), min(stop, self.stop)
+        if first >= last:
+            return None
+        offset = first - self.start
+        if self.kind == MomentKind.CODES and (
+            offset % BLOCK or (last < self.stop and (last - self.start) % BLOCK)
+        ):
+            raise ValueError(f"elements {start} to {stop} cut a block of {BLOCK} in two")
+        return MomentRange(first, last, self.kind, self.place + moment_bytes(self.kind, offset))
+
+
+@dataclass(frozen=True)
+class MomentCounts:
+    """A `MomentCounts` says how many elements of a unit are kept in which way. The bytes of the
+    moments follow from it, for every optimizer.
+    """
+
+    numel: int
+    """The unit has this many elements, alignment included."""
+    small: int
+    """This many of them belong to small parameters, alignment included."""
+    blocks: int
+    """The other elements are cut into this many blocks."""
+    is_embed: bool
+
+    def bytes(self, optimizer: Optimizer) -> int:
+        """Returns the bytes that one moment of the unit takes."""
+        if optimizer == FP32_MOMENTS:
+            return 4 * self.numel
+        large = self.numel - self.small
+        if optimizer == "adamw_bf16" or self.is_embed:
+            return 4 * self.small + 2 * large
+        return 4 * self.small + large + MAXIMUM_BYTES * self.blocks
+
+    def most_bytes(self, optimizer: Optimizer, numel: int) -> int:
+        """Returns the most bytes that one moment of a piece takes: of `numel` elements that begin
+        at a multiple of a block, in a unit whose only large parameter comes first if the piece is
+        not the whole unit.
+        """
+        if numel >= self.numel:
+            return self.bytes(optimizer)
+        small = min(self.small, numel)
+        large = numel - small
+        if optimizer == FP32_MOMENTS:
+            return 4 * numel
+        if optimizer == "adamw_bf16" or self.is_embed:
+            return 4 * small + 2 * large
+        # Small parameters between blocks can leave as many of them unfilled.
+        blocks = min(self.blocks, -(-numel // BLOCK) + small // 64 + 1)
+        return 4 * small + large + MAXIMUM_BYTES * blocks
+
+
+def moment_ranges(
+    parameters: Sequence[tuple[int, int, int]], unit: str, optimizer: Optimizer
+) -> tuple[MomentRange, ...]:
+    """Returns the ranges of a unit's planes of moments, in order.
+
+    parameters: for each parameter, its first element, the element after its last one (alignment
+    included), and the number of its own elements, in the order of the planes.
+    """
+    found: list[MomentRange] = []
+    place = 0
+    for start, stop, numel in parameters:
+        if start == stop:
+            continue
+        kind = _kind(numel, unit, optimizer)
+        last = found[-1] if found else None
+        # The ranges of parameters are joined, so that a kernel runs on as few as possible.
+        if last is not None and last.kind == kind and _may_grow(last):
+            found[-1] = MomentRange(last.start, stop, kind, last.place)
+        else:
+            found.append(MomentRange(start, stop, kind, place))
+        place = found[-1].place + found[-1].bytes
+    return tuple(found)
+
+
+def _kind(numel: int, unit: str, optimizer: Optimizer) -> MomentKind:
+    if optimizer == FP32_MOMENTS or numel < SMALL:
+        return MomentKind.FP32
+    if optimizer == "adamw_bf16" or unit == EMBED:
+        return MomentKind.BF16
+    return MomentKind.CODES
+
+
+def _may_grow(range_: MomentRange) -> bool:
+    """Tells whether the next parameter can follow in the same range: its first block must begin
+    with its first element.
+    """
+    return range_.kind != MomentKind.CODES or (range_.stop - range_.start) % BLOCK == 0
