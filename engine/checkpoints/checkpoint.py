@@ -31,7 +31,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -52,6 +52,7 @@ from engine.files import (
     write_whole,
 )
 from engine.planes.layout import UnitLayout, checkpoint_planes
+from engine.planes.moments import FP32_MOMENTS
 from engine.progress import Progress, untold
 
 if TYPE_CHECKING:
@@ -59,8 +60,10 @@ if TYPE_CHECKING:
 
     from engine.host.host_store import HostStore
 
-FORMAT = 2
-"""Format 1 had one BLAKE2b checksum for each plane. It can still be read."""
+FORMAT = 3
+"""Format 1 had one BLAKE2b checksum for each plane, and format 2 had moments in fp32 alone. Both
+can be read. Checkpoints with such moments are written in format 2, which earlier versions can read.
+"""
 MANIFEST = "manifest.json"
 BUFFERS = "buffers.safetensors"
 HOLDS = "holds"
@@ -244,7 +247,7 @@ def _write_files(folder: Path, step: int, contents: Contents, progress: Progress
     units = files.write(snapshot, Meter(contents.plane_bytes, progress))
     buffers = _write_buffers(folder, contents.buffers) if contents.buffers else None
     values = {
-        "format": FORMAT,
+        "format": 2 if store.optimizer == FP32_MOMENTS else FORMAT,
         "step": step,
         HOLDS: contents.holds,
         "dtype": store.dtype,

@@ -7,39 +7,50 @@ written.
 - The layouts in the manifest must be those of the model. This is checked before anything is written
   to the planes.
 - A checkpoint that holds weights alone is passed over by a resume, which needs the moments too.
-- Planes are read straight into the store's memory, and their checksums are verified on the way. If
-  a checkpoint is damaged, the one before it is loaded instead, which overwrites all planes.
+- Moments that another optimizer keeps in another way are converted.
+- Other planes are read straight into the store's memory.
+- Checksums are verified on the way. If a checkpoint is damaged, the one before it is loaded
+  instead, which overwrites all planes.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from engine.checkpoints.checkpoint import (
     FORMAT,
     HOLDS,
     MANIFEST,
+    OPTIMIZER,
     CheckpointInfo,
     folders_by_step,
 )
 from engine.checkpoints.copies import PIECE_BYTES
 from engine.checkpoints.threads import Meter, in_threads
 from engine.checkpoints.unit_files import description, piece_checksum
+from engine.config.settings import Optimizer
 from engine.errors import CheckpointError
 from engine.files import body_checksum, checksum_of, new_digest
 from engine.planes.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES
+from engine.planes.moments import FP32_MOMENTS, MOMENTS
 from engine.progress import Progress, untold
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.host.host_store import HostStore
+
+
+def _nothing() -> None:
+    """Does nothing: what was read is where it belongs."""
 
 
 class NewerFormat(CheckpointError):
@@ -56,6 +67,9 @@ class _Target:
     """Only these planes are loaded."""
     piece_bytes: int = PIECE_BYTES
     """The planes were written in pieces of this many bytes, of which each may have a checksum."""
+    optimizer: Optimizer = FP32_MOMENTS
+    """The checkpoint holds the moments of this optimizer. They are converted to those of the store.
+    """
 
     @classmethod
     def of(
@@ -64,6 +78,16 @@ class _Target:
         """Returns a target of `planes`, or of all planes if that is None."""
         wanted = PLANE_ITEM_BYTES[store.dtype] if planes is None else planes
         return cls(store, buffers, tuple(wanted))
+
+    def memory(self, unit: str, plane: str, size: int) -> tuple[memoryview, Callable[[], None]]:
+        """Returns the memory that a plane of the checkpoint, of `size` bytes, is read into, and
+        what is to be called once it is read.
+        """
+        there = self.store.array(unit, plane).view("uint8")
+        if plane not in MOMENTS or self.optimizer == self.store.optimizer:
+            return there.data, _nothing
+        read = np.empty(size, np.uint8)
+        return read.data, partial(self.store.take_moments, unit, plane, read, self.optimizer)
 
     @property
     def is_of_a_resume(self) -> bool:
@@ -146,7 +170,11 @@ def load_checkpoint(
 
 def _fill(path: Path, manifest: dict[str, Any], target: _Target, progress: Progress) -> None:
     try:
-        cut = replace(target, piece_bytes=manifest.get("piece_bytes", PIECE_BYTES))
+        cut = replace(
+            target,
+            piece_bytes=manifest.get("piece_bytes", PIECE_BYTES),
+            optimizer=manifest.get(OPTIMIZER, FP32_MOMENTS),
+        )
         _read_planes(path, manifest["units"], cut, progress)
         _read_buffers(path, manifest["buffers"], target.buffers)
     except OSError as error:
@@ -326,7 +354,7 @@ def _read_unit(path: Path, unit: dict[str, Any], target: _Target, meter: Meter) 
         for plane in _wanted(unit, target):
             entry = unit["planes"][plane]
             file.seek(entry["offset"])
-            memory = target.store.array(unit["unit"], plane).view("uint8").data
+            memory, finish = target.memory(unit["unit"], plane, entry["bytes"])
             verifier = _verifier(entry)
             for begin in range(0, len(memory), target.piece_bytes):
                 piece = memory[begin : begin + target.piece_bytes]
@@ -345,6 +373,7 @@ def _read_unit(path: Path, unit: dict[str, Any], target: _Target, meter: Meter) 
                     f"Checkpoint {path} is damaged: {plane} of unit {unit['unit']} "
                     f"({unit['file']}) does not match its checksum."
                 )
+            finish()
         # The page cache need not keep what the planes now hold.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 

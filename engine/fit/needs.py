@@ -333,6 +333,7 @@ def needs_of(
     """Returns the needs of a job with the plan that a run would use. quick: as for `choose`. Raises
     ConfigError for what no machine could run.
     """
+    shape = shape.with_optimizer(config.train.optimizer)
     rates = facts.rates or rates_of(config, machine)
     job = Job(shape, config, config.data.max_seq_len, facts.rounding)
     chosen = choose(job, _target(config, machine, rates), quick)
@@ -356,6 +357,7 @@ def least_needs(
     """Returns the needs of a job with the leanest plan. Of the plans with boundaries on the host
     and on the device, it is the one that fits better. `checkpoints_before`: as in `SessionFacts`.
     """
+    shape = shape.with_optimizer(config.train.optimizer)
     job = Job(shape, config, config.data.max_seq_len)
     ways = least_choices(job, _target(config, machine, None))
     facts = SessionFacts(checkpoints_before=checkpoints_before)

@@ -178,6 +178,14 @@ class UnitLayout:
         ]
         return moment_ranges(places, self.unit, optimizer)
 
+    def moment_bytes(self, optimizer: Optimizer, start: int, stop: int) -> tuple[int, int]:
+        """Returns where the moments of the elements between two begin and end in their plane, in
+        bytes. Raises ValueError where that would cut a block.
+        """
+        parts = [range_.within(start, stop) for range_ in self.moment_ranges(optimizer)]
+        first, *_, last = [part for part in parts if part is not None] * 2
+        return first.place, last.place + last.bytes
+
     @functools.cached_property
     def moment_counts(self) -> MomentCounts:
         """Returns how many elements are kept in which way, with any optimizer."""

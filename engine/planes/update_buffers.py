@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engine.config.settings import Optimizer
 from engine.planes.layout import PLANE_ITEM_BYTES
-from engine.planes.moments import BLOCK, MOMENTS, MomentCounts
+from engine.planes.moments import BLOCK, FP32_MOMENTS, MOMENTS, MomentCounts
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,8 @@ class UpdateBuffer:
     """A piece has at most this many elements."""
     planes: tuple[tuple[str, int], ...]
     """Each plane, by its name, has this many bytes in a buffer. They follow each other."""
+
+    has_fp32_moments: bool = True
 
     @property
     def bytes(self) -> int:
@@ -40,6 +42,7 @@ class UpdateBuffer:
                 (plane, _aligned(moment) if plane in MOMENTS else item * numel)
                 for plane, item in PLANE_ITEM_BYTES[dtype].items()
             ),
+            has_fp32_moments=optimizer == FP32_MOMENTS,
         )
 
 

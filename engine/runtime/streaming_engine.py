@@ -193,11 +193,12 @@ class StreamingEngine:
         self.state.set_training(True)
         loss_tokens = sum(int(batch.loss_tokens) for batch in batches)
         on_device = self._upload(batches)
-        scalars = None
+        scalars, keys = None, {}
         if self.plan.device_homes and number:
             assert self._adamw is not None  # only a training plan updates units on the device
             update = self._parts.store.held.update_number(number)
             scalars = self.backend.upload(self._adamw.scalars(update, learning_rate))
+            keys = {unit: self._adamw.key(unit, update) for unit in self.plan.device_homes}
         return StepUnderWay(
             StepInputs(
                 number=number,
@@ -207,6 +208,7 @@ class StreamingEngine:
                 max_grad_norm=self._max_grad_norm,
                 seed=self._seed,
                 scalars=scalars,
+                keys=keys,
             )
         )
 

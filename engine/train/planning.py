@@ -110,7 +110,7 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     _first_resident.setdefault(device, sample_host_memory()[0])
     rates = _rates_of_machine(session, backend, check)
     give_back_free_memory()  # measuring used some; the memory of this program is read next
-    shape = shape_of(job.model)
+    shape = shape_of(job.model).with_optimizer(config.train.optimizer)
     longest_row = max(job.data.train.longest, job.data.eval.longest, 1)
     row_length = padded_length(longest_row, config.data.max_seq_len)
     report, rounding = _judged(session, job, shape, row_length, rates)

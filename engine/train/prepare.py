@@ -259,7 +259,9 @@ def _build(
         kept_buffers = model.persistent_buffers().items()
         buffers = {name: buffer.to("cpu", copy=True) for name, buffer in kept_buffers}
         train = config.train
-        hyperparameters = AdamWSettings(train.beta1, train.beta2, train.eps, train.weight_decay)
+        hyperparameters = AdamWSettings(
+            train.beta1, train.beta2, train.eps, train.weight_decay, train.seed
+        )
         adamw = HostAdamW(store, hyperparameters)
         copies = CopyMemory(planned.copy_bytes)
         allocated.callback(copies.close)
@@ -388,9 +390,9 @@ def _fill(
             load_pretrained(model, config.model.source, store, loading)
         # Reading needs additional memory, which is freed before the states are allocated.
         loading_peak = peak.read()
-        store.allocate_states(allocating)
+        store.allocate_states(allocating, config.train.optimizer)
         return loading_peak, None
-    store.allocate_states(allocating)
+    store.allocate_states(allocating, config.train.optimizer)
     found = load_newest_checkpoint(
         session.folder.checkpoints_path, store, model.persistent_buffers(), progress=loading
     )
