@@ -185,6 +185,7 @@ REASONS: dict[str, dict[str, str]] = {
         "storage._cdata is private": "torch tells it in no other way",
     },
     "engine/host/host_kernels.py": {"types.void() at import": "a type of numba, made once"},
+    "engine/host/moment_kernels.py": {"types.void() at import": "a type of numba, made once"},
     "engine/host/host_store.py": {
         "_libc.madvise.argtypes is set": "ctypes takes it in no other way",
         f"{FINALIZER}.atexit is set": "a finalizer of Python takes it in no other way",

@@ -44,6 +44,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -255,7 +256,7 @@ def _update_nothing(planes: Planes) -> None:
 @inner
 def taken(counter: np.ndarray, chunk: int, decayed: int, numel: int) -> tuple[int, int, int]:
     """Returns a chunk that no other thread has taken, as its start, the end of its decayed elements
-    and its stop. The start is at least `numel` when no chunk is left.
+    and its stop. The start is at least `numel` when no chunk is left. `counter` is int64 [1].
     """
     start = _take(counter) * chunk
     stop = min(start + chunk, numel)
@@ -325,15 +326,16 @@ def kernel(name: str) -> Callable[..., None]:
     return compiled(*_SIGNATURES[name])
 
 
-def compiled(function: Callable[..., None], signature: Any) -> Callable[..., None]:
+def compiled(function: Any, signature: Any) -> Callable[..., None]:
     """Compiles a kernel for a signature, or reads it from numba's cache."""
     # Numba's cache detects a change only in the file that defines a kernel, and a kernel may call
     # functions of another file. So the kernel has a name of its own for each state of the files.
-    function.__qualname__ = f"{function.__name__}_{_digest()}"
+    code = function.__code__.replace(co_qualname=f"{function.__name__}_{_digest()}")
+    named = FunctionType(code, function.__globals__)
     try:
-        return njit(signature, cache=True, **_options())(function)
+        return njit(signature, cache=True, **_options())(named)
     except (RuntimeError, OSError):  # numba found no writable folder for its cache
-        return njit(signature, **_options())(function)
+        return njit(signature, **_options())(named)
 
 
 @functools.cache

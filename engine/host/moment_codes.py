@@ -26,9 +26,9 @@ import torch
 
 DECADES = 7
 LEAST_INDEX = 0x3380
-"""The upper 16 bits of 2**-24. Smaller magnitudes lie below the first boundary."""
+"""These are the upper 16 bits of 2**-24. Smaller magnitudes lie below the first boundary."""
 LARGEST_INDEX = 0x3F80
-"""The upper 16 bits of 1."""
+"""These are the upper 16 bits of 1."""
 INDICES = LARGEST_INDEX - LEAST_INDEX + 1
 """The table has this many entries for each sign."""
 NO_BOUNDARY = 0xFFFF
@@ -40,11 +40,11 @@ class MomentMap:
     """A `MomentMap` translates between values and codes."""
 
     values: np.ndarray
-    """The numbers of the codes in ascending order, float32 [256]."""
+    """The numbers of the codes are float32 [256], in ascending order."""
     boundaries: np.ndarray
     """A value above entry k has a code above k, float32 [255]."""
     entries: np.ndarray
-    """The table of kernels, uint32 [INDICES], or twice as many with negative values: the upper 16
+    """The table of kernels is uint32 [INDICES], or twice as many with negative values. The upper 16
     bits of an entry are a code, the lower ones the boundary.
     """
 

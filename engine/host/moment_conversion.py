@@ -16,7 +16,7 @@ from engine.planes.layout import UnitLayout
 from engine.planes.moments import BLOCK, MOMENTS, MomentKind, MomentRange
 
 Kept = tuple[np.ndarray, Optimizer]
-"""A plane of moments, as uint8 [bytes], and the optimizer that it belongs to."""
+"""It is a plane of moments, as uint8 [bytes], with the optimizer that it belongs to."""
 _AT_ONCE = 4096 * BLOCK
 """This many elements are converted at once, so that little memory is needed."""
 

@@ -1,4 +1,4 @@
-"""These kernels apply AdamW where the moments are kept in bf16 or in 8 bits.
+"""The file contains the kernels of AdamW for moments in bf16 and in 8 bits.
 
 All of them work on at most 256 elements at a time, which stay in the processor's first cache:
 
@@ -169,25 +169,27 @@ def _noise(_typing: Any, _position: Any, _key: Any) -> Any:
     return types.uint32(types.int64, types.uint32), generate
 
 
-def _rounding(of_upper: bool) -> Callable[..., Any]:
-    """Returns a function that rounds an fp32 value to bf16 stochastically, with the upper or the
-    lower half of random bits.
-    """
+@llvm
+def _rounded(_typing: Any, _value: Any, _bits: Any) -> Any:
+    """Rounds an fp32 value to bf16 stochastically, with 16 random bits."""
 
-    def rounded(_typing: Any, _value: Any, _noise: Any) -> Any:
-        def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            halved = builder.lshr if of_upper else builder.and_
-            noise = halved(args[1], _I32(16 if of_upper else 0xFFFF))
-            bits = builder.add(builder.bitcast(args[0], _I32), noise)
-            return builder.trunc(builder.lshr(bits, _I32(16)), _I16)
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        bits = builder.add(builder.bitcast(args[0], _I32), builder.zext(args[1], _I32))
+        return builder.trunc(builder.lshr(bits, _I32(16)), _I16)
 
-        return types.uint16(types.float32, types.uint32), generate
-
-    return llvm(rounded)
+    return types.uint16(types.float32, types.uint16), generate
 
 
-_rounded_with_lower = _rounding(of_upper=False)
-_rounded_with_upper = _rounding(of_upper=True)
+@llvm
+def _halves_of(_typing: Any, _noise: Any) -> Any:
+    """Returns the lower and the upper half of random bits."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        lower = builder.trunc(args[0], _I16)
+        upper = builder.trunc(builder.lshr(args[0], _I32(16)), _I16)
+        return _context.make_tuple(builder, _signature.return_type, (lower, upper))
+
+    return types.UniTuple(types.uint16, 2)(types.uint32), generate
 
 
 # ---------------------------------------------------------------- the moments of a block
@@ -267,9 +269,9 @@ def _round_both(
     exp_avg, exp_avg_sq = halves
     key, start = keyed
     for i in range(first.size):
-        noise = _noise(start + i, key)
-        exp_avg[i] = _rounded_with_lower(first[i], noise)
-        exp_avg_sq[i] = _rounded_with_upper(second[i], noise)
+        lower, upper = _halves_of(_noise(start + i, key))
+        exp_avg[i] = _rounded(first[i], lower)
+        exp_avg_sq[i] = _rounded(second[i], upper)
 
 
 # ---------------------------------------------------------------- kernels that take chunks
@@ -401,17 +403,18 @@ def _decode_all(plane: np.ndarray, words: np.ndarray, map_: np.ndarray, values: 
         _decode(plane[begin : begin + b - a], words[block * _WORDS], map_, values[a:b])
 
 
-def _of_planes(grad: Any, weights: Any, moments: Any, last: Any) -> Any:
-    planes = types.Tuple((grad, types.Tuple(weights), types.Tuple(moments)))
-    return types.void(*CHUNKS, planes, SCALARS, last)
-
-
-_CODES, _HALVES = (_BYTES, FLOAT, _BYTES, FLOAT), (HALF, HALF)
+_CODES = types.Tuple((_BYTES, FLOAT, _BYTES, FLOAT))
+_HALVES = types.UniTuple(HALF, 2)
+_WEIGHTS, _WEIGHT = types.Tuple((HALF, REST)), types.UniTuple(FLOAT, 1)
+_CODES_SPLIT = types.Tuple((HALF, _WEIGHTS, _CODES))
+_CODES_FLOAT = types.Tuple((FLOAT, _WEIGHT, _CODES))
+_HALVES_SPLIT = types.Tuple((HALF, _WEIGHTS, _HALVES))
+_HALVES_FLOAT = types.Tuple((FLOAT, _WEIGHT, _HALVES))
 _SIGNATURES: dict[str, tuple[Callable, Any]] = {
-    "codes_split": (_adamw_codes, _of_planes(HALF, (HALF, REST), _CODES, _MAPS)),
-    "codes_float": (_adamw_codes, _of_planes(FLOAT, (FLOAT,), _CODES, _MAPS)),
-    "halves_split": (_adamw_halves, _of_planes(HALF, (HALF, REST), _HALVES, _KEYED)),
-    "halves_float": (_adamw_halves, _of_planes(FLOAT, (FLOAT,), _HALVES, _KEYED)),
+    "codes_split": (_adamw_codes, types.void(*CHUNKS, _CODES_SPLIT, SCALARS, _MAPS)),
+    "codes_float": (_adamw_codes, types.void(*CHUNKS, _CODES_FLOAT, SCALARS, _MAPS)),
+    "halves_split": (_adamw_halves, types.void(*CHUNKS, _HALVES_SPLIT, SCALARS, _KEYED)),
+    "halves_float": (_adamw_halves, types.void(*CHUNKS, _HALVES_FLOAT, SCALARS, _KEYED)),
     "encode": (_encode_all, types.void(FLOAT, _TABLE, FLOAT, _BYTES)),
     "decode": (_decode_all, types.void(_BYTES, FLOAT, FLOAT, FLOAT)),
 }

@@ -1,5 +1,5 @@
-"""The bytes that autograd keeps for a block follow from its number of rows and their length. The
-file is pure arithmetic, without torch.
+"""An `Activations` gives the bytes that autograd keeps for a block, from the number of rows and
+their length. The file is pure arithmetic, without torch.
 """
 
 from __future__ import annotations

@@ -74,11 +74,8 @@ def checkpoint_planes(dtype: str, kind: CheckpointKind) -> tuple[str, ...]:
 
 def plane_bytes(dtype: str, optimizer: Optimizer, counts: MomentCounts) -> dict[str, int]:
     """Returns the bytes of each plane of a unit by the plane's name."""
-    moment = counts.bytes(optimizer)
-    return {
-        plane: moment if plane in MOMENTS else counts.numel * item
-        for plane, item in PLANE_ITEM_BYTES[dtype].items()
-    }
+    sizes = {plane: counts.numel * item for plane, item in PLANE_ITEM_BYTES[dtype].items()}
+    return sizes | dict.fromkeys(MOMENTS, counts.bytes(optimizer))
 
 
 @dataclass(frozen=True)

@@ -36,14 +36,9 @@ class UpdateBuffer:
         if optimizer == "adamw_8bit":  # no piece ends within a block of codes
             numel = -(-largest // BLOCK) * BLOCK
         moment = max(counts.most_bytes(optimizer, numel) for counts in units)
-        return cls(
-            numel,
-            tuple(
-                (plane, _aligned(moment) if plane in MOMENTS else item * numel)
-                for plane, item in PLANE_ITEM_BYTES[dtype].items()
-            ),
-            has_fp32_moments=optimizer == FP32_MOMENTS,
-        )
+        sizes = {plane: item * numel for plane, item in PLANE_ITEM_BYTES[dtype].items()}
+        sizes |= dict.fromkeys(MOMENTS, _aligned(moment))
+        return cls(numel, tuple(sizes.items()), has_fp32_moments=optimizer == FP32_MOMENTS)
 
 
 def _aligned(size: int) -> int:

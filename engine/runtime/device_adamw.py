@@ -123,7 +123,7 @@ def write_weights(
     weights: list[torch.Tensor], taken: torch.Tensor, keep: torch.Tensor, apply: torch.Tensor
 ) -> None:
     """Scales weights by `keep` and subtracts `taken`, where the flag `apply` says so. The weights
-    are one plane in fp32, or the planes of split ones.
+    are one plane in fp32, or the planes of split ones, each flat, shape [numel].
     """
     if len(weights) == 1:
         (weight,) = weights

@@ -1,4 +1,4 @@
-"""AdamW on the device for moments that are kept in bf16 or in 8 bits. The arithmetic is that of
+"""The device updates weights whose moments are kept in bf16 or in 8 bits. The arithmetic is that of
 `engine.host.moment_kernels`, written as tensor operations.
 
 Given the same fp32 moments, the rounding has the bits of the host's: the same boundaries between
@@ -68,9 +68,9 @@ class RoundedStep:
 
     factors: StepFactors
     tables: list[torch.Tensor]
-    """The result of `moment_tables`."""
+    """`moment_tables` returned these."""
     key: int
-    """The result of `HostAdamW.key` for the unit and the step."""
+    """`HostAdamW.key` returned it for the unit and the step."""
 
 
 def update_rounded(
@@ -111,9 +111,10 @@ def _update_part(
     halves = [torch.from_dlpack(moment.view(torch.bfloat16)) for moment in moments]
     run = compiled_update(_update_halves, compiled)
     for start, stop in run_in_pieces(grad.numel(), run):
-        pieces = [[plane[start:stop] for plane in planes] for planes in (weights, halves)]
+        pieces = [plane[start:stop] for plane in weights]
+        both = [half[start:stop] for half in halves]
         base = torch.full((), (step.key + part.start + start) & _MASK, device=grad.device)
-        run(grad[start:stop], *pieces, base, step.factors.clip, step.factors.scalars)
+        run(grad[start:stop], pieces, both, base, step.factors.clip, step.factors.scalars)
 
 
 def _update_part_in_codes(

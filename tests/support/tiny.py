@@ -180,6 +180,7 @@ def streamed(
     max_grad_norm: float | None = 1.0,
     seed: int = 0,
     config=None,
+    optimizer: str = "adamw",
 ) -> Streamed:
     """The same model, streamed. `config`: where the model was made from a part of it."""
     backend = backend or CpuBackend()
@@ -194,8 +195,9 @@ def streamed(
     )
     store.allocate_weights()
     pour(plain, model, store)
-    store.allocate_states()
-    adamw = HostAdamW(store, AdamWSettings(eps=eps, weight_decay=weight_decay), threads=2)
+    store.allocate_states(optimizer=optimizer)
+    settings = AdamWSettings(eps=eps, weight_decay=weight_decay, seed=seed)
+    adamw = HostAdamW(store, settings, threads=2)
     engine = StreamingEngine(
         model,
         store,

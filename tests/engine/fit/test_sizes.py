@@ -30,7 +30,6 @@ from engine.model.pretrained_files import load_config
 from engine.model.skeleton import tensors_in
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes
-from engine.planes.layout import PLANE_ITEM_BYTES
 from engine.runtime.device_state import DeviceState
 from engine.words import GIB
 from tests.support.chosen import big_shape
@@ -106,17 +105,21 @@ HOME_GRID += [
         ("gpt2", True, "bfloat16"),
     ],
 )
-def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype):
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_bf16", "adamw_8bit"])
+def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype, optimizer):
     model = build_model(
         tiny_config(family, tie_word_embeddings=tied), ModelConfig(source="tiny", dtype=dtype)
     )
-    shape, names = shape_of(model), [unit.name for unit in model.blocks]
-    sizes = PlaneSizes(
-        {unit.name: unit.numel for unit in shape.units}, sum(PLANE_ITEM_BYTES[dtype].values())
-    )
+    shape = shape_of(model).with_optimizer(optimizer)
+    names = [unit.name for unit in model.blocks]
+    store = HostStore(model.layouts, dtype, threads=1)
+    store.allocate_states(optimizer=optimizer)
+    buffer = store.update_buffer
+    assert buffer == shape.update_buffer
+    sizes = PlaneSizes({unit.name: unit.numel for unit in shape.units}, buffer.numel, buffer.bytes)
     for choices in BUFFER_GRID + HOME_GRID:
         plan = build_step_plan(names, model.tied, choices, sizes)
-        state = DeviceState(model, plan, torch.device("cpu"), boundary_numel=24 * 32)
+        state = DeviceState(model, plan, torch.device("cpu"), 24 * 32, buffer)
         assert (
             sum(item.bytes for item in fixed_items(shape, choices, 24 * 32)) == state.fixed_bytes()
         ), choices
