@@ -29,9 +29,9 @@ from engine.planes.moments import (
     BLOCK,
     FP32_MOMENTS,
     MOMENTS,
-    SMALL,
     MomentCounts,
     MomentRange,
+    is_small,
     moment_ranges,
 )
 
@@ -186,11 +186,11 @@ class UnitLayout:
     @functools.cached_property
     def moment_counts(self) -> MomentCounts:
         """Returns how many elements are kept in which way, with any optimizer."""
-        sizes = [(_aligned(spec.numel), spec.numel < SMALL) for spec in self.parameters]
+        sizes = [(_aligned(spec.numel), is_small(spec.numel)) for spec in self.parameters]
         return MomentCounts(
             self.numel,
-            small=sum(size for size, is_small in sizes if is_small),
-            blocks=sum(-(-size // BLOCK) for size, is_small in sizes if not is_small),
+            small=sum(size for size, small in sizes if small),
+            blocks=sum(-(-size // BLOCK) for size, small in sizes if not small),
             is_embed=self.unit == EMBED,
         )
 

@@ -148,8 +148,13 @@ def moment_ranges(
     return tuple(found)
 
 
+def is_small(numel: int) -> bool:
+    """Tells whether a parameter of `numel` elements keeps its moments in fp32."""
+    return numel < SMALL
+
+
 def _kind(numel: int, unit: str, optimizer: Optimizer) -> MomentKind:
-    if optimizer == FP32_MOMENTS or numel < SMALL:
+    if optimizer == FP32_MOMENTS or is_small(numel):
         return MomentKind.FP32
     if optimizer == "adamw_bf16" or unit == EMBED:
         return MomentKind.BF16
