@@ -110,7 +110,7 @@ def test_the_device_rounds_as_the_host_does(optimizer, dtype):
 def test_losses_stay_near_those_of_fp32(optimizer):
     exact, wanted = trained(BASE, "adamw", "float32", 12)
     run, losses = trained(BASE, optimizer, "float32", 12)
-    assert wanted[-1] < 0.7 * wanted[0]
+    assert wanted[-1] < 0.8 * wanted[0]
     assert losses == pytest.approx(wanted, rel=0.05) and losses != wanted
     for unit in run.store.layouts:
         for name, ours in moments_of(run.store, unit).items():
