@@ -10,8 +10,8 @@ from app.words import GIB, in_bytes
 from engine.fit.model_table import Cell, cell_in_words
 from engine.fit.needs import Verdict
 from engine.machine.gpus import GpuInfo
-from engine.machine.known_machines import ADAMW_BYTES, KnownMachine
-from engine.machine.rates import Rates
+from engine.machine.known_machines import KnownMachine
+from engine.machine.rates import UPDATE_BYTES, Rates
 from engine.machine.read_machine import Machine
 from engine.words import counted
 
@@ -131,7 +131,7 @@ def _rate_pairs(rates: Rates, has_gpu: bool) -> list[list[str]]:
     """Returns pairs of a name and a rate. Rates are in units per second: bytes, operations or
     parameters.
     """
-    host = ADAMW_BYTES * rates.adamw
+    host = UPDATE_BYTES["adamw"] * rates.adamw
     update = [
         "AdamW on the host",
         f"{rates.adamw / 1e9:,.3g} billion parameters/s ({host / 1e9:,.3g} GB/s of RAM)",

@@ -8,14 +8,14 @@ import gc
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from engine.checkpoints.weights import initialise
-from engine.config.settings import ModelConfig
+from engine.config.settings import ModelConfig, Optimizer
 from engine.data.rows import IGNORED, MicroBatch
 from engine.fit.cost import parameter_flops
 from engine.host.host_adamw import AdamWSettings, HostAdamW
@@ -26,6 +26,7 @@ from engine.plan.choices import PlanChoices
 from engine.plan.ops import Lane, OpKind, Span
 from engine.plan.waits import as_records, overlap_seconds, seconds_by_cause, waits_of
 from engine.planes.layout import PLANE_ITEM_BYTES
+from engine.planes.moments import FP32_MOMENTS
 from engine.runtime.backend import Backend
 from engine.runtime.streaming_engine import AppliedStep, EngineSettings, StreamingEngine
 
@@ -38,6 +39,8 @@ PAIRS = (
     (Lane.H2D, Lane.D2H),
     (Lane.HOST, Lane.COMPUTE),
 )
+RANDOM = ModelConfig(source="random", init="random")
+"""The weights of a model are random."""
 DEVICE_LANES = (Lane.H2D, Lane.COMPUTE, Lane.D2H)
 
 
@@ -73,31 +76,39 @@ class Planes:
         cls,
         config: Any,
         backend: Backend,
-        dtype: Literal["bfloat16", "float32"] = "bfloat16",
-        seed: int = 0,
-        attention: Literal["auto", "sdpa", "eager"] = "auto",
+        how: ModelConfig = RANDOM,
+        optimizer: Optimizer = FP32_MOMENTS,
     ) -> Planes:
-        """Builds the model of a transformers `config` and fills its planes. Raises ModelError or
-        FitError.
+        """Builds the model of a transformers `config`, in the dtype and with the attention of
+        `how`, and fills its planes. Raises ModelError or FitError.
         """
-        model = build_model(
-            config, ModelConfig(source="random", init="random", dtype=dtype, attention=attention)
-        )
+        model = build_model(config, replace(how, source="random", init="random"))
         on_device = backend.device.type != "cpu"
         store = HostStore(
             model.layouts,
-            dtype,
+            how.dtype,
             backend.register if on_device else None,
             backend.unregister if on_device else None,
         )
         try:
             store.allocate_weights()
-            initialise(model, store, seed, backend.device)
-            store.allocate_states()
+            initialise(model, store, 0, backend.device)
+            store.allocate_states(optimizer=optimizer)
         except BaseException:
             store.close()
             raise
         return cls(model, store, backend, HostAdamW(store, AdamWSettings()))
+
+    def use(self, optimizer: Optimizer) -> None:
+        """Makes `optimizer` the one that updates the planes. If another one did, its moments are
+        freed, and the new ones are zeros.
+        """
+        if optimizer == self.store.optimizer:
+            return
+        self.adamw.close()
+        self.store.release_states()
+        self.store.allocate_states(optimizer=optimizer)
+        self.adamw = HostAdamW(self.store, AdamWSettings())
 
     def close(self) -> None:
         """Frees the memory of the planes. The backend belongs to the caller."""

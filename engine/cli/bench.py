@@ -188,9 +188,8 @@ def measured(configs: Sequence[TrainConfig], backend: Backend, how: Measuring) -
     with errors_only():
         say("Filling the planes with random weights")
         model = configs[0].model
-        planes = Planes.open(
-            load_config(model.source), backend, model.dtype, attention=model.attention
-        )
+        optimizer = configs[0].train.optimizer
+        planes = Planes.open(load_config(model.source), backend, model, optimizer)
         try:
             # The shape is read before the first training, which moves parts of the model to the
             # device.
@@ -205,6 +204,9 @@ def measured(configs: Sequence[TrainConfig], backend: Backend, how: Measuring) -
 
 def _training(config: TrainConfig, bench: _Bench) -> dict[str, Any]:
     """Returns the figures of one training, streamed and with all states on the device."""
+    optimizer = config.train.optimizer
+    bench.planes.use(optimizer)
+    bench = replace(bench, shape=bench.shape.with_optimizer(optimizer))
     streamed, chosen = _streamed(config, bench)
     bench.how.say(streamed_as_text(streamed))
     resident: dict[str, Any] = {"ways": [], "why_not": "not asked for"}
@@ -288,6 +290,8 @@ def _as_figures(
     micro_batch = MicroBatch(chosen.micro_batch_size, length)
     predicted = predicted_seconds(shape, choices, ceilings.rates(), micro_batch, bench.device)
     assert ceilings.sweep is not None  # only a measurement for plans omits it
+    # With moments in fp32, a sweep over the same memory is compared.
+    alone = ceilings.adamw_kinds.get(shape.optimizer, ceilings.sweep)
     adamw = statistics.fmean(step.rates["adamw_g_s"] for step in steady) * 1e9
     return {
         "parameters": shape.parameter_count,
@@ -306,7 +310,8 @@ def _as_figures(
         "by_kind": _mean(steady, "by_kind"),
         "overlap": _mean(steady, "overlap"),
         "adamw_parameters_per_second": adamw,
-        "adamw_of_sweep": adamw / ceilings.sweep,
+        "adamw_of_alone": adamw / alone,
+        "optimizer": shape.optimizer,
         "launch_seconds": statistics.fmean(run.launches[len(run.launches) // 2 :]),
         "choices": choices.to_dict()
         | {"micro_batch_size": chosen.micro_batch_size, "loss_chunk": chosen.loss_chunk},

@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine.config.settings import Optimizer
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.shape import ModelShape, UnitShape
 from engine.plan.buffers import EMBED, HEAD
@@ -102,7 +103,7 @@ class _OpSeconds:
         }
         """A prefetch copies these bytes: weight_high, and weight_low of what stays in fp32."""
         self._cost = Cost(shape, rates, micro_batch, plan.compiled)
-        self._adamw = host_rate(rates, bool(plan.device_homes))
+        self._adamw = host_rate(rates, shape.optimizer, bool(plan.device_homes))
         self._summary = next((op.index for op in plan.ops if isinstance(op, Summary)), 0)
 
     def of(self, op: Op) -> float:
@@ -182,12 +183,12 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     return max(compute, carried / rates.h2d, returned / rates.d2h) + waited
 
 
-def host_rate(rates: Rates, beside_states: bool) -> float:
-    """Returns the number of parameters that AdamW updates on the host in a second. Even while
-    states are streamed, there are no copies on the bus about half of the time (measured:
-    docs/performance.md).
+def host_rate(rates: Rates, optimizer: Optimizer, beside_states: bool) -> float:
+    """Returns the number of parameters that the host updates in a second. Even while states are
+    streamed, there are no copies on the bus about half of the time (measured: docs/performance.md).
     """
-    return 2 / (1 / rates.adamw + 1 / rates.adamw_busy) if beside_states else rates.adamw
+    alone, busy = rates.updates(optimizer), rates.updates(optimizer, busy=True)
+    return 2 / (1 / alone + 1 / busy) if beside_states else alone
 
 
 class Cost:

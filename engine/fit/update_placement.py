@@ -66,7 +66,7 @@ class _Placement:
 
     def _place(self, buffers: int) -> tuple[list[str], dict[str, float]]:
         """Returns the units whose optimizers run on the device, and when each unit is ready."""
-        adamw = host_rate(self._rates, beside_states=buffers > 0)
+        adamw = host_rate(self._rates, self._shape.optimizer, beside_states=buffers > 0)
         lanes = self._lanes
         host = 0.0
         homes: list[str] = []

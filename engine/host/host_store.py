@@ -35,7 +35,7 @@ import ctypes
 import errno
 import mmap
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -43,6 +43,7 @@ import torch
 
 from engine.config.settings import Optimizer
 from engine.errors import FitError, ModelError
+from engine.host.fp32_pieces import fp32_pieces
 from engine.host.held_step import HeldStep
 from engine.host.host_kernels import kernel
 from engine.host.host_threads import Workers, ranges
@@ -61,7 +62,6 @@ with weights that stay in fp32.
 """
 
 _TOUCH_BYTES = 64 << 20
-_PIECE = 4 << 20  # elements that are converted at once
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; not in Python's mmap module yet
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -154,6 +154,10 @@ class HostStore:
         states = [plane for plane in self.planes if plane not in WEIGHT_PLANES]
         self._allocate(states, "optimizer states", progress)
 
+    def release_states(self) -> None:
+        """Frees what `allocate_states` allocated. No op may be running on it."""
+        self._release([key for key in self._arrays if key[1] not in WEIGHT_PLANES])
+
     @property
     def update_buffer(self) -> UpdateBuffer:
         """Returns the sizes of a buffer in which the device updates a piece of a unit."""
@@ -239,7 +243,7 @@ class HostStore:
             self.view(unit, name).copy_(source)
             self.tensor(unit, "weight_low")[offset : offset + spec.numel].zero_()
         else:
-            for piece in _fp32_pieces(source):
+            for piece in fp32_pieces(source):
                 self._split(unit, piece.numpy(), offset)
                 offset += piece.numel()
 
@@ -403,36 +407,6 @@ def _populate(address: int, size: int) -> bool:
     # An older kernel does not know the advice, but writing has the same effect.
     ctypes.memset(address, 0, size)
     return True
-
-
-def _fp32_pieces(
-    tensor: torch.Tensor, buffer: torch.Tensor | None = None
-) -> Iterator[torch.Tensor]:
-    """Yields a tensor's values in order, as flat fp32 pieces. Where possible the only piece is the
-    tensor itself. Otherwise a part at a time is converted into one reused buffer, so a piece is
-    valid only until the next one is yielded.
-    """
-    is_plain = (
-        tensor.dtype == torch.float32
-        and tensor.device.type == "cpu"
-        and tensor.is_contiguous()
-        and tensor.data_ptr() % 4 == 0
-    )
-    if is_plain:
-        yield tensor.view(-1)
-        return
-    if buffer is None:
-        buffer = torch.empty(min(tensor.numel(), _PIECE), dtype=torch.float32)
-    if tensor.numel() <= _PIECE:
-        piece = buffer[: tensor.numel()]
-        piece.view(tensor.shape).copy_(tensor)
-        yield piece
-        return
-    rows = _PIECE * len(tensor) // tensor.numel()
-    # A single row may already be too large; then each row is cut further.
-    parts = tensor.split(rows) if rows else tensor
-    for part in parts:
-        yield from _fp32_pieces(part, buffer)
 
 
 def _refused(what: str, total: int) -> FitError:
