@@ -177,7 +177,7 @@ def test_several_trainings_on_the_same_weights(preset, capsys):
                 "bench",
                 str(preset),
                 "--seconds",
-                "0",
+                "0.1",
                 "--streamed-only",
                 "--json",
                 "--then",
