@@ -26,7 +26,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import types
 from numba.extending import overload
 
@@ -39,22 +38,32 @@ from engine.host.host_kernels import (
     Scalars,
     compiled,
     inner,
-    llvm,
     taken,
     update_float,
     update_split,
     widen,
 )
-from engine.host.moment_codes import INDICES, LARGEST_INDEX, LEAST_INDEX
+from engine.host.moment_codes import INDICES
+from engine.host.value_kernels import (
+    TABLE,
+    code_of,
+    decoded,
+    entry_of,
+    from_bits,
+    halves_of,
+    index_of,
+    larger,
+    noise_of,
+    rounded,
+    unowned,
+)
 from engine.planes.moments import BLOCK, BLOCK_BYTES, MAXIMUM_BYTES
 
-_I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
-_F32 = ir.FloatType()
 _WORDS = BLOCK_BYTES // 4
 """A block begins at every such multiple of a plane that is seen as 32-bit numbers."""
-_BYTES, _TABLE = types.uint8[::1], types.uint32[::1]
+BYTES = types.uint8[::1]
 _KEYED = types.UniTuple(types.uint32, 2)
-_MAPS = types.Tuple((FLOAT, _TABLE, FLOAT, _TABLE))
+_MAPS = types.Tuple((FLOAT, TABLE, FLOAT, TABLE))
 
 Maps = tuple[np.ndarray, ...]
 """A kernel receives the values and the entries of the map of exp_avg, then those of exp_avg_sq."""
@@ -66,147 +75,21 @@ unit.
 """
 
 
-# ---------------------------------------------------------------- single values
-
-# As in `engine.host.host_kernels`, these functions are written as LLVM code, because numba widens
-# 32-bit integers, which halves the vector width.
-
-
-@llvm
-def _decoded(_typing: Any, _code: Any, _values: Any) -> Any:
-    """Returns the fp32 number of a code."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = context.make_array(signature.args[1])(context, builder, args[1])
-        return builder.load(builder.gep(array.data, [builder.zext(args[0], _I64)]))
-
-    return types.float32(types.uint8, FLOAT), generate
-
-
-@llvm
-def _index(_typing: Any, _value: Any, _is_signed: Any) -> Any:
-    """Returns the index of an fp32 value between -1 and 1 in the table of a map. Negative values
-    are in its second half.
-    """
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        bits = builder.bitcast(args[0], _I32)
-        index = builder.lshr(builder.and_(bits, _I32(0x7FFFFFFF)), _I32(16))
-        is_small = builder.icmp_unsigned("<", index, _I32(LEAST_INDEX))
-        index = builder.select(is_small, _I32(LEAST_INDEX), index)
-        is_large = builder.icmp_unsigned(">", index, _I32(LARGEST_INDEX))
-        index = builder.select(is_large, _I32(LARGEST_INDEX), index)
-        index = builder.sub(index, _I32(LEAST_INDEX))
-        is_negative = builder.and_(builder.icmp_signed("<", bits, _I32(0)), args[1])
-        return builder.select(is_negative, builder.add(index, _I32(INDICES)), index)
-
-    return types.int32(types.float32, types.boolean), generate
-
-
-@llvm
-def _entry(_typing: Any, _index: Any, _entries: Any) -> Any:
-    """Returns an entry of the table of a map."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = context.make_array(signature.args[1])(context, builder, args[1])
-        return builder.load(builder.gep(array.data, [builder.zext(args[0], _I64)]))
-
-    return types.uint32(types.int32, _TABLE), generate
-
-
-@llvm
-def _code(_typing: Any, _entry: Any, _value: Any) -> Any:
-    """Returns the code of an fp32 value between -1 and 1 from its entry of the table, as
-    `engine.host.moment_codes` describes it.
-    """
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        bits = builder.bitcast(args[1], _I32)
-        lower, boundary = (builder.and_(word, _I32(0xFFFF)) for word in (bits, args[0]))
-        step = builder.zext(builder.icmp_unsigned(">", lower, boundary), _I32)
-        code = builder.lshr(args[0], _I32(16))
-        is_negative = builder.icmp_signed("<", bits, _I32(0))
-        code = builder.select(is_negative, builder.sub(code, step), builder.add(code, step))
-        return builder.trunc(code, _I8)
-
-    return types.uint8(types.uint32, types.float32), generate
-
-
-@llvm
-def _larger(_typing: Any, _magnitude: Any, _value: Any) -> Any:
-    """Returns the larger of a magnitude, as bits, and that of an fp32 value. The order of positive
-    fp32 values is that of their bits, and such a maximum is vectorised.
-    """
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        other = builder.and_(builder.bitcast(args[1], _I32), _I32(0x7FFFFFFF))
-        return builder.select(builder.icmp_unsigned(">", other, args[0]), other, args[0])
-
-    return types.uint32(types.uint32, types.float32), generate
-
-
-@llvm
-def _from_bits(_typing: Any, _bits: Any) -> Any:
-    """Returns the fp32 value with these bits."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], _F32)
-
-    return types.float32(types.uint32), generate
-
-
-@llvm
-def _noise(_typing: Any, _position: Any, _key: Any) -> Any:
-    """Returns 32 random bits for an element at a position (int64) of a unit."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        word = builder.add(builder.trunc(args[0], _I32), args[1])
-        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-            word = builder.xor(word, builder.lshr(word, _I32(shift)))
-            word = builder.mul(word, _I32(factor))
-        return builder.xor(word, builder.lshr(word, _I32(16)))
-
-    return types.uint32(types.int64, types.uint32), generate
-
-
-@llvm
-def _rounded(_typing: Any, _value: Any, _bits: Any) -> Any:
-    """Rounds an fp32 value to bf16 stochastically, with 16 random bits."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        bits = builder.add(builder.bitcast(args[0], _I32), builder.zext(args[1], _I32))
-        return builder.trunc(builder.lshr(bits, _I32(16)), _I16)
-
-    return types.uint16(types.float32, types.uint16), generate
-
-
-@llvm
-def _halves_of(_typing: Any, _noise: Any) -> Any:
-    """Returns the lower and the upper half of random bits."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        lower = builder.trunc(args[0], _I16)
-        upper = builder.trunc(builder.lshr(args[0], _I32(16)), _I16)
-        return _context.make_tuple(builder, _signature.return_type, (lower, upper))
-
-    return types.UniTuple(types.uint16, 2)(types.uint32), generate
-
-
 # ---------------------------------------------------------------- the moments of a block
 
 
 @inner
 def _decode(codes: np.ndarray, largest: np.float32, values: np.ndarray, out: np.ndarray) -> None:
     for i in range(out.size):
-        out[i] = _decoded(codes[i], values) * largest
+        out[i] = decoded(codes[i], values) * largest
 
 
 @inner
 def _largest(moment: np.ndarray) -> np.float32:
     bits = np.uint32(0)
     for i in range(moment.size):
-        bits = _larger(bits, moment[i])
-    return _from_bits(bits)
+        bits = larger(bits, moment[i])
+    return from_bits(bits)
 
 
 # The loops of `_encode` are apart, because only the second one, which reads the table, cannot be
@@ -218,19 +101,19 @@ def _to_indices(moment: np.ndarray, inverse: np.float32, is_signed: bool, out: n
     """Divides a moment by its largest magnitude, and writes where its codes are in the table."""
     for i in range(moment.size):
         moment[i] *= inverse
-        out[i] = _index(moment[i], is_signed)
+        out[i] = index_of(moment[i], is_signed)
 
 
 @inner
 def _to_entries(indices: np.ndarray, entries: np.ndarray, out: np.ndarray) -> None:
     for i in range(indices.size):
-        out[i] = _entry(indices[i], entries)
+        out[i] = entry_of(indices[i], entries)
 
 
 @inner
 def _to_codes(entries: np.ndarray, values: np.ndarray, codes: np.ndarray) -> None:
     for i in range(values.size):
-        codes[i] = _code(entries[i], values[i])
+        codes[i] = code_of(entries[i], values[i])
 
 
 @inner
@@ -269,9 +152,9 @@ def _round_both(
     exp_avg, exp_avg_sq = halves
     key, start = keyed
     for i in range(first.size):
-        lower, upper = _halves_of(_noise(start + i, key))
-        exp_avg[i] = _rounded(first[i], lower)
-        exp_avg_sq[i] = _rounded(second[i], upper)
+        lower, upper = halves_of(noise_of(start + i, key))
+        exp_avg[i] = rounded(first[i], lower)
+        exp_avg_sq[i] = rounded(second[i], upper)
 
 
 # ---------------------------------------------------------------- kernels that take chunks
@@ -343,12 +226,48 @@ def _part_of_planes(_planes: Any, _start: Any, _stop: Any) -> Any:
     return of_two
 
 
+def _all_unowned(_arrays: Any) -> Any:
+    """Applies `unowned` to each array of a tuple. Kernels call what `_unowned_by_count`
+    chooses.
+    """
+
+
+@overload(_all_unowned)
+def _unowned_by_count(_arrays: Any) -> Any:
+    """Returns the function for this many arrays."""
+    if len(_arrays) == 1:
+
+        def of_one(_arrays: Any) -> Any:
+            return (unowned(_arrays[0]),)
+
+        return of_one
+    if len(_arrays) == 2:
+
+        def of_two(_arrays: Any) -> Any:
+            return unowned(_arrays[0]), unowned(_arrays[1])
+
+        return of_two
+
+    def of_four(_arrays: Any) -> Any:
+        return (
+            unowned(_arrays[0]),
+            unowned(_arrays[1]),
+            unowned(_arrays[2]),
+            unowned(_arrays[3]),
+        )
+
+    return of_four
+
+
 def _adamw_codes(
     counter: np.ndarray, chunk: int, planes: Any, scalars: Scalars, maps: Maps
 ) -> None:
     grad, weights, moments = planes
-    scratch = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    room = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32)
+    grad, weights, moments = unowned(grad), _all_unowned(weights), _all_unowned(moments)
+    maps = _all_unowned(maps)
+    owned = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    owned_room = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32)
+    scratch, room = _all_unowned(owned), _all_unowned(owned_room)
     start, _, stop = taken(counter, chunk, 0, grad.size)
     while start < grad.size:
         for a in range(start, stop, BLOCK):
@@ -358,14 +277,18 @@ def _adamw_codes(
             _update(grad[a:b], _part(weights, a, b), both, scalars)
             _encode_block(moments, maps, a // BLOCK, both, room)
         start, _, stop = taken(counter, chunk, 0, grad.size)
+    # What `scratch` and `room` refer to is freed after its last use.
+    owned[0][0], owned[1][0], owned_room[0][0], owned_room[1][0] = 0, 0, 0, 0
 
 
 def _adamw_halves(
     counter: np.ndarray, chunk: int, planes: Any, scalars: Scalars, keyed: Keyed
 ) -> None:
     grad, weights, moments = planes
+    grad, weights, moments = unowned(grad), _all_unowned(weights), _all_unowned(moments)
     key, position = keyed
-    scratch = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    owned = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    scratch = _all_unowned(owned)
     start, _, stop = taken(counter, chunk, 0, grad.size)
     while start < grad.size:
         for a in range(start, stop, BLOCK):
@@ -376,6 +299,8 @@ def _adamw_halves(
             _update(grad[a:b], _part(weights, a, b), both, scalars)
             _round_both(both[0], both[1], halves, (key, position + a))
         start, _, stop = taken(counter, chunk, 0, grad.size)
+    # What `scratch` refers to is freed after its last use.
+    owned[0][0], owned[1][0] = 0, 0
 
 
 def _encode_all(
@@ -403,7 +328,7 @@ def _decode_all(plane: np.ndarray, words: np.ndarray, map_: np.ndarray, values: 
         _decode(plane[begin : begin + b - a], words[block * _WORDS], map_, values[a:b])
 
 
-_CODES = types.Tuple((_BYTES, FLOAT, _BYTES, FLOAT))
+_CODES = types.Tuple((BYTES, FLOAT, BYTES, FLOAT))
 _HALVES = types.UniTuple(HALF, 2)
 _WEIGHTS, _WEIGHT = types.Tuple((HALF, REST)), types.UniTuple(FLOAT, 1)
 _CODES_SPLIT = types.Tuple((HALF, _WEIGHTS, _CODES))
@@ -415,8 +340,8 @@ _SIGNATURES: dict[str, tuple[Callable, Any]] = {
     "codes_float": (_adamw_codes, types.void(*CHUNKS, _CODES_FLOAT, SCALARS, _MAPS)),
     "halves_split": (_adamw_halves, types.void(*CHUNKS, _HALVES_SPLIT, SCALARS, _KEYED)),
     "halves_float": (_adamw_halves, types.void(*CHUNKS, _HALVES_FLOAT, SCALARS, _KEYED)),
-    "encode": (_encode_all, types.void(FLOAT, _TABLE, FLOAT, _BYTES)),
-    "decode": (_decode_all, types.void(_BYTES, FLOAT, FLOAT, FLOAT)),
+    "encode": (_encode_all, types.void(FLOAT, TABLE, FLOAT, BYTES)),
+    "decode": (_decode_all, types.void(BYTES, FLOAT, FLOAT, FLOAT)),
 }
 
 
