@@ -186,7 +186,10 @@ REASONS: dict[str, dict[str, str]] = {
     },
     "engine/host/host_kernels.py": {"types.void() at import": "a type of numba, made once"},
     "engine/host/moment_kernels.py": {"types.void() at import": "a type of numba, made once"},
-    "engine/host/value_kernels.py": {"copy._getvalue is private": "numba gives it in no other way"},
+    "engine/host/value_kernels.py": {
+        "copy.meminfo is set": "numba takes it in no other way",
+        "copy._getvalue is private": "numba gives it in no other way",
+    },
     "engine/host/host_store.py": {
         "_libc.madvise.argtypes is set": "ctypes takes it in no other way",
         f"{FINALIZER}.atexit is set": "a finalizer of Python takes it in no other way",
