@@ -26,7 +26,6 @@ from engine.plan.choices import PlanChoices
 from engine.plan.ops import Lane, OpKind, Span
 from engine.plan.waits import as_records, overlap_seconds, seconds_by_cause, waits_of
 from engine.planes.layout import PLANE_ITEM_BYTES
-from engine.planes.moments import FP32_MOMENTS
 from engine.runtime.backend import Backend
 from engine.runtime.streaming_engine import AppliedStep, EngineSettings, StreamingEngine
 
@@ -77,10 +76,11 @@ class Planes:
         config: Any,
         backend: Backend,
         how: ModelConfig = RANDOM,
-        optimizer: Optimizer = FP32_MOMENTS,
+        has_states: bool = True,
     ) -> Planes:
         """Builds the model of a transformers `config`, in the dtype and with the attention of
-        `how`, and fills its planes. Raises ModelError or FitError.
+        `how`, and fills its planes. Without states, `use` must allocate them before a step. Raises
+        ModelError or FitError.
         """
         model = build_model(config, replace(how, source="random", init="random"))
         on_device = backend.device.type != "cpu"
@@ -93,21 +93,22 @@ class Planes:
         try:
             store.allocate_weights()
             initialise(model, store, 0, backend.device)
-            store.allocate_states(optimizer=optimizer)
+            if has_states:
+                store.allocate_states()
         except BaseException:
             store.close()
             raise
         return cls(model, store, backend, HostAdamW(store, AdamWSettings()))
 
-    def use(self, optimizer: Optimizer) -> None:
-        """Makes `optimizer` the one that updates the planes. If another one did, its moments are
-        freed, and the new ones are zeros.
+    def use(self, optimizer: Optimizer, gradients: bool = True) -> None:
+        """Makes `optimizer` the one that updates the planes, with or without a plane of gradients.
+        The states of another one are freed, and the new ones are zeros.
         """
-        if optimizer == self.store.optimizer:
+        if self.store.states == (optimizer, gradients):
             return
         self.adamw.close()
         self.store.release_states()
-        self.store.allocate_states(optimizer=optimizer)
+        self.store.allocate_states(optimizer=optimizer, gradients=gradients)
         self.adamw = HostAdamW(self.store, AdamWSettings())
 
     def close(self) -> None:

@@ -188,8 +188,7 @@ def measured(configs: Sequence[TrainConfig], backend: Backend, how: Measuring) -
     with errors_only():
         say("Filling the planes with random weights")
         model = configs[0].model
-        optimizer = configs[0].train.optimizer
-        planes = Planes.open(load_config(model.source), backend, model, optimizer)
+        planes = Planes.open(load_config(model.source), backend, model, has_states=False)
         try:
             # The shape is read before the first training, which moves parts of the model to the
             # device.
@@ -204,9 +203,7 @@ def measured(configs: Sequence[TrainConfig], backend: Backend, how: Measuring) -
 
 def _training(config: TrainConfig, bench: _Bench) -> dict[str, Any]:
     """Returns the figures of one training, streamed and with all states on the device."""
-    optimizer = config.train.optimizer
-    bench.planes.use(optimizer)
-    bench = replace(bench, shape=bench.shape.with_optimizer(optimizer))
+    bench = replace(bench, shape=bench.shape.with_optimizer(config.train.optimizer))
     streamed, chosen = _streamed(config, bench)
     bench.how.say(streamed_as_text(streamed))
     resident: dict[str, Any] = {"ways": [], "why_not": "not asked for"}
@@ -237,6 +234,7 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
     length, rows = config.data.max_seq_len, config.train.batch_size
     rates = bench.ceilings.rates()
     chosen = choose(Job(shape, config, length), Target(bench.device, limit, bench.free, rates))
+    bench.planes.use(shape.optimizer, gradients=not chosen.choices.parked_gradients)
     try:
         if limit is not None and config.engine.gpu_memory_gib is not None:
             backend.limit_memory(limit - CUDA_CONTEXT_BYTES)

@@ -217,6 +217,12 @@ class EngineConfig:
     exactly.
     """
 
+    gradients: Literal["auto", "host", "parked"] = AUTO
+    """A step's rounded gradients go to a plane in RAM (`host`), or wait on the GPU until the step's
+    clip factor is known (`parked`). Parked ones take 2 bytes a parameter of GPU memory instead of
+    RAM. Results have the same bits. `auto` parks them where RAM is short.
+    """
+
     kernels: Literal["auto", "compiled", "eager"] = AUTO
     """Kernels are compiled by torch (fused: faster, and half of the activations) or run one by one.
     `auto` compiles in bfloat16 on a GPU where Triton and a C compiler are there.

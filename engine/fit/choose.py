@@ -32,7 +32,7 @@ from engine.fit.fill_memory import Candidate, MemoryFiller
 from engine.fit.job import Job, Target, refuse_contradictions
 from engine.fit.memory_items import Item
 from engine.fit.predict import predicted_seconds
-from engine.fit.sizes import COMFORTABLE, DeviceMemory, Sizer
+from engine.fit.sizes import COMFORTABLE, DeviceMemory, Sizer, state_bytes
 from engine.fit.spreads import Spread, spreads
 from engine.fit.update_placement import choose_homes
 from engine.machine.rates import TYPICAL, Rates
@@ -144,9 +144,33 @@ def _planner(job: Job, target: Target, quick: bool) -> _Planner:
     else:
         compiled = _kernels_compiled(job, target)
     sizer = Sizer(job, _device_memory(job, target), compiled)
-    free_host_bytes = target.host_free - job.shape.host_bytes - HOST_RESERVE_BYTES
-    filler = MemoryFiller(sizer, free_host_bytes, quick)
-    return _Planner(sizer, filler, target.rates or TYPICAL[target.device], free_host_bytes, quick)
+
+    def planner(parked: bool) -> _Planner:
+        states = state_bytes(job.shape, PlanChoices(parked_gradients=parked))
+        free = target.host_free - states - HOST_RESERVE_BYTES
+        filler = MemoryFiller(sizer, free, quick, parked)
+        return _Planner(sizer, filler, target.rates or TYPICAL[target.device], free, quick)
+
+    decided = _parking(job, target)
+    if decided is not None:
+        return planner(decided)
+    on_host = planner(parked=False)
+    if on_host.fits_in_ram():
+        return on_host
+    parked = planner(parked=True)
+    return parked if sizer.fits(*parked.leanest(), sizer.memory.limit) else on_host
+
+
+def _parking(job: Job, target: Target) -> bool | None:
+    """Tells whether gradients are parked on the device, by the settings or by what was decided
+    before; None where that depends on the memory.
+    """
+    asked = job.config.engine.gradients
+    if asked != AUTO:
+        return asked == "parked"
+    if target.device == "cpu":  # there the device's memory is RAM too
+        return False
+    return job.parked_gradients
 
 
 def _device_memory(job: Job, target: Target) -> DeviceMemory:
@@ -201,6 +225,12 @@ class _Planner:
             return self.leanest()
         best = found[0] if self._quick else self._fastest(found)
         return Candidate(best.size, best.choices)
+
+    def fits_in_ram(self) -> bool:
+        """Tells whether RAM holds the states, the program and the boundaries of the leanest
+        candidate.
+        """
+        return self._filler.host_bytes(self.leanest()) <= self._free_host_bytes
 
     def leanest(self) -> Candidate:
         """Returns the candidate that takes the least memory. More rounds would take still less, but

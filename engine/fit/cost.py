@@ -31,6 +31,7 @@ from engine.plan.ops import (
     Lane,
     Loss,
     Offload,
+    OffloadParked,
     OfPiece,
     Op,
     OpKind,
@@ -150,8 +151,9 @@ class _OpSeconds:
                 gradient = self._numel[op.unit] * self._item
                 is_weights = isinstance(op, Prefetch)
                 return (self._weight_bytes[op.unit] if is_weights else gradient) / rates.h2d
-            case Offload():
-                return self._numel[op.unit] * self._item / rates.d2h
+            case Offload() | OffloadParked():
+                d2h = rates.d2h if isinstance(op, Offload) else rates.d2h_busy
+                return self._numel[op.unit] * self._item / d2h
             case StoreBoundary():
                 return hidden_bytes / rates.d2h
             case FetchBoundary():

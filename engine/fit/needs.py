@@ -21,6 +21,7 @@ from engine.fit.cost import MicroBatch, largest_product
 from engine.fit.job import Job, Target
 from engine.fit.memory_items import MEMORY, Item, MemoryItem, PartName
 from engine.fit.predict import predicted_seconds
+from engine.fit.sizes import gradient_ring_bytes, state_bytes
 from engine.machine.known_machines import known_rates
 from engine.machine.rates import Rates, stored_cpu_rates, stored_rates
 from engine.machine.read_machine import Machine
@@ -239,7 +240,13 @@ class Needs:
             Item(MemoryItem.MARGIN, HOST_MARGIN_BYTES, "checkpoint pages on their way to the disk")
         )
         item_bytes = PLANE_ITEM_BYTES[self.shape.dtype]
+        choices = self.chosen.choices
         for plane, size in self.shape.plane_bytes().items():
+            if plane == "grad" and choices.parked_gradients:
+                ring = gradient_ring_bytes(self.shape, choices)
+                words = "parked gradients on their way to the optimizer"
+                items.append(Item(MemoryItem.GRADIENT_RING, ring, words))
+                continue
             note = f"{PLANE_NOTES[plane]}, {item_bytes[plane]} bytes a parameter"
             items.append(Item(MemoryItem(plane), size, note))
         boundaries = self.chosen.host_boundary_bytes
@@ -283,7 +290,7 @@ class Needs:
         shape, planes = self.shape, self.shape.plane_bytes()
         weights = sum(size for plane, size in planes.items() if plane in WEIGHT_PLANES)
         loading = weights + shape.parameter_count * _READ_ITEM_BYTES
-        running = sum(planes.values()) + self.chosen.host_boundary_bytes
+        running = state_bytes(shape, self.chosen.choices) + self.chosen.host_boundary_bytes
         note = f"weight planes, and at most one copy of the weights in fp32: {in_gib(loading)}"
         if loading <= running:
             note += ", less than training takes"

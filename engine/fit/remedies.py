@@ -167,7 +167,7 @@ def _kinds_of_memory_use(needs: Needs) -> list[_Kind]:
         later = _Option("Export later, not when the run ends", {"output.export": False})
         found.append(_Kind((PartName.DISK,), [later]))
     found.append(_Kind((PartName.DISK,), _less_written(output)))
-    for name in ("slots", "residency", "save_level", "rounds"):
+    for name in ("slots", "residency", "save_level", "rounds", "gradients"):
         if getattr(engine, name) != AUTO:
             automatic = _Option(f"Set engine.{name} to auto", {f"engine.{name}": AUTO})
             found.append(_Kind(MEMORY, [automatic]))

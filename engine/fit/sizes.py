@@ -12,6 +12,7 @@ from engine.fit.job import Job
 from engine.fit.memory_items import Item, MemoryItem
 from engine.model.activation_sizes import Activations
 from engine.model.shape import ModelShape, UnitShape
+from engine.plan.buffers import EMBED, HEAD
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import GradientSum
 from engine.planes.layout import EXACT_ITEM_BYTES
@@ -35,7 +36,7 @@ MiB on an H200).
 """
 LOGITS_BYTES = {"cuda": round(2.5 * GIB), "small": 512 << 20, "cpu": 256 << 20}
 """At most this many bytes are taken by the logits of one chunk of the loss."""
-SMALL_GPU_BYTES = 20 * GIB
+SMALL_GPU_BYTES = 26 * GIB
 """A GPU is small if it has less memory than this. The chunk of logits has one of two sizes on GPUs
 and is not a share of the free memory, because another size rounds differently, which must not
 happen in a resumed run.
@@ -88,7 +89,6 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
     first_resident = len(blocks) - choices.resident_blocks
     streamed, resident = blocks[:first_resident], blocks[first_resident:]
     largest = max(unit.numel for unit in blocks)
-    outer = (shape.embed.numel, shape.head.numel)
     slots = min(choices.slots, len(streamed))
     streamed_slot = _slot_bytes(streamed, item)
     sums, sums_note = _gradient_sums(shape, choices, largest)
@@ -109,11 +109,7 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
             f"the last {len(resident)} blocks",
         ),
         Item(MemoryItem.GRADIENT_SUMS, 4 * (sums + len(shape.units) + 3), f"fp32: {sums_note}"),
-        Item(
-            MemoryItem.GRADIENT_STAGING,
-            (2 * largest + max(outer)) * item,
-            "rounded gradients on their way to the host",
-        ),
+        _staging(shape, choices),
         Item(
             MemoryItem.OPTIMIZER_STATES,
             _update_buffer_bytes(shape, choices),
@@ -126,6 +122,16 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
             f"{rings} buffers for boundaries on the host",
         ),
     )
+
+
+def _staging(shape: ModelShape, choices: PlanChoices) -> Item:
+    """Returns the item of rounded gradients."""
+    if choices.parked_gradients:
+        words = "the rounded gradients of all units, until the clip factor is known"
+        return Item(MemoryItem.PARKED_GRADIENTS, shape.plane_numel * shape.item_bytes, words)
+    numel = 2 * max(unit.numel for unit in shape.blocks) + max(shape.embed.numel, shape.head.numel)
+    words = "rounded gradients on their way to the host"
+    return Item(MemoryItem.GRADIENT_STAGING, numel * shape.item_bytes, words)
 
 
 def _slot_bytes(units: Sequence[UnitShape], item: int) -> int:
@@ -157,6 +163,27 @@ def _update_buffer_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     if choices.gradient_sum == GradientSum.DEVICE:  # they share the memory of the blocks' sums
         return max(0, needed - 4 * sum(unit.numel for unit in shape.blocks))
     return needed
+
+
+def gradient_ring_bytes(shape: ModelShape, choices: PlanChoices) -> int:
+    """Returns the bytes of the host buffers that parked gradients pass through: two for the blocks
+    and one for embed and head, as far as their optimizers run on the host.
+    """
+    if not choices.parked_gradients:
+        return 0
+    on_host = [unit for unit in shape.units if unit.name not in choices.device_homes]
+    blocks = [unit.numel for unit in on_host if unit.name not in (EMBED, HEAD)]
+    outer = [unit.numel for unit in on_host if unit.name in (EMBED, HEAD)]
+    numel = 2 * max(blocks, default=0) + max(outer, default=0)
+    return numel * shape.item_bytes
+
+
+def state_bytes(shape: ModelShape, choices: PlanChoices) -> int:
+    """Returns the bytes that planes and parked gradients take on the host."""
+    planes = shape.plane_bytes()
+    if choices.parked_gradients:
+        del planes["grad"]
+    return sum(planes.values()) + gradient_ring_bytes(shape, choices)
 
 
 def host_boundary_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,6 +41,23 @@ class AdamWSettings:
     weight_decay: float = 0.01
     seed: int = 0
     """Moments in bf16 are rounded with random bits that depend on this seed."""
+
+
+class _Part(NamedTuple):
+    """A `_Part` is a range of the elements of a unit, with the gradient of the whole unit."""
+
+    unit: str
+    grad: np.ndarray
+    start: int
+    stop: int
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def gradient(self) -> np.ndarray:
+        return self.grad[self.start : self.stop]
 
 
 class HostAdamW:
@@ -92,67 +110,71 @@ class HostAdamW:
             dtype=np.float32,
         )
 
-    def update(self, unit: str, step: int, learning_rate: float, clip_factor: float) -> None:
+    def update(
+        self,
+        unit: str,
+        step: int,
+        learning_rate: float,
+        clip_factor: float,
+        grad: np.ndarray | None = None,
+    ) -> None:
         """Applies step number `step` (from 1) to one unit with the gradients ``clip_factor *
         grad``. Returns once the update is complete.
 
-        It reads the plane `grad` and changes every other plane of the unit. The interpreter's lock
-        is released during the update.
+        It reads `grad`, flat, shape [numel], or the plane of that name if it is None, and changes
+        every other plane of the unit. The interpreter's lock is released during the update.
         """
+        if grad is None:
+            grad = self._store.array(unit, "grad")
         *others, keep = self.scalars(step, learning_rate)
         scalars = (np.float32(clip_factor), keep, *others)
         layout = self._store.layouts[unit]
         if self._store.optimizer == FP32_MOMENTS:
             planes = [self._store.array(unit, plane) for plane in MOMENTS]
-            self._update_fp32(unit, (0, layout.numel), planes, scalars)
+            self._update_fp32(_Part(unit, grad, 0, layout.numel), planes, scalars)
             return
         key = self.key(unit, step)
         for range_ in layout.moment_ranges(self._store.optimizer):
             if range_.kind == MomentKind.FP32:
                 moments = [plane.view(np.float32) for plane in self._moments(unit, range_)]
-                self._update_fp32(unit, (range_.start, range_.stop), moments, scalars)
+                part = _Part(unit, grad, range_.start, range_.stop)
+                self._update_fp32(part, moments, scalars)
                 continue
-            for part, factors in _by_decay(range_, layout.decay_numel, scalars):
-                self._update_rounded(unit, part, factors, key)
+            for each, factors in _by_decay(range_, layout.decay_numel, scalars):
+                part = _Part(unit, grad, each.start, each.stop)
+                self._update_rounded(part, each, factors, key)
 
     def key(self, unit: str, step: int) -> int:
         """Returns the key of the random bits with which moments in bf16 are rounded."""
         text = f"{self._seed} {step} {unit}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest())
 
-    def _update_fp32(
-        self, unit: str, between: tuple[int, int], moments: list[np.ndarray], scalars: Scalars
-    ) -> None:
-        """Updates the elements between two of a unit, whose moments are these fp32 arrays."""
-        start, stop = between
-        decayed = min(max(0, self._store.layouts[unit].decay_numel - start), stop - start)
-        grad, weights = self._slices(unit, start, stop)
-        planes = (grad, *weights, *moments)
-        self._workers.share(self._kernel, stop - start, decayed, planes, scalars)
+    def _update_fp32(self, part: _Part, moments: list[np.ndarray], scalars: Scalars) -> None:
+        """Updates elements whose moments are these fp32 arrays."""
+        decay_numel = self._store.layouts[part.unit].decay_numel
+        decayed = min(max(0, decay_numel - part.start), part.numel)
+        planes = (part.gradient, *self._weights_of(part), *moments)
+        self._workers.share(self._kernel, part.numel, decayed, planes, scalars)
 
-    def _update_rounded(self, unit: str, part: MomentRange, scalars: Scalars, key: int) -> None:
-        """Updates a range whose moments are in bf16 or in 8 bits."""
-        grad, weights = self._slices(unit, part.start, part.stop)
-        first, second = self._moments(unit, part)
-        numel = part.stop - part.start
-        if part.kind == MomentKind.CODES:
+    def _update_rounded(self, part: _Part, range_: MomentRange, scalars: Scalars, key: int) -> None:
+        """Updates elements whose moments are in bf16 or in 8 bits. They are those of `range_`."""
+        grad, weights = part.gradient, self._weights_of(part)
+        first, second = self._moments(part.unit, range_)
+        if range_.kind == MomentKind.CODES:
             codes = (first, first.view(np.float32), second, second.view(np.float32))
             self._workers.share(
-                self._codes_kernel, numel, (grad, weights, codes), scalars, self._maps
+                self._codes_kernel, part.numel, (grad, weights, codes), scalars, self._maps
             )
             return
         halves = (first.view(np.uint16), second.view(np.uint16))
         keyed = (np.uint32(key), np.uint32(part.start))
-        self._workers.share(self._halves_kernel, numel, (grad, weights, halves), scalars, keyed)
-
-    def _slices(
-        self, unit: str, start: int, stop: int
-    ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-        """Returns the gradient and the weights between two elements of a unit."""
-        grad, *weights = (
-            self._store.array(unit, plane)[start:stop] for plane in ("grad", *self._weights)
+        self._workers.share(
+            self._halves_kernel, part.numel, (grad, weights, halves), scalars, keyed
         )
-        return grad, tuple(weights)
+
+    def _weights_of(self, part: _Part) -> tuple[np.ndarray, ...]:
+        planes = [self._store.array(part.unit, plane) for plane in self._weights]
+        return tuple(plane[part.start : part.stop] for plane in planes)
 
     def _moments(self, unit: str, part: MomentRange) -> list[np.ndarray]:
         """Returns the bytes of both moments of a range, uint8 [bytes]."""

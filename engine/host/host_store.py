@@ -145,13 +145,19 @@ class HostStore:
         )
 
     def allocate_states(
-        self, progress: Progress = untold, optimizer: Optimizer = FP32_MOMENTS
+        self,
+        progress: Progress = untold,
+        optimizer: Optimizer = FP32_MOMENTS,
+        gradients: bool = True,
     ) -> None:
         """Allocates, touches and registers the planes of gradients and of the moments of
-        `optimizer`, as `allocate_weights` does for weights.
+        `optimizer`, as `allocate_weights` does for weights. Without `gradients`, which is for plans
+        that park them on the device, there is no plane for them.
         """
         self.optimizer = optimizer
         states = [plane for plane in self.planes if plane not in WEIGHT_PLANES]
+        if not gradients:
+            states.remove("grad")
         self._allocate(states, "optimizer states", progress)
 
     def release_states(self) -> None:
@@ -164,6 +170,14 @@ class HostStore:
         units = {unit: layout.moment_counts for unit, layout in self.layouts.items()}
         blocks = [counts.numel for unit, counts in units.items() if unit not in (EMBED, HEAD)]
         return UpdateBuffer.of(self.dtype, self.optimizer, units.values(), max(blocks, default=0))
+
+    @property
+    def states(self) -> tuple[Optimizer, bool] | None:
+        """Returns the optimizer whose moments are allocated, and whether planes of gradients are;
+        None before `allocate_states`.
+        """
+        planes = {plane for _, plane in self._arrays}
+        return (self.optimizer, "grad" in planes) if planes & set(MOMENTS) else None
 
     @property
     def allocated_bytes(self) -> int:
@@ -185,7 +199,9 @@ class HostStore:
         """
         for unit in units:
             for plane in self.planes:
-                array = self._arrays[unit, plane]
+                array = self._arrays.get((unit, plane))
+                if array is None:  # parked gradients have no plane
+                    continue
                 if array.ctypes.data not in self._registered:
                     self._register_array(array)
 

@@ -47,6 +47,7 @@ def build_step_plan(
         grads=buffers.grad_units(),
         stagings=buffers.staging_units(),
         rings=buffers.rings(),
+        gradient_rings=buffers.gradient_ring_units(),
         kept_units=buffers.kept,
         compiled=choices.compiled,
         device_homes=choices.device_homes,
@@ -85,6 +86,8 @@ def _refuse_contradictions(blocks: list[str], choices: PlanChoices) -> None:
         raise ValueError(f"{rounds} rounds do not divide {micro_batches} micro-batches")
     if (choices.gradient_sum == GradientSum.VERTICAL) != (rounds == 1):
         raise ValueError("gradient_sum is 'vertical' exactly when there is one round")
+    if choices.parked_gradients and choices.gradient_sum == GradientSum.HOST:
+        raise ValueError("parked gradients cannot be summed on the host")
     if choices.kept_blocks > len(blocks):
         raise ValueError(
             f"{choices.kept_blocks} of {len(blocks)} blocks cannot keep their activations"

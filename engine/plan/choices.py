@@ -31,6 +31,10 @@ class PlanChoices:
     """
     host_boundaries: bool = False
     """Boundaries are kept on the host until backward, not on the device."""
+    parked_gradients: bool = False
+    """Rounded gradients wait on the device until the clip factor of the step is known, so the host
+    has no plane for them.
+    """
     boundary_rings: int = 3
     """Host boundaries pass through this many device buffers each way."""
     gradient_sum: GradientSum = GradientSum.VERTICAL

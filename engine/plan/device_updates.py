@@ -89,7 +89,9 @@ class DeviceUpdates:
         self._buffer = dict(zip(self._pieces, self._buffers_in_turn()))
         # The gradients of these units are not overwritten in the staging buffers before the step
         # ends.
-        self._may_stay_staged = {EMBED, *blocks[:2]}
+        self._may_stay_staged = frozenset((EMBED, *blocks[:2]))
+        if choices.parked_gradients:
+            self._may_stay_staged = self._units
         self._staging: dict[str, Buffer] = {}
         """The complete gradients of these units stay in this staging buffer."""
         self.arena: list[str] = []

@@ -16,6 +16,11 @@ or head.
 """
 BLOCK_STAGINGS = Buffer(BufferKind.STAGING, number=0), Buffer(BufferKind.STAGING, number=1)
 OUTER_STAGING = Buffer(BufferKind.STAGING, number=2)
+BLOCK_GRADIENTS = (
+    Buffer(BufferKind.GRADIENT_RING, number=0),
+    Buffer(BufferKind.GRADIENT_RING, number=1),
+)
+OUTER_GRADIENT = Buffer(BufferKind.GRADIENT_RING, number=2)
 
 
 class StepBuffers:
@@ -36,7 +41,7 @@ class StepBuffers:
         self.slots = block_slots(self._streamed, self._resident, choices.slots)
         """Each block computes from this slot."""
         self._ring_turn = {BufferKind.STORE_RING: 0, BufferKind.FETCH_RING: 0}
-        self._staging_turn = 0
+        self._staging_turn = self._gradient_turn = 0
 
     def lasting_slots(self) -> dict[str, Buffer]:
         """Returns the blocks that are still in their slot when a step ends, with the slot.
@@ -84,6 +89,9 @@ class StepBuffers:
 
     def staging_units(self) -> dict[Buffer, tuple[str, ...]]:
         """Returns every staging buffer with the units that it must be able to hold."""
+        if self._choices.parked_gradients:
+            everything = (EMBED, *self._blocks, HEAD)
+            return {Buffer(BufferKind.STAGING, unit): (unit,) for unit in everything}
         units: dict[Buffer, tuple[str, ...]] = dict.fromkeys(BLOCK_STAGINGS, tuple(self._blocks))
         units[OUTER_STAGING] = (EMBED, HEAD)
         return units
@@ -106,11 +114,34 @@ class StepBuffers:
         return Buffer(way, number=turn)
 
     def next_staging(self, unit: str) -> Buffer:
-        """Returns the staging buffer for the unit's next gradient; blocks use two in turn."""
+        """Returns the staging buffer for the unit's next gradient; blocks use two in turn. Where
+        gradients are parked, each unit has its own.
+        """
+        if self._choices.parked_gradients:
+            return Buffer(BufferKind.STAGING, unit)
         if unit in (EMBED, HEAD):
             return OUTER_STAGING
         self._staging_turn = 1 - self._staging_turn
         return BLOCK_STAGINGS[self._staging_turn]
+
+    def gradient_ring_units(self) -> dict[Buffer, tuple[str, ...]]:
+        """Returns every ring buffer of gradients with the units that it must be able to hold. The
+        result is empty where gradients are not parked.
+        """
+        if not self._choices.parked_gradients:
+            return {}
+        homes = self._choices.device_homes
+        blocks = tuple(block for block in self._blocks if block not in homes)
+        outer = tuple(unit for unit in (EMBED, HEAD) if unit not in homes)
+        units = dict.fromkeys(BLOCK_GRADIENTS, blocks) | {OUTER_GRADIENT: outer}
+        return {buffer: names for buffer, names in units.items() if names}
+
+    def next_gradient_ring(self, unit: str) -> Buffer:
+        """Returns the ring buffer for the unit's parked gradient; blocks use two in turn."""
+        if unit in (EMBED, HEAD):
+            return OUTER_GRADIENT
+        self._gradient_turn = 1 - self._gradient_turn
+        return BLOCK_GRADIENTS[self._gradient_turn]
 
 
 def hidden(micro_batch: int) -> Buffer:

@@ -26,6 +26,7 @@ from engine.plan.ops import (
     GradientSum,
     Loss,
     Offload,
+    OffloadParked,
     Op,
     Prefetch,
     Reduce,
@@ -208,9 +209,16 @@ class StepWriter:
         self.device.write()
         last_round = self._choices.rounds - 1
         for unit in self._units():
-            if unit not in self._choices.device_homes:
-                reads = {CLIP: READY} | host_gradient(unit, last_round)
-                self._emit(Update, unit, reads, {Buffer(BufferKind.WEIGHTS, unit): READY})
+            if unit in self._choices.device_homes:
+                continue
+            gradient = host_gradient(unit, last_round)
+            ring = None
+            if self._choices.parked_gradients:
+                ring = self.buffers.next_gradient_ring(unit)
+                gradient = {ring: Content(ContentKind.SUM, unit)}
+                self._send_parked(unit, ring)
+            weights = {Buffer(BufferKind.WEIGHTS, unit): READY}
+            self._emit(Update, unit, {CLIP: READY} | gradient, weights, ring=ring)
         if self._choices.device_homes:
             self._emit(Applied, STEP, self.device.all_planes(), {})
 
@@ -406,9 +414,18 @@ class StepWriter:
             adds=adds,
             last=round_.is_last,
         )
-        if round_.is_last and self.device.keep_staged(unit, staging):
+        stays = self.device.keep_staged(unit, staging) or self._choices.parked_gradients
+        if round_.is_last and stays:
             return
         self._emit(Offload, unit, rounded, host_gradient(unit, round_.number), staging=staging)
+
+    def _send_parked(self, unit: str, ring: Buffer) -> None:
+        """Sends the parked gradient of a unit to the host, for an update there."""
+        staging = self.buffers.next_staging(unit)
+        content = Content(ContentKind.SUM, unit)
+        # The clip factor is known first: until then, a step may turn out not to be applied.
+        reads = {staging: content, SUMMARY: READY}
+        self._emit(OffloadParked, unit, reads, {ring: content}, staging=staging, ring=ring)
 
     def _emit(self, type_: type[Op], unit: str, reads: Uses, writes: Uses, **fields: Any) -> None:
         """Writes the next op. fields: the fields specific to the op's kind."""

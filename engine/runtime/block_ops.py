@@ -8,6 +8,8 @@ Copies between host and device (lanes H2D and D2H):
 - `store_boundary` and `fetch_boundary` copy a block's input to the host and back.
 - `offload` copies a rounded gradient from its staging buffer to the plane grad. Where the sum over
   rounds is kept on the host, `fetch_grad` copies the gradient back.
+- `offload_parked` (lane GRADIENTS OUT) copies a gradient that has waited on the device to a ring
+  buffer on the host.
 
 COMPUTE (all but the last three in `engine.runtime.compute_ops`):
 
@@ -45,6 +47,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from engine.errors import NonFiniteError
 from engine.plan.ops import (
     Applied,
@@ -57,6 +61,7 @@ from engine.plan.ops import (
     Lane,
     Lend,
     Offload,
+    OffloadParked,
     OffloadStates,
     OffloadWeights,
     OfPiece,
@@ -147,6 +152,11 @@ def _fetch_grad(context: OpContext, op: FetchGrad, _step: StepUnderWay) -> None:
 def _offload(context: OpContext, op: Offload, _step: StepUnderWay) -> None:
     plane = context.store.tensor(op.unit, "grad")
     plane.copy_(context.state.stagings[op.staging][: plane.numel()], non_blocking=True)
+
+
+def _offload_parked(context: OpContext, op: OffloadParked, _step: StepUnderWay) -> None:
+    gradient = context.state.stagings[op.staging]
+    context.backend.copy_in_parts(context.gradient_rings[op.ring][: gradient.numel()], gradient)
 
 
 # ---------------------------------------------------------------- COMPUTE
@@ -298,7 +308,14 @@ def _update(context: OpContext, op: Update, step: StepUnderWay) -> None:
     assert result is not None  # every update waits for `clip`
     held, number = context.store.held, step.inputs.number
     held.begin(number, op.unit)
-    adamw.update(op.unit, held.update_number(number), step.inputs.learning_rate, result.clip_factor)
+    parked = None
+    if op.ring is not None:
+        ring = context.gradient_rings[op.ring][: context.units[op.unit].layout.numel]
+        # Numpy has no bf16, so the kernels read its bits as uint16.
+        is_bf16 = ring.dtype == torch.bfloat16
+        parked = ring.view(torch.uint16).numpy() if is_bf16 else ring.numpy()
+    count, rate = held.update_number(number), step.inputs.learning_rate
+    adamw.update(op.unit, count, rate, result.clip_factor, parked)
 
 
 WORK: dict[OpKind, Work] = {
@@ -307,6 +324,7 @@ WORK: dict[OpKind, Work] = {
     OpKind.FETCH_BOUNDARY: _fetch_boundary,
     OpKind.FETCH_GRAD: _fetch_grad,
     OpKind.OFFLOAD: _offload,
+    OpKind.OFFLOAD_PARKED: _offload_parked,
     OpKind.EMBED: compute_ops.embed,
     OpKind.FORWARD: compute_ops.forward,
     OpKind.LOSS: compute_ops.loss,

@@ -48,6 +48,7 @@ from engine.runtime.forward_passes import (
     summed,
     sweeps,
 )
+from engine.runtime.gradient_rings import GradientRings
 from engine.runtime.op_context import EngineParts
 from engine.runtime.step import DeviceBatch, StepInputs, StepUnderWay
 
@@ -113,6 +114,8 @@ class StreamingEngine:
         self._boundaries = HostBoundaries(
             self.plan, boundary_numel, TORCH_DTYPES[model.dtype], backend
         )
+        numel = {unit.name: unit.layout.numel for unit in model.units}
+        self._gradient_rings = GradientRings(self.plan, numel, TORCH_DTYPES[model.dtype], backend)
         self.state = DeviceState(
             model, self.plan, backend.device, boundary_numel, self._update_buffer
         )
@@ -127,6 +130,7 @@ class StreamingEngine:
             backend=backend,
             adamw=adamw,
             loss_chunk=settings.loss_chunk,
+            gradient_rings=self._gradient_rings.tensors,
             host_boundaries=self._boundaries.tensors,
         )
         boundary_bytes = boundary_numel * TORCH_DTYPES[model.dtype].itemsize
@@ -370,14 +374,16 @@ class StreamingEngine:
     @property
     def refused_bytes(self) -> int:
         """The system refused to register this many bytes of host memory for transfers."""
-        boundaries = self._boundaries.nbytes if self._boundaries.is_refused else 0
-        return self._parts.store.refused_bytes + boundaries
+        rings = (self._boundaries, self._gradient_rings)
+        refused = sum(memory.nbytes for memory in rings if memory.is_refused)
+        return self._parts.store.refused_bytes + refused
 
     def close(self) -> None:
         """Frees the memory of the boundaries, and lets go of the model. The device's buffers are
         freed with this object. Store, optimizer and backend belong to the caller.
         """
         self._boundaries.close()
+        self._gradient_rings.close()
         self.state.close()
 
 

@@ -116,7 +116,8 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     report, rounding = _judged(session, job, shape, row_length, rates)
     gpu_limit = _limit_gpu_memory(backend, config) if device != "cpu" else None
     # A resumed run continues bit for bit, if the memory that there is now allows that.
-    planned_job = Job(shape, config, row_length, rounding)
+    parked = report.choices["parked_gradients"]
+    planned_job = Job(shape, config, row_length, rounding, parked)
     target = Target(device, gpu_limit, sample_host_memory()[1], rates)
     chosen = choose(planned_job, target)
     product = largest_product(shape, chosen.micro_batch_size * row_length)

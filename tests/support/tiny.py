@@ -195,7 +195,7 @@ def streamed(
     )
     store.allocate_weights()
     pour(plain, model, store)
-    store.allocate_states(optimizer=optimizer)
+    store.allocate_states(optimizer=optimizer, gradients=not choices.parked_gradients)
     settings = AdamWSettings(eps=eps, weight_decay=weight_decay, seed=seed)
     adamw = HostAdamW(store, settings, threads=2)
     engine = StreamingEngine(

@@ -116,6 +116,7 @@ def planes_after(
         run.store.tensor(unit.name, plane).clone()
         for unit in run.model.units
         for plane in run.store.planes
+        if plane != "grad" or not choices.parked_gradients
     ]
     run.close()
     return planes
