@@ -45,11 +45,11 @@ class MemoryFiller:
     """A `MemoryFiller` fills the device's memory for the spreads of one job.
 
     free_host_bytes: bytes of RAM that may hold boundaries which would also fit on the device.
-    quick: fewer ways are tried. parked: gradients are parked on the device.
+    quick: fewer ways are tried. frame: all candidates park gradients and share a slot as it does.
     """
 
-    def __init__(self, sizer: Sizer, free_host_bytes: int, quick: bool, parked: bool):
-        self._parked = parked
+    def __init__(self, sizer: Sizer, free_host_bytes: int, quick: bool, frame: PlanChoices):
+        self._frame = frame
         self._sizer = sizer
         self._engine = sizer.job.config.engine
         self._rounding = sizer.job.rounding
@@ -73,7 +73,8 @@ class MemoryFiller:
             kept = resident or 1
         can_go_to_host = engine.save_level in (AUTO, "all") and self._sizer.device == "cuda"
         homes = tuple(self._rounding.get("device_homes", ()))
-        choices = PlanChoices(
+        choices = replace(
+            self._frame,
             micro_batches=spread.micro_batches,
             rounds=spread.rounds,
             slots=slots,
@@ -83,7 +84,6 @@ class MemoryFiller:
             host_boundaries=engine.save_level == "boundary_host" or can_go_to_host,
             update_buffers=1 if homes else 0,
             device_homes=homes,
-            parked_gradients=self._parked,
             gradient_sum=self._least_gradient_sum(spread.rounds),
             compiled=self._sizer.compiled,
         )
@@ -112,12 +112,12 @@ class MemoryFiller:
         if rounds == 1:
             return GradientSum.VERTICAL
         # Sums on the host need a plane there, which parked gradients do without.
-        return GradientSum.DEVICE if self._parked else GradientSum.HOST
+        return GradientSum.DEVICE if self._frame.parked_gradients else GradientSum.HOST
 
     def _with_sums_on_device(self, lean: Candidate) -> Candidate:
         """Returns the candidate with the sums of all rounds on the device, if they fit."""
         size, choices = lean
-        if choices.rounds == 1 or self._rounding or self._parked:
+        if choices.rounds == 1 or self._rounding or self._frame.parked_gradients:
             return lean
         on_device = replace(choices, gradient_sum=GradientSum.DEVICE)
         return Candidate(size, on_device) if self._sizer.fits(size, on_device) else lean

@@ -88,10 +88,9 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
     item, blocks = shape.item_bytes, shape.blocks
     first_resident = len(blocks) - choices.resident_blocks
     streamed, resident = blocks[:first_resident], blocks[first_resident:]
-    largest = max(unit.numel for unit in blocks)
     slots = min(choices.slots, len(streamed))
     streamed_slot = _slot_bytes(streamed, item)
-    sums, sums_note = _gradient_sums(shape, choices, largest)
+    sums, sums_note = _gradient_sums(shape, choices)
     rings = 2 * choices.boundary_rings if choices.host_boundaries else 0
     return (
         Item(
@@ -101,7 +100,9 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
         ),
         Item(
             MemoryItem.OUTER_SLOTS,
-            _slot_bytes([shape.embed], item) + _slot_bytes([shape.head], item),
+            _slot_bytes([shape.embed, shape.head], item)
+            if choices.shared_outer_slot
+            else _slot_bytes([shape.embed], item) + _slot_bytes([shape.head], item),
         ),
         Item(
             MemoryItem.RESIDENT_BLOCKS,
@@ -143,15 +144,16 @@ def _slot_bytes(units: Sequence[UnitShape], item: int) -> int:
     return numel * item + exact * EXACT_ITEM_BYTES
 
 
-def _gradient_sums(shape: ModelShape, choices: PlanChoices, largest: int) -> tuple[int, str]:
+def _gradient_sums(shape: ModelShape, choices: PlanChoices) -> tuple[int, str]:
     """Returns the number of elements of all fp32 sums, and a description of them."""
+    largest = max(unit.numel for unit in shape.blocks)
     outer = (shape.embed.numel, shape.head.numel)
     if choices.gradient_sum == GradientSum.DEVICE:
         blocks = sum(unit.numel for unit in shape.blocks)
         return sum(outer) + blocks, "every unit, summed over the rounds"
     if shape.tied:
         return sum(outer) + largest, "embed, head and the largest block"
-    return max(outer) + largest, "embed or head, and the largest block"
+    return max(*outer, largest), "one unit at a time"
 
 
 def _update_buffer_bytes(shape: ModelShape, choices: PlanChoices) -> int:

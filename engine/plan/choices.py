@@ -35,6 +35,10 @@ class PlanChoices:
     """Rounded gradients wait on the device until the clip factor of the step is known, so the host
     has no plane for them.
     """
+    shared_outer_slot: bool = False
+    """Embed and head share one slot, so embed is fetched again for its backward. The model must not
+    be tied.
+    """
     boundary_rings: int = 3
     """Host boundaries pass through this many device buffers each way."""
     gradient_sum: GradientSum = GradientSum.VERTICAL

@@ -68,7 +68,8 @@ class DeviceUpdates:
         self._drafts = drafts
         self._units = frozenset(choices.device_homes)
         """The optimizers of these units run on the device."""
-        self._slots = {EMBED: slot_of(EMBED), HEAD: slot_of(HEAD), **slots}
+        outer = {EMBED: slot_of(EMBED), HEAD: slot_of(HEAD)}
+        self._slots = {**slots} if choices.shared_outer_slot else {**outer, **slots}
         self.piece_numel = 0
         self.buffers: list[Buffer] = []
         if self._units:

@@ -10,9 +10,9 @@ from engine.plan.choices import PlanChoices
 from engine.plan.ops import GradientSum
 
 LOSS, SUMMARY, CLIP = Buffer(BufferKind.LOSS), Buffer(BufferKind.SUMMARY), Buffer(BufferKind.CLIP)
-BLOCK_SUM, OUTER_SUM = Buffer(BufferKind.SUM, number=0), Buffer(BufferKind.SUM, number=1)
-"""The buffer of the first holds the sum of one block at a time, that of the second the sum of embed
-or head.
+UNIT_SUM = Buffer(BufferKind.SUM, number=0)
+"""This buffer holds the sum of one unit at a time. Units are summed one after the other, on one
+lane, so no op waits for another unit's sum.
 """
 BLOCK_STAGINGS = Buffer(BufferKind.STAGING, number=0), Buffer(BufferKind.STAGING, number=1)
 OUTER_STAGING = Buffer(BufferKind.STAGING, number=2)
@@ -57,9 +57,15 @@ class StepBuffers:
         units = self.slot_units().items()
         return tuple((names[0], slot) for slot, names in units if len(names) == 1)
 
+    def outer_slot(self, unit: str) -> Buffer:
+        """Returns the slot of embed or head."""
+        return slot_of(EMBED if self._choices.shared_outer_slot else unit)
+
     def slot_units(self) -> dict[Buffer, tuple[str, ...]]:
         """Returns every slot with the units that it must be able to hold."""
         units: dict[Buffer, tuple[str, ...]] = {slot_of(EMBED): (EMBED,), slot_of(HEAD): (HEAD,)}
+        if self._choices.shared_outer_slot:
+            units = {slot_of(EMBED): (EMBED, HEAD)}
         for number in range(min(self._choices.slots, len(self._streamed))):
             units[Buffer(BufferKind.SLOT, number=number)] = tuple(self._streamed)
         for unit in self._resident:
@@ -77,7 +83,7 @@ class StepBuffers:
         lasts_all_step = self._choices.gradient_sum == GradientSum.DEVICE or (outer and self._tied)
         if lasts_all_step:
             return Buffer(BufferKind.SUM, unit)
-        return OUTER_SUM if outer else BLOCK_SUM
+        return UNIT_SUM
 
     def grad_units(self) -> dict[Buffer, tuple[str, ...]]:
         """Returns every buffer of a sum with the units that it must be able to hold."""

@@ -144,18 +144,20 @@ class StepWriter:
     def _forward_pass(self, round_: _Round) -> None:
         """Writes embed and every block of a round."""
         first_round = round_.number == 0
-        if first_round and not self._is_there(EMBED):
-            self._prefetch(EMBED, slot_of(EMBED))
+        shares = self._choices.shared_outer_slot
+        # After a backward, embed is in the slot that it shares with the head.
+        if (first_round or (shares and not self._training)) and not self._is_there(EMBED):
+            self._prefetch(EMBED, self.buffers.outer_slot(EMBED))
         self._fetch_ahead()
         for micro_batch in round_.micro_batches:
             self._embed(micro_batch, round_)
         for block in self._blocks:
             self._fetch_ahead()
             is_last_block = block == self._blocks[-1]
-            if first_round and is_last_block and not self._is_there(HEAD):
+            if (first_round or shares) and is_last_block and not self._is_there(HEAD):
                 # The head's weights are not prefetched earlier: the head's update comes last, and a
                 # prefetch that waits for it would delay all later copies on the lane.
-                self._prefetch(HEAD, slot_of(HEAD))
+                self._prefetch(HEAD, self.buffers.outer_slot(HEAD))
             if first_round and self._training and self._is_first_lender(block):
                 self.device.reclaim()
             for micro_batch in round_.micro_batches:
@@ -165,7 +167,8 @@ class StepWriter:
 
     def _is_there(self, unit: str) -> bool:
         """Tells whether the slot of the embed or the head unit holds it when the step begins."""
-        return bool(self.held) or self.device.placed(unit) is not None
+        is_held = any(unit == held for held, _ in self.held)
+        return is_held or self.device.placed(unit) is not None
 
     def _backward_pass(self, round_: _Round) -> None:
         """Writes the backward of every block and of embed, and sends the gradients of all units."""
@@ -175,6 +178,9 @@ class StepWriter:
         boundaries = self._fetch_boundaries(backwards[0], round_)
         for block, following in zip(backwards, [*backwards[1:], None]):
             self._fetch_ahead()
+            if following is None and self._choices.shared_outer_slot:
+                # The head was there. The next round, too, finds embed in its slot.
+                self._prefetch(EMBED, self.buffers.outer_slot(EMBED))
             self._backward_unit(block, round_, boundaries)
             if following is not None:
                 # Boundaries are fetched before the next prefetch, which waits for a slot. In the
@@ -252,7 +258,7 @@ class StepWriter:
     # ------------------------------------------------------------------ forward
 
     def _embed(self, micro_batch: int, round_: _Round) -> None:
-        slot = slot_of(EMBED)
+        slot = self.buffers.outer_slot(EMBED)
         reads = self.device.weights(EMBED, slot)
         writes = {hidden(micro_batch): _state_after("", round_)}
         self._emit(Embed, EMBED, reads, writes, micro_batch=micro_batch, slot=slot)
@@ -292,7 +298,8 @@ class StepWriter:
         return Content(ContentKind.BOUNDARY, number=round_.number)
 
     def _loss(self, micro_batch: int, round_: _Round) -> None:
-        state, slot, grad = hidden(micro_batch), slot_of(HEAD), self.buffers.grad(HEAD)
+        state, grad = hidden(micro_batch), self.buffers.grad(HEAD)
+        slot = self.buffers.outer_slot(HEAD)
         reads = self.device.weights(HEAD, slot)
         reads[state] = _state_after(self._blocks[-1], round_)
         writes = {LOSS: READY}
@@ -366,7 +373,7 @@ class StepWriter:
             self._fetch_boundary(block, round_, boundaries)
 
     def _embed_backward(self, micro_batch: int, round_: _Round) -> None:
-        slot, grad = slot_of(EMBED), self.buffers.grad(EMBED)
+        slot, grad = self.buffers.outer_slot(EMBED), self.buffers.grad(EMBED)
         reads = self.device.weights(EMBED, slot)
         reads[hidden(micro_batch)] = _gradient_of(self._blocks[0], round_)
         self._emit(

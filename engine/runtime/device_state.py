@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from engine.model.units import TORCH_DTYPES, StreamedModel, Unit
-from engine.plan.assign_slots import slot_of
 from engine.plan.buffers import EMBED, HEAD, Buffer, BufferKind
 from engine.plan.ops import StepPlan
 from engine.planes.layout import ExactPart
@@ -118,7 +117,7 @@ class DeviceState:
         self.compiled: dict[tuple[Buffer, int], CompiledBlock] = {}
         """Where the plan says so, it holds the compiled templates by (slot, kind of block)."""
         self._compiled_alone: dict[tuple[Buffer, int], CompiledBlock] = {}
-        self._place_skeleton()
+        self._place_skeleton(plan)
         for slot, units in plan.slots.items():
             for name in units:
                 unit = self._units[name]
@@ -210,7 +209,7 @@ class DeviceState:
 
     # ------------------------------------------------------------------ modules
 
-    def _place_skeleton(self) -> None:
+    def _place_skeleton(self, plan: StepPlan) -> None:
         """Binds the parameters of embed and head to their slots, and moves the model's buffers to
         the device.
         """
@@ -225,7 +224,8 @@ class DeviceState:
         self.outer_parameters: dict[str, list[nn.Parameter]] = {}
         for unit_name in (EMBED, HEAD):
             unit = self._units[unit_name]
-            parameters = self._views(slot_of(unit_name), unit)
+            slot = next(slot for slot, units in plan.slots.items() if unit_name in units)
+            parameters = self._views(slot, unit)
             for spec, parameter in zip(unit.layout.parameters, parameters):
                 for module, attribute in unit.bindings[spec.name]:
                     module._parameters[attribute] = parameter
