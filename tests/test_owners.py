@@ -186,6 +186,9 @@ REASONS: dict[str, dict[str, str]] = {
     },
     "engine/host/host_kernels.py": {"types.void() at import": "a type of numba, made once"},
     "engine/host/moment_kernels.py": {"types.void() at import": "a type of numba, made once"},
+    "engine/runtime/gradient_rings.py": {
+        "self._unregister.atexit is set": "a finalizer of Python takes it in no other way"
+    },
     "engine/host/value_kernels.py": {
         "copy.meminfo is set": "numba takes it in no other way",
         "copy._getvalue is private": "numba gives it in no other way",

@@ -189,8 +189,8 @@ def host_rate(rates: Rates, optimizer: Optimizer, beside_states: bool) -> float:
     """Returns the number of parameters that the host updates in a second. Even while states are
     streamed, there are no copies on the bus about half of the time (measured: docs/performance.md).
     """
-    alone, busy = rates.updates(optimizer), rates.updates(optimizer, busy=True)
-    return 2 / (1 / alone + 1 / busy) if beside_states else alone
+    alone = rates.updates(optimizer)
+    return 2 / (1 / alone + 1 / rates.updates(optimizer, busy=True)) if beside_states else alone
 
 
 class Cost:

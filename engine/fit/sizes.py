@@ -34,7 +34,7 @@ COMPILER_BYTES = 64 * MIB
 """While kernels are compiled, variants are timed with a buffer of the size of the GPU's cache (60
 MiB on an H200).
 """
-LOGITS_BYTES = {"cuda": round(2.5 * GIB), "small": 512 << 20, "cpu": 256 << 20}
+LOGITS_BYTES = {"cuda": round(2.5 * GIB), "small": 768 << 20, "cpu": 256 << 20}
 """At most this many bytes are taken by the logits of one chunk of the loss."""
 SMALL_GPU_BYTES = 26 * GIB
 """A GPU is small if it has less memory than this. The chunk of logits has one of two sizes on GPUs

@@ -132,10 +132,9 @@ class Rates:
         alone = alone or self.adamw
         if not busy:
             return alone
-        # The copies slow down only the part of an update that waits for host memory. The moments of
-        # `adamw` are that part alone.
-        traffic = UPDATE_BYTES[optimizer] * alone / (UPDATE_BYTES["adamw"] * self.adamw)
-        return alone / (1 + traffic * (self.adamw / self.adamw_busy - 1))
+        # The copies slow down what waits for host memory, in proportion to its bytes.
+        slower = max(0.0, 1 / self.adamw_busy - 1 / self.adamw)
+        return 1 / (1 / alone + slower * UPDATE_BYTES[optimizer] / UPDATE_BYTES["adamw"])
 
     def to_dict(self) -> dict[str, float]:
         return asdict(self)
