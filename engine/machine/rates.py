@@ -128,12 +128,13 @@ class Rates:
         """Returns the parameters a second that the host updates with `optimizer`. busy: while
         copies run in both directions.
         """
-        alone = {"adamw_bf16": self.adamw_bf16, "adamw_8bit": self.adamw_8bit}.get(optimizer, 0.0)
-        alone = alone or self.adamw
+        if optimizer == "adamw":
+            return self.adamw_busy if busy else self.adamw
+        alone = (self.adamw_bf16 if optimizer == "adamw_bf16" else self.adamw_8bit) or self.adamw
         if not busy:
             return alone
         # The copies slow down what waits for host memory, in proportion to its bytes.
-        slower = max(0.0, 1 / self.adamw_busy - 1 / self.adamw)
+        slower = 1 / self.adamw_busy - 1 / self.adamw
         return 1 / (1 / alone + slower * UPDATE_BYTES[optimizer] / UPDATE_BYTES["adamw"])
 
     def to_dict(self) -> dict[str, float]:

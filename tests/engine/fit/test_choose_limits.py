@@ -154,7 +154,7 @@ def test_boundaries_that_do_not_fit_in_host_memory_are_not_chosen_for_speed():
     """
 
     def boundaries(ram: int) -> int:
-        asked = config(train__batch_size=256)
+        asked = config(train__batch_size=256, engine__gradients="host")
         target = Target("cuda", 48 * GIB, ram * GIB, QUICK)
         return choose(Job(big_shape(), asked, 1024), target).host_boundary_bytes
 
