@@ -144,8 +144,8 @@ SHORT_HELP = {
     "train.epochs": "Passes over the data.",
     "train.batch_size": "Per optimizer step.",
     "train.optimizer": (
-        "14, 10 or about 8.03 bytes of RAM a parameter, fp32 masters and gradient included (2 more "
-        "in float32). Results change slightly."
+        "14, 10 or 8.03 bytes of RAM a parameter, fp32 masters and gradient included (2 more in "
+        "float32; 10 for embeddings in 8 bits). Smaller moments change results slightly."
     ),
     "train.learning_rate": "Peak, AdamW.",
 }

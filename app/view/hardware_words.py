@@ -134,7 +134,7 @@ def _rate_pairs(rates: Rates, has_gpu: bool) -> list[list[str]]:
     """
     host = ADAMW_BYTES * rates.adamw
     update = [
-        "AdamW on the host",
+        "AdamW on the host, moments in fp32",
         f"{rates.adamw / 1e9:,.3g} billion parameters/s ({host / 1e9:,.3g} GB/s of RAM)",
     ]
     if not has_gpu:

@@ -250,9 +250,9 @@ class OutputConfig:
 
     checkpoint: CheckpointKind = "full"
     """`full` checkpoints hold the weights and AdamW's moments: the run can be resumed from them.
-    `weights` hold the fp32 masters alone, in a third of the space. They can be exported, talked to
-    and trained on from in a new run, but the run cannot be resumed. `none` writes no checkpoint,
-    not even at a stop or a failure; only the export at the end is kept.
+    `weights` hold the fp32 masters alone, in a third of the space that fp32 moments need. They can
+    be exported, talked to and trained on from in a new run, but the run cannot be resumed. `none`
+    writes no checkpoint, not even at a stop or a failure; only the export at the end is kept.
     """
 
     checkpoint_every: int = 0

@@ -107,7 +107,8 @@ def test_the_optimizer_is_a_choice_in_words_with_its_bytes():
         ("AdamW, moments in bf16", "adamw_bf16"),
         ("AdamW, moments in 8 bits", "adamw_8bit"),
     ]
-    assert "14, 10 or about 8.03 bytes" in box.info and "change slightly" in box.info
+    assert "14, 10 or 8.03 bytes of RAM a parameter" in box.info
+    assert "change results slightly" in box.info
 
 
 def test_numbers_are_shown_as_people_write_them():
