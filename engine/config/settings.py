@@ -54,7 +54,8 @@ class ModelConfig:
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """The GPU computes in this type. `bfloat16` keeps an exact fp32 master in split planes (14
-    bytes a parameter on the host, gradient included); `float32` computes in fp32 (16 bytes).
+    bytes a parameter on the host, gradient and fp32 moments included); `float32` computes in fp32
+    (16 bytes). `train.optimizer` makes the moments smaller.
     """
 
     attention: Literal["auto", "sdpa", "eager"] = "auto"
@@ -92,8 +93,8 @@ class OptimConfig:
 
     optimizer: Optimizer = "adamw"
     """AdamW keeps its two moments in fp32 (`adamw`), in bf16 (`adamw_bf16`) or in 8 bits
-    (`adamw_8bit`). The fp32 masters stay. Smaller moments take 8, 4 or 2 bytes of RAM a parameter
-    and change results.
+    (`adamw_8bit`). With gradients and fp32 masters, which stay, a parameter takes 14, 10 or about
+    8.03 bytes of RAM (in `float32` 16, 12 or 10.03). Results change slightly with smaller moments.
     """
 
     learning_rate: float = 1.0e-5
@@ -255,9 +256,9 @@ class OutputConfig:
 
     checkpoint: CheckpointKind = "full"
     """`full` checkpoints hold the weights and AdamW's moments: the run can be resumed from them.
-    `weights` hold the fp32 masters alone, in a third of the space. They can be exported, talked to
-    and trained on from in a new run, but the run cannot be resumed. `none` writes no checkpoint,
-    not even at a stop or a failure; only the export at the end is kept.
+    `weights` hold the fp32 masters alone, in a third of the space that fp32 moments need. They can
+    be exported, talked to and trained on from in a new run, but the run cannot be resumed. `none`
+    writes no checkpoint, not even at a stop or a failure; only the export at the end is kept.
     """
 
     checkpoint_every: int = 0

@@ -28,7 +28,8 @@ from engine.machine.read_machine import Machine
 from engine.model.shape import ModelShape
 from engine.paths import resolve_source
 from engine.plan.buffers import Word
-from engine.planes.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES
+from engine.planes.layout import WEIGHT_PLANES
+from engine.planes.moments import KINDS, MOMENTS
 from engine.words import GIB, MIB, in_gib
 
 TIGHT_SHARE = 0.9
@@ -61,8 +62,8 @@ each: they are in fp32, unless the whole checkpoint is in bf16.
 PLANE_NOTES = {
     "weight_high": "weights as the device sees them",
     "weight_low": "the rest of the fp32 masters",
-    "exp_avg": "AdamW's first moment, fp32",
-    "exp_avg_sq": "AdamW's second moment, fp32",
+    "exp_avg": "AdamW's first moment",
+    "exp_avg_sq": "AdamW's second moment",
     "grad": "gradients",
 }
 PART_WORDS = {PartName.HOST: "RAM", PartName.GPU: "GPU memory", PartName.DISK: "disk"}
@@ -239,16 +240,13 @@ class Needs:
         items.append(
             Item(MemoryItem.MARGIN, HOST_MARGIN_BYTES, "checkpoint pages on their way to the disk")
         )
-        item_bytes = PLANE_ITEM_BYTES[self.shape.dtype]
-        choices = self.chosen.choices
         for plane, size in self.shape.plane_bytes().items():
-            if plane == "grad" and choices.parked_gradients:
-                ring = gradient_ring_bytes(self.shape, choices)
+            if plane == "grad" and self.chosen.choices.parked_gradients:
+                ring = gradient_ring_bytes(self.shape, self.chosen.choices)
                 words = "parked gradients on their way to the optimizer"
                 items.append(Item(MemoryItem.GRADIENT_RING, ring, words))
                 continue
-            note = f"{PLANE_NOTES[plane]}, {item_bytes[plane]} bytes a parameter"
-            items.append(Item(MemoryItem(plane), size, note))
+            items.append(Item(MemoryItem(plane), size, _plane_note(plane, size, self.shape)))
         boundaries = self.chosen.host_boundary_bytes
         if boundaries:
             items.append(
@@ -313,6 +311,14 @@ class Needs:
             *items,
             Item(MemoryItem.RECORD, RECORD_BYTES, "events, timelines and tokenizer files"),
         )
+
+
+def _plane_note(plane: str, size: int, shape: ModelShape) -> str:
+    """Returns a text on what a plane holds. The bytes a parameter of moments are those of its real
+    `size`, since small parameters and embeddings may keep theirs more exactly.
+    """
+    kind = f", {KINDS[shape.optimizer]}" if plane in MOMENTS else ""
+    return f"{PLANE_NOTES[plane]}{kind}, {size / shape.plane_numel:.3g} bytes a parameter"
 
 
 def rates_of_steps(

@@ -45,6 +45,16 @@ class MomentKind(Word):
     CODES = "8 bits"
 
 
+KINDS: dict[Optimizer, MomentKind] = {
+    FP32_MOMENTS: MomentKind.FP32,
+    "adamw_bf16": MomentKind.BF16,
+    "adamw_8bit": MomentKind.CODES,
+}
+"""Each optimizer keeps all moments in this way that are not kept more exactly. The optimizers are
+ordered from the most exact one.
+"""
+
+
 def moment_bytes(kind: MomentKind, numel: int) -> int:
     """Returns the bytes that one moment of `numel` elements takes, from the start of a block on."""
     if kind == MomentKind.CODES:
