@@ -190,12 +190,10 @@ class UnitLayout:
     @functools.cached_property
     def moment_counts(self) -> MomentCounts:
         """Returns how many elements are kept in which way, with any optimizer."""
-        small, large = [], []
-        for start, stop, numel in self._places:
-            (small if is_small(numel) else large).append((start, stop))
+        large = [(start, stop) for start, stop, numel in self._places if not is_small(numel)]
         return MomentCounts(
             self.numel,
-            small=sum(stop - start for start, stop in small),
+            small=self.numel - sum(stop - start for start, stop in large),
             blocks=sum(block_count(start, stop) for start, stop in large),
             is_embed=self.unit == EMBED,
         )

@@ -101,7 +101,7 @@ class MomentCounts:
 
     @property
     def large(self) -> int:
-        """This many elements belong to large parameters, alignment included."""
+        """Large parameters have this many elements, alignment included."""
         return self.numel - self.small
 
     def bytes(self, optimizer: Optimizer) -> int:

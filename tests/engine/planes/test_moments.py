@@ -4,6 +4,8 @@ the counts of the planner are the bytes of the ranges, and no piece of an update
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -57,7 +59,9 @@ def blocks_of(range_: MomentRange) -> list[tuple[int, int]]:
 
 
 @given(PARAMETERS, UNITS, st.sampled_from(OPTIMIZERS))
-@example([(8960, True), (4097, True), (100, True), (5000, False), (64, False)], "head", "adamw_8bit")
+@example(
+    [(8960, True), (4097, True), (100, True), (5000, False), (64, False)], "head", "adamw_8bit"
+)
 def test_ranges_cover_every_element_once_and_are_counted(parameters, unit, optimizer):
     layout = layout_of(parameters, unit)
     ranges = layout.moment_ranges(optimizer)
@@ -81,7 +85,7 @@ def test_ranges_cover_every_element_once_and_are_counted(parameters, unit, optim
 def test_whole_blocks_are_joined(parameters, unit):
     """A kernel runs on few ranges: neighbours of one kind are apart only where a block is short."""
     ranges = layout_of(parameters, unit).moment_ranges("adamw_8bit")
-    for left, right in zip(ranges, ranges[1:]):
+    for left, right in itertools.pairwise(ranges):
         is_short = left.kind == MomentKind.CODES and (left.start % BLOCK or left.stop % BLOCK)
         assert left.kind != right.kind or is_short
 
