@@ -246,12 +246,14 @@ def _write_files(folder: Path, step: int, contents: Contents, progress: Progress
     files = UnitFiles(folder, layouts, sizes)
     units = files.write(snapshot, Meter(contents.plane_bytes, progress))
     buffers = _write_buffers(folder, contents.buffers) if contents.buffers else None
+    # Weights alone are the same with every optimizer.
+    moments_of = store.optimizer if contents.holds == "full" else FP32_MOMENTS
     values = {
-        "format": 2 if store.optimizer == FP32_MOMENTS else FORMAT,
+        "format": 2 if moments_of == FP32_MOMENTS else FORMAT,
         "step": step,
         HOLDS: contents.holds,
         "dtype": store.dtype,
-        OPTIMIZER: store.optimizer,
+        OPTIMIZER: moments_of,
         "piece_checksum": CHECKSUM,
         "piece_bytes": copies.PIECE_BYTES,
         "units": units,

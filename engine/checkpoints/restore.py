@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,10 +50,6 @@ if TYPE_CHECKING:
     from engine.host.host_store import HostStore
 
 
-def _nothing() -> None:
-    """Does nothing: what was read is where it belongs."""
-
-
 class NewerFormat(CheckpointError):
     """A later version of this program wrote the checkpoint."""
 
@@ -79,15 +76,17 @@ class _Target:
         wanted = PLANE_ITEM_BYTES[store.dtype] if planes is None else planes
         return cls(store, buffers, tuple(wanted))
 
-    def memory(self, unit: str, plane: str, size: int) -> tuple[memoryview, Callable[[], None]]:
-        """Returns the memory that a plane of the checkpoint, of `size` bytes, is read into, and
-        what is to be called once it is read.
+    def memory(self, unit: str, plane: str, begin: int, end: int) -> memoryview:
+        """Returns the memory into which a piece of a plane is read: its place in the store, or
+        other memory if it is converted later.
         """
-        there = self.store.array(unit, plane).view("uint8")
-        if plane not in MOMENTS or self.optimizer == self.store.optimizer:
-            return there.data, _nothing
-        read = np.empty(size, np.uint8)
-        return read.data, partial(self.store.take_moments, unit, plane, read, self.optimizer)
+        if self.converts(plane):
+            return np.empty(end - begin, np.uint8).data
+        return self.store.array(unit, plane).view("uint8")[begin:end].data
+
+    def converts(self, plane: str) -> bool:
+        """Returns whether the store keeps the values of a plane in another way."""
+        return plane in MOMENTS and self.optimizer != self.store.optimizer
 
     @property
     def is_of_a_resume(self) -> bool:
@@ -349,23 +348,18 @@ def _wanted(unit: dict[str, Any], target: _Target) -> list[str]:
 
 
 def _read_unit(path: Path, unit: dict[str, Any], target: _Target, meter: Meter) -> None:
-    """Reads planes of one unit straight into the store, and verifies their checksums."""
+    """Reads planes of one unit straight into the store, and verifies their checksums. Moments of
+    another optimizer are verified first and then converted, so that little memory is needed.
+    """
     with (path / unit["file"]).open("rb", buffering=0) as file:
         for plane in _wanted(unit, target):
             entry = unit["planes"][plane]
-            file.seek(entry["offset"])
-            memory, finish = target.memory(unit["unit"], plane, entry["bytes"])
+            written = _WrittenPlane(file, entry["offset"], path)
             verifier = _verifier(entry)
-            for begin in range(0, len(memory), target.piece_bytes):
-                piece = memory[begin : begin + target.piece_bytes]
-                rest = piece
-                while rest:  # an unbuffered read may be partial
-                    count = file.readinto(rest)
-                    if not count:
-                        raise CheckpointError(
-                            f"Checkpoint {path} is damaged: {unit['file']} ends too early."
-                        )
-                    rest = rest[count:]
+            for begin in range(0, entry["bytes"], target.piece_bytes):
+                end = min(begin + target.piece_bytes, entry["bytes"])
+                piece = target.memory(unit["unit"], plane, begin, end)
+                written.read(begin, piece)
                 verifier.add(piece)
                 meter.add(len(piece))
             if not verifier.is_right():
@@ -373,9 +367,38 @@ def _read_unit(path: Path, unit: dict[str, Any], target: _Target, meter: Meter) 
                     f"Checkpoint {path} is damaged: {plane} of unit {unit['unit']} "
                     f"({unit['file']}) does not match its checksum."
                 )
-            finish()
+            if target.converts(plane):
+                target.store.take_moments(unit["unit"], plane, written.bytes, target.optimizer)
         # The page cache need not keep what the planes now hold.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@dataclass(frozen=True)
+class _WrittenPlane:
+    """A `_WrittenPlane` reads one plane of a checkpoint."""
+
+    file: FileIO
+    offset: int
+    """The plane begins at this byte of the file."""
+    path: Path
+    """The file belongs to the checkpoint in this folder."""
+
+    def read(self, begin: int, memory: memoryview) -> None:
+        """Fills `memory` with the bytes of the plane from `begin` on."""
+        self.file.seek(self.offset + begin)
+        rest = memory
+        while rest:  # an unbuffered read may be partial
+            count = self.file.readinto(rest)
+            if not count:
+                name = Path(str(self.file.name)).name
+                raise CheckpointError(f"Checkpoint {self.path} is damaged: {name} ends too early.")
+            rest = rest[count:]
+
+    def bytes(self, begin: int, end: int) -> np.ndarray:
+        """Returns the bytes of the plane between two places, uint8."""
+        memory = np.empty(end - begin, np.uint8)
+        self.read(begin, memory.data)
+        return memory
 
 
 class _WholePlane:

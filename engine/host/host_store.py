@@ -47,7 +47,7 @@ from engine.host.fp32_pieces import fp32_pieces
 from engine.host.held_step import HeldStep
 from engine.host.host_kernels import kernel
 from engine.host.host_threads import Workers, ranges
-from engine.host.moment_conversion import convert_moments
+from engine.host.moment_conversion import Bytes, convert_moments
 from engine.machine.cgroups import sample_host_memory
 from engine.plan.buffers import EMBED, HEAD
 from engine.planes.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES, ParameterSpec, UnitLayout
@@ -274,14 +274,12 @@ class HostStore:
 
         self._workers.run(split_range, ranges(0, values.size))
 
-    def take_moments(
-        self, unit: str, plane: str, moments: np.ndarray, optimizer: Optimizer
-    ) -> None:
-        """Sets a plane of moments from that of another optimizer, uint8 [bytes]
+    def take_moments(self, unit: str, plane: str, read: Bytes, optimizer: Optimizer) -> None:
+        """Sets a plane of moments from that of another optimizer, whose bytes `read` returns
         (`engine.host.moment_conversion`).
         """
         here = self.array(unit, plane).view(np.uint8)
-        convert_moments(self.layouts[unit], plane, (moments, optimizer), (here, self.optimizer))
+        convert_moments(self.layouts[unit], plane, (read, optimizer), (here, self.optimizer))
 
     def master(self, unit: str, name: str) -> torch.Tensor:
         """Returns a copy of a parameter's fp32 master in the parameter's own shape."""

@@ -6,6 +6,8 @@ of its map in 8 bits. Reading is exact.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -15,8 +17,12 @@ from engine.host.moment_kernels import moment_kernel
 from engine.planes.layout import UnitLayout
 from engine.planes.moments import BLOCK, MOMENTS, MomentKind, MomentRange
 
-Kept = tuple[np.ndarray, Optimizer]
-"""It is a plane of moments, as uint8 [bytes], with the optimizer that it belongs to."""
+Bytes = Callable[[int, int], np.ndarray]
+"""It returns the bytes between two places of a plane of moments, uint8."""
+Old = tuple[Bytes, Optimizer]
+"""The plane that is read is told by its bytes, with the optimizer that it belongs to."""
+New = tuple[np.ndarray, Optimizer]
+"""The plane that is written is uint8 [bytes], with the optimizer that it belongs to."""
 _AT_ONCE = 4096 * BLOCK
 """This many elements are converted at once, so that little memory is needed."""
 
@@ -25,7 +31,11 @@ def read_moments(plane: np.ndarray, part: MomentRange, name: str) -> np.ndarray:
     """Returns the moments of a range, float32 [elements]. `plane` is the whole plane as uint8
     [bytes], and `name` says which of the two moments it holds.
     """
-    memory = plane[part.place : part.place + part.bytes]
+    return _decoded(plane[part.place : part.place + part.bytes], part, name)
+
+
+def _decoded(memory: np.ndarray, part: MomentRange, name: str) -> np.ndarray:
+    """Returns the moments of a range, float32 [elements], from its bytes."""
     if part.kind == MomentKind.FP32:
         return memory.view(np.float32).copy()
     if part.kind == MomentKind.BF16:
@@ -50,9 +60,9 @@ def write_moments(plane: np.ndarray, part: MomentRange, name: str, values: np.nd
         moment_kernel("encode")(values, entries, memory.view(np.float32), memory)
 
 
-def convert_moments(layout: UnitLayout, name: str, old: Kept, new: Kept) -> None:
-    """Fills the plane `new` with the moments of the plane `old`. `name` says which of the two
-    moments they hold.
+def convert_moments(layout: UnitLayout, name: str, old: Old, new: New) -> None:
+    """Fills the plane `new` with the moments of the plane `old`, of which few bytes are read at
+    once. `name` says which of the two moments they hold.
     """
     theirs = layout.moment_ranges(old[1])
     ours = layout.moment_ranges(new[1])
@@ -64,7 +74,7 @@ def convert_moments(layout: UnitLayout, name: str, old: Kept, new: Kept) -> None
 
 
 def _values(
-    plane: np.ndarray, ranges: tuple[MomentRange, ...], wanted: MomentRange, name: str
+    read: Bytes, ranges: tuple[MomentRange, ...], wanted: MomentRange, name: str
 ) -> np.ndarray:
     """Returns the moments of the elements of `wanted`, float32, from a plane with other ranges."""
     found = np.empty(wanted.stop - wanted.start, np.float32)
@@ -77,6 +87,6 @@ def _values(
         stop = min(range_.start - (range_.start - last) // BLOCK * BLOCK, range_.stop)
         part = range_.within(start, stop)
         assert part is not None  # it contains the elements from `first` to `last`
-        values = read_moments(plane, part, name)
+        values = _decoded(read(part.place, part.place + part.bytes), part, name)
         found[first - wanted.start : last - wanted.start] = values[first - start : last - start]
     return found

@@ -26,11 +26,11 @@ from typing import Literal
 from engine.config.settings import CheckpointKind, Optimizer
 from engine.plan.buffers import EMBED
 from engine.planes.moments import (
-    BLOCK,
     FP32_MOMENTS,
     MOMENTS,
     MomentCounts,
     MomentRange,
+    block_count,
     is_small,
     moment_ranges,
 )
@@ -168,12 +168,16 @@ class UnitLayout:
 
     def moment_ranges(self, optimizer: Optimizer) -> tuple[MomentRange, ...]:
         """Returns where the moments of which elements are, and how they are kept."""
+        return moment_ranges(self._places, self.unit, optimizer)
+
+    @property
+    def _places(self) -> list[tuple[int, int, int]]:
+        """Returns for each parameter its first element, the element after its last one (alignment
+        included), and the number of its own elements.
+        """
         stops = (*self.offsets[1:], self.numel)
-        places = [
-            (start, stop, spec.numel)
-            for start, stop, spec in zip(self.offsets, stops, self.parameters)
-        ]
-        return moment_ranges(places, self.unit, optimizer)
+        numels = (spec.numel for spec in self.parameters)
+        return list(zip(self.offsets, stops, numels))
 
     def moment_bytes(self, optimizer: Optimizer, start: int, stop: int) -> tuple[int, int]:
         """Returns where the moments of the elements between two begin and end in their plane, in
@@ -186,11 +190,11 @@ class UnitLayout:
     @functools.cached_property
     def moment_counts(self) -> MomentCounts:
         """Returns how many elements are kept in which way, with any optimizer."""
-        sizes = [(_aligned(spec.numel), is_small(spec.numel)) for spec in self.parameters]
+        large = [(start, stop) for start, stop, numel in self._places if not is_small(numel)]
         return MomentCounts(
             self.numel,
-            small=sum(size for size, small in sizes if small),
-            blocks=sum(-(-size // BLOCK) for size, small in sizes if not small),
+            small=self.numel - sum(stop - start for start, stop in large),
+            blocks=sum(block_count(start, stop) for start, stop in large),
             is_embed=self.unit == EMBED,
         )
 

@@ -3,8 +3,10 @@ where the moments of each parameter are in their plane, and how many bytes they 
 
 In 8 bits, the moments of a parameter are cut into blocks of 256 elements, as in "8-bit Optimizers
 via Block-wise Quantization" (arXiv 2110.02861). A block is kept as its largest magnitude, in fp32,
-followed by one code of 8 bits for each element. It takes 260 bytes, or 4 more than its elements
-where it is the last, shorter block of a parameter. Blocks never cross parameters.
+followed by one code of 8 bits for each element. It takes 260 bytes. Blocks never cross parameters,
+nor multiples of 256 elements of their unit. So the first block of a parameter and its last one may
+be shorter, and take 4 bytes more than their elements. The device can update a unit in pieces that
+begin at such multiples: none of them cuts a block.
 
 Small parameters and embeddings are kept more exactly, because they are where small moments hurt
 first and where they save least:
@@ -107,31 +109,34 @@ class MomentCounts:
     """The other elements are cut into this many blocks."""
     is_embed: bool
 
+    @property
+    def large(self) -> int:
+        """Large parameters have this many elements, alignment included."""
+        return self.numel - self.small
+
     def bytes(self, optimizer: Optimizer) -> int:
         """Returns the bytes that one moment of the unit takes."""
         if optimizer == FP32_MOMENTS:
             return 4 * self.numel
-        large = self.numel - self.small
         if optimizer == "adamw_bf16" or self.is_embed:
-            return 4 * self.small + 2 * large
-        return 4 * self.small + large + MAXIMUM_BYTES * self.blocks
+            return 4 * self.small + 2 * self.large
+        return 4 * self.small + self.large + MAXIMUM_BYTES * self.blocks
 
     def most_bytes(self, optimizer: Optimizer, numel: int) -> int:
-        """Returns the most bytes that one moment of a piece takes: of `numel` elements that begin
-        at a multiple of a block, in a unit whose only large parameter comes first if the piece is
-        not the whole unit.
+        """Returns the most bytes that one moment of a piece takes: of at most `numel` elements, in
+        whole blocks if the moments are in 8 bits.
         """
         if numel >= self.numel:
             return self.bytes(optimizer)
-        small = min(self.small, numel)
-        large = numel - small
         if optimizer == FP32_MOMENTS:
             return 4 * numel
+        small = min(self.small, numel)
+        large = numel - small
         if optimizer == "adamw_bf16" or self.is_embed:
             return 4 * small + 2 * large
-        # Small parameters between blocks can leave as many of them unfilled.
-        blocks = min(self.blocks, -(-numel // BLOCK) + small // 64 + 1)
-        return 4 * small + large + MAXIMUM_BYTES * blocks
+        # Shorter blocks leave no more elements unfilled in the piece than in the whole unit.
+        unfilled = self.blocks * BLOCK - self.large
+        return 4 * small + large + MAXIMUM_BYTES * ((large + unfilled) // BLOCK)
 
 
 def moment_ranges(
@@ -148,14 +153,20 @@ def moment_ranges(
         if start == stop:
             continue
         kind = _kind(numel, unit, optimizer)
-        last = found[-1] if found else None
-        # The ranges of parameters are joined, so that a kernel runs on as few as possible.
-        if last is not None and last.kind == kind and _may_grow(last):
-            found[-1] = MomentRange(last.start, stop, kind, last.place)
-        else:
-            found.append(MomentRange(start, stop, kind, place))
-        place = found[-1].place + found[-1].bytes
+        for first, after in _in_whole_blocks(start, stop, kind):
+            last = found[-1] if found else None
+            # Ranges that follow each other are joined, so that a kernel runs on as few as possible.
+            if last is not None and last.kind == kind and _may_grow(last):
+                found[-1] = MomentRange(last.start, after, kind, last.place)
+            else:
+                found.append(MomentRange(first, after, kind, place))
+            place = found[-1].place + found[-1].bytes
     return tuple(found)
+
+
+def block_count(start: int, stop: int) -> int:
+    """Returns the number of blocks of a parameter that lies between two elements of its unit."""
+    return -(-stop // BLOCK) - start // BLOCK
 
 
 def is_small(numel: int) -> bool:
@@ -171,8 +182,17 @@ def _kind(numel: int, unit: str, optimizer: Optimizer) -> MomentKind:
     return MomentKind.CODES
 
 
+def _in_whole_blocks(start: int, stop: int, kind: MomentKind) -> list[tuple[int, int]]:
+    """Returns the ranges of a parameter: one, or two where its first block is shorter."""
+    cut = -(-start // BLOCK) * BLOCK
+    if kind != MomentKind.CODES or not start < cut < stop:
+        return [(start, stop)]
+    return [(start, cut), (cut, stop)]
+
+
 def _may_grow(range_: MomentRange) -> bool:
-    """Tells whether the next parameter can follow in the same range: its first block must begin
-    with its first element.
+    """Tells whether the next parameter can follow in the same range: all blocks of the range must
+    be whole.
     """
-    return range_.kind != MomentKind.CODES or (range_.stop - range_.start) % BLOCK == 0
+    is_whole = range_.start % BLOCK == range_.stop % BLOCK == 0
+    return range_.kind != MomentKind.CODES or is_whole
