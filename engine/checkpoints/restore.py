@@ -395,7 +395,7 @@ class _WrittenPlane:
             rest = rest[count:]
 
     def bytes(self, begin: int, end: int) -> np.ndarray:
-        """Returns the bytes of the plane between two places, uint8."""
+        """Returns the bytes of the plane between two places, uint8 [bytes]."""
         memory = np.empty(end - begin, np.uint8)
         self.read(begin, memory.data)
         return memory
