@@ -42,7 +42,7 @@ compiled in the same process.
 RUNTIME_GROWTH_BYTES = {"cuda": 830 * MIB, "cpu": 64 * MIB}
 """After a run is prepared, libraries still take this much more RAM, for loading and compiling."""
 HOST_MARGIN_BYTES = 256 * MIB
-"""This much RAM is taken by pages of a checkpoint that are written but not yet synced."""
+"""This much RAM is taken by pages of a checkpoint or an export that are written but not synced."""
 DATA_FACTOR = 0.05
 """The data take this share of the data file's size in memory: about 50 bytes per document of 1,000
 bytes. Tokens stay on disk.
@@ -237,9 +237,10 @@ class Needs:
         """
         resident = self._facts.resident
         items = self._program(resident)
-        items.append(
-            Item(MemoryItem.MARGIN, HOST_MARGIN_BYTES, "checkpoint pages on their way to the disk")
-        )
+        output = self.config.output
+        if output.checkpoint != "none" or output.export:
+            words = "pages of checkpoint or export on their way to the disk"
+            items.append(Item(MemoryItem.MARGIN, HOST_MARGIN_BYTES, words))
         for plane, size in self.shape.plane_bytes().items():
             if plane == "grad" and self.chosen.choices.parked_gradients:
                 ring = gradient_ring_bytes(self.shape, self.chosen.choices)
