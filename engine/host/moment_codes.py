@@ -1,9 +1,13 @@
 """Moments in 8 bits are codes of a map: 256 numbers between -1 and 1, or between 0 and 1.
 
-The maps are those of dynamic quantisation (arXiv 2110.02861, section 1.3), as the library
-bitsandbytes computes them: seven decades from 1e-6 to 1, of which each has twice as many numbers as
-the one below, then 0 and 1. The map of exp_avg has both signs (but not -1), that of exp_avg_sq has
-none and so twice as many numbers.
+The maps are those of dynamic quantisation (arXiv 2110.02861, section 1.3), as in the library
+bitsandbytes: seven decades up to 1, of which each has twice as many numbers as the one below, then
+0 and 1. The numbers of a decade are the centres of equal intervals. The map of exp_avg has both
+signs (but not -1), that of exp_avg_sq has none and so twice as many numbers.
+
+Each number is rounded to fp32 once, so it is the same on every machine that reads a checkpoint.
+bitsandbytes computes in fp32 with torch, whose last bits depend on the processor: its numbers differ
+from ours by at most two units in the last place.
 
 The code of a value x is that of the nearest number. Of two numbers that are equally near, it is the
 smaller one. The boundaries between numbers are their means, rounded to fp32. One rule is our own: a
@@ -22,7 +26,6 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 DECADES = 7
 LEAST_INDEX = 0x3380
@@ -59,12 +62,13 @@ def moment_map(signed: bool) -> MomentMap:
     found: list[float] = []
     for decade in range(DECADES):
         count = 2**decade if signed else 2 ** (decade + 1)
-        # These are fp32 operations in this order, so that each bit is that of bitsandbytes.
-        edges = torch.linspace(0.1, 1, count + 1)
-        means = 10 ** (decade - DECADES + 1) * ((edges[:-1] + edges[1:]) / 2.0)
-        found += means.tolist()
+        # In the highest decade, the centres are 0.1 + 0.9 * (2k + 1) / (2 * count). A quotient of
+        # integers is rounded once.
+        scale = 20 * count * 10 ** (DECADES - 1 - decade)
+        centres = [(2 * count + 9 * (2 * k + 1)) / scale for k in range(count)]
+        found += centres
         if signed:
-            found += (-means).tolist()
+            found += [-centre for centre in centres]
     values = np.array(sorted([*found, 0.0, 1.0]), dtype=np.float32)
     boundaries = ((values[:-1].astype(np.float64) + values[1:]) / 2).astype(np.float32)
     return MomentMap(values, boundaries, _entries(boundaries, signed))
