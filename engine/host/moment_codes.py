@@ -6,8 +6,8 @@ bitsandbytes: seven decades up to 1, of which each has twice as many numbers as 
 signs (but not -1), that of exp_avg_sq has none and so twice as many numbers.
 
 Each number is rounded to fp32 once, so it is the same on every machine that reads a checkpoint.
-bitsandbytes computes in fp32 with torch, whose last bits depend on the processor: its numbers differ
-from ours by at most two units in the last place.
+bitsandbytes computes in fp32 with torch, whose last bits depend on the processor: its numbers
+differ from ours by at most two units in the last place.
 
 The code of a value x is that of the nearest number. Of two numbers that are equally near, it is the
 smaller one. The boundaries between numbers are their means, rounded to fp32. One rule is our own: a
