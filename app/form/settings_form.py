@@ -118,6 +118,7 @@ CHOICE_LABELS = {
         "boundary": "block inputs, on the GPU",
         "all": "all activations",
     },
+    "engine.gradients": {"host": "in RAM", "parked": "on the GPU, until they are applied"},
     "engine.kernels": {"compiled": "compiled by torch", "eager": "one by one"},
 }
 
@@ -148,6 +149,7 @@ SHORT_HELP = {
         "float32; 10 for embeddings in 8 bits). Smaller moments change results slightly."
     ),
     "train.learning_rate": "Peak, AdamW.",
+    "engine.gradients": "On the GPU they take 2 bytes a parameter there instead of in RAM.",
 }
 
 
