@@ -130,6 +130,8 @@ def _adamw_in_words(s: dict[str, Any]) -> str:
 def _plan_row(s: dict[str, Any]) -> Row:
     choices = s["choices"]
     boundaries = "on the host" if choices["host_boundaries"] else "on the device"
+    if choices["parked_gradients"]:
+        boundaries += ", gradients parked on the device"
     return (
         "plan",
         f"{choices['micro_batches']} x {choices['micro_batch_size']} rows, rounds "

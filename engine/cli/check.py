@@ -283,6 +283,8 @@ def _notes(machine: Machine) -> list[str]:
 def _plan_as_text(choices: Mapping[str, Any], blocks: int) -> list[str]:
     """Returns the choices of the plan as lines of text."""
     boundaries = "on the host" if choices["host_boundaries"] else "on the device"
+    if choices.get("parked_gradients"):
+        boundaries += ", gradients parked on the device"
     on_device = "all blocks are streamed"
     if choices["resident_blocks"]:
         on_device = f"{choices['resident_blocks']} of {blocks} blocks stay on the device"
