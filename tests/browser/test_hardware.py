@@ -157,6 +157,6 @@ def test_the_moments_of_the_table_are_chosen(tab):
     cell = tab.locator("tr[data-model='Qwen/Qwen2.5-0.5B'] [data-machine='RTX 4090']")
     expect(cell.locator("b")).to_have_text("fits, fp32")
     larger = tab.locator("tr[data-model='meta-llama/Llama-2-7b-hf'] [data-machine='RTX 4090']")
-    expect(larger.locator("b")).to_have_text("fits, 8 bits")
+    expect(larger.locator("b")).to_have_text("just fits, bf16")
     tab.get_by_label("Moments of AdamW").select_option("adamw")
     expect(larger.locator("b")).to_have_text("too large")
