@@ -22,7 +22,14 @@ from engine.machine.known_machines import named_machine
 from engine.model.catalog import entry_of
 
 LLAMA = entry_of("meta-llama/Llama-3.1-8B")
-CONFIG = TrainConfig.from_dict({"name": "t", "model": {"source": "m"}, "data": {"source": "d"}})
+CONFIG = TrainConfig.from_dict(
+    {
+        "name": "t",
+        "model": {"source": "m"},
+        "data": {"source": "d"},
+        "engine": {"gradients": "host"},
+    }
+)
 FITTING = {32: None, 72: "adamw_8bit", 96: "adamw_bf16", 160: "adamw"}
 """With so many GiB of RAM, this is the first optimizer with which the model fits."""
 

@@ -20,14 +20,16 @@ MODEL = "Qwen/Qwen2.5-7B"
 
 
 def job(optimizer: str = "adamw", dtype: str = "bfloat16") -> TrainConfig:
-    """Returns a job whose leanest plan takes the same RAM wherever boundaries would be."""
+    """Returns a job whose leanest plan takes the same RAM wherever boundaries and gradients would
+    be.
+    """
     return TrainConfig.from_dict(
         {
             "name": "job",
             "model": {"source": MODEL, "dtype": dtype},
             "data": {"source": "d"},
             "train": {"optimizer": optimizer},
-            "engine": {"save_level": "boundary"},
+            "engine": {"save_level": "boundary", "gradients": "host"},
         }
     )
 
@@ -80,6 +82,7 @@ def test_smaller_moments_come_after_what_keeps_results_and_before_fewer_and_shor
     report = short_of(job().with_values(changes), 1)
     assert [next(iter(remedy.changes)) for remedy in report.remedies] == [
         "engine.save_level",
+        "engine.gradients",
         "train.optimizer",
         "train.batch_size",
         "data.max_seq_len",
@@ -88,7 +91,7 @@ def test_smaller_moments_come_after_what_keeps_results_and_before_fewer_and_shor
 
 def test_where_disk_and_ram_are_short_smaller_moments_are_combined_with_what_helps_the_disk():
     config = job().with_values({"output.export": False})
-    limit = with_ram(config, GIB).host.total - 10 * GIB
+    limit = with_ram(config, GIB).host.total - 25 * GIB
     shape = entry_of(MODEL).shape("bfloat16")
     machine = replace(MACHINE, ram_available=limit, disk_free=shape.checkpoint_bytes("weights"))
     report = estimate(config, machine, shape)
@@ -112,3 +115,18 @@ def test_the_report_says_how_moments_are_kept_and_their_real_bytes(optimizer, ki
         assert items[moment].note == f"AdamW's {name} moment, {kind}, {size} bytes a parameter"
         assert items[moment].bytes == pytest.approx(size * shape.plane_numel, rel=0.005)
     assert items[MemoryItem.GRAD].note == "gradients, 2 bytes a parameter"
+
+
+def test_gradients_are_parked_where_ram_is_short_and_only_there():
+    asked = job().with_values({"engine.gradients": "auto"})
+    enough = with_ram(asked, 400 * GIB)
+    assert not enough.choices["parked_gradients"]
+    planes = {item.kind.value: item.bytes for item in enough.host.items}
+    short = with_ram(asked, enough.host.total - 5 * GIB)
+    assert short.choices["parked_gradients"] and short.verdict != Verdict.DOES_NOT_FIT
+    assert "grad" not in {item.kind.value for item in short.host.items}
+    parked = {item.kind.value: item.bytes for item in short.gpu.items}["Parked gradients"]
+    assert parked == planes["grad"]
+    on_host = with_ram(job(), enough.host.total - 5 * GIB)
+    assert on_host.verdict == Verdict.DOES_NOT_FIT
+    assert {"engine.gradients": "auto"} in [remedy.changes for remedy in on_host.remedies]

@@ -74,6 +74,8 @@ def test_ranges_cover_every_element_once_and_are_counted(parameters, unit, optim
     assert layout.moment_counts.bytes(optimizer) == place
     stops = (*layout.offsets[1:], layout.numel)
     for spec, start, stop in zip(layout.parameters, layout.offsets, stops):
+        if start == stop:  # an empty parameter is in no range
+            continue
         kinds = {r.kind for r in ranges if r.start < stop and start < r.stop}
         assert kinds <= {expected_kind(spec.numel, unit, optimizer)}
         for first, last in [b for r in ranges if r.kind == MomentKind.CODES for b in blocks_of(r)]:
