@@ -384,6 +384,8 @@ def test_memory_that_runs_out_is_one_sentence(tmp_path):
         ("a.txt.bz2", COMPRESS[".bz2"](b"Rivers run.\n" * 9)[:-9]),
         ("a.csv.gz", COMPRESS[".gz"](b"text\nRivers\n")[:-9]),
     ],
+    # A compressed file holds the time, so its bytes must not be a test's name.
+    ids=["damaged line", "cut bz2", "cut gz"],
 )
 def test_counting_the_rows_of_a_run_tells_what_a_preview_tells(tmp_path, name, content):
     path = write(tmp_path / name, content)
