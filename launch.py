@@ -98,7 +98,7 @@ def _train(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from engine.cli.check import CheckedJob, NamedMachine, check, check_table
 
-    job = CheckedJob(arguments.preset, arguments.model, arguments.set)
+    job = CheckedJob(arguments.preset, arguments.model, arguments.set, arguments.optimizer)
     if arguments.table:
         form = "text"
         if arguments.json:
@@ -241,6 +241,12 @@ def _check_arguments(commands: _Commands) -> None:
     )
     check.add_argument(
         "--csv", action="store_true", help="the table as CSV, with all known machines"
+    )
+    check.add_argument(
+        "--optimizer",
+        metavar="NAME",
+        help="adamw, adamw_bf16 or adamw_8bit (that of the settings by default); in a table, best "
+        "is the first of them that fits, cell by cell",
     )
     check.add_argument("--ram-gib", type=float, help="host RAM of the machine")
     check.add_argument("--gpu-gib", type=float, help="GPU memory of the machine")

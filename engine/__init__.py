@@ -11,6 +11,7 @@ imports from its own room and from rooms listed before it. `tests/test_rooms.py`
     helper_process  another process that does one thing for this one
     plan            a training step as plain data: ops, builder, validator, simulator; no torch
     config          every setting: read, checked, written; no torch
+    planes          where parameters are in the planes of a unit, and the bytes of planes; no torch
     machine         this machine and known ones, and how fast they are; no torch
     sources         data sets as rows: files, folders, registries, the hub; no torch
     examples        rows as conversations, pairs and texts; no torch
@@ -18,7 +19,8 @@ imports from its own room and from rooms listed before it. `tests/test_rooms.py`
     model           a Hugging Face model as units, and as a shape that the planner sees
     runs            run folders and the records in them; no torch
     fit             which plan, what it takes, whether it fits, what would help; no torch
-    runtime         host planes, device buffers, lanes, and the engine that runs a plan
+    host            planes in host memory, and AdamW on them
+    runtime         device buffers, lanes, and the engine that runs a plan
     checkpoints     weights and states, into a run and out of it
     train           one run, from its folder to the last line of its record
     talk            conversations with weights

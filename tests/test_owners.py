@@ -184,8 +184,16 @@ REASONS: dict[str, dict[str, str]] = {
         "tensor.untyped_storage()._cdata is private": "torch tells it in no other way",
         "storage._cdata is private": "torch tells it in no other way",
     },
-    "engine/runtime/host_kernels.py": {"types.void() at import": "a type of numba, made once"},
-    "engine/runtime/host_store.py": {
+    "engine/host/host_kernels.py": {"types.void() at import": "a type of numba, made once"},
+    "engine/host/moment_kernels.py": {"types.void() at import": "a type of numba, made once"},
+    "engine/runtime/gradient_rings.py": {
+        "self._unregister.atexit is set": "a finalizer of Python takes it in no other way"
+    },
+    "engine/host/value_kernels.py": {
+        "copy.meminfo is set": "numba takes it in no other way",
+        "copy._getvalue is private": "numba gives it in no other way",
+    },
+    "engine/host/host_store.py": {
         "_libc.madvise.argtypes is set": "ctypes takes it in no other way",
         f"{FINALIZER}.atexit is set": "a finalizer of Python takes it in no other way",
     },

@@ -41,15 +41,15 @@ LATE = {
         "the page is served before torch is loaded",
     ),
     "engine/checkpoints/checkpoint.py": (
-        {"engine.runtime.host_store"},
+        {"engine.host.host_store"},
         "for types alone: the app lists checkpoints without torch",
     ),
     "engine/checkpoints/restore.py": (
-        {"engine.runtime.host_store"},
+        {"engine.host.host_store"},
         "for types alone: the app finds checkpoints without torch",
     ),
     "engine/checkpoints/plane_snapshot.py": (
-        {"engine.runtime.host_store"},
+        {"engine.host.host_store"},
         "for types alone: the app lists checkpoints without torch",
     ),
     "engine/cli/check_data.py": (

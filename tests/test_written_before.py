@@ -200,6 +200,8 @@ SINCE_THEN = {
     "model.start_from": None,
     "output.export_dtype": "auto",
     "output.checkpoint": "full",
+    "train.optimizer": "adamw",
+    "engine.gradients": "auto",
     "data.lost_turns": "turn_by_turn",
     "data.typed_tokens": "text",
     "data.columns.history": None,

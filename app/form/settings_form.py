@@ -93,6 +93,11 @@ CHOICE_LABELS = {
         "random": "random weights (from scratch)",
     },
     "model.dtype": {"bfloat16": "bfloat16, fp32 masters", "float32": "float32"},
+    "train.optimizer": {
+        "adamw": "AdamW, moments in fp32",
+        "adamw_bf16": "AdamW, moments in bf16",
+        "adamw_8bit": "AdamW, moments in 8 bits",
+    },
     "output.checkpoint": {
         "full": "full: the run can be resumed",
         "weights": "weights alone: no resume",
@@ -113,6 +118,7 @@ CHOICE_LABELS = {
         "boundary": "block inputs, on the GPU",
         "all": "all activations",
     },
+    "engine.gradients": {"host": "in RAM", "parked": "on the GPU, until they are applied"},
     "engine.kernels": {"compiled": "compiled by torch", "eager": "one by one"},
 }
 
@@ -138,7 +144,12 @@ SHORT_HELP = {
     "train.steps": "Give these or epochs.",
     "train.epochs": "Passes over the data.",
     "train.batch_size": "Per optimizer step.",
+    "train.optimizer": (
+        "14, 10 or 8.03 bytes of RAM a parameter, fp32 masters and gradient included (2 more in "
+        "float32; 10 for embeddings in 8 bits). Smaller moments change results slightly."
+    ),
     "train.learning_rate": "Peak, AdamW.",
+    "engine.gradients": "On the GPU they take 2 bytes a parameter there instead of in RAM.",
 }
 
 

@@ -24,6 +24,7 @@ from app.view.hardware_words import (
     in_billions,
     known_in_words,
     machine_facts,
+    moments_words,
     rates_in_words,
     rounded_rate,
     speed_words,
@@ -32,6 +33,7 @@ from app.words import in_bytes
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, RunError
 from engine.fit.model_table import (
+    BEST,
     HERE,
     SHOWN,
     Cell,
@@ -52,8 +54,13 @@ from engine.machine.read_machine import Machine, read_machine
 from engine.model.catalog import CatalogEntry, catalog, entry_of
 from engine.model.shape import ModelShape
 
-DEFAULTS = {"rows": 32, "tokens": 1024, "dtype": "bfloat16"}
-FIELDS = {"rows": "train.batch_size", "tokens": "data.max_seq_len", "dtype": "model.dtype"}
+DEFAULTS = {"rows": 32, "tokens": 1024, "dtype": "bfloat16", "optimizer": "adamw"}
+FIELDS = {
+    "rows": "train.batch_size",
+    "tokens": "data.max_seq_len",
+    "dtype": "model.dtype",
+    "optimizer": "train.optimizer",
+}
 MOST_ROWS = 1 << 16
 """The table's settings have at most this many rows per step: with more, a column takes minutes."""
 RAM_GRAIN, GPU_GRAIN = 256 << 20, 64 << 20
@@ -182,7 +189,8 @@ class Hardware:
         RunError for an unknown setting.
         """
         (column,) = self._columns([name])
-        rows = self._rows(read_settings(settings), column, timed, _measured(column.machine))
+        job = read_settings(settings), wants_any_optimizer(settings)
+        rows = self._rows(*job, column, timed, _measured(column.machine))
         cells = {}
         counts = {}
         for row, plain in zip(rows, as_dicts(rows, (column,))):
@@ -203,11 +211,11 @@ class Hardware:
 
         Raises as `column` does, and RunError for a model that the table does not have.
         """
-        config = read_settings(settings)
+        job = read_settings(settings), wants_any_optimizer(settings)
         shown = self._columns(names)
         by_machine = []
         for column in shown:
-            found_rows = self._rows(config, column, True, _measured(column.machine))
+            found_rows = self._rows(*job, column, True, _measured(column.machine))
             by_machine.append({row.entry.id: row for row in found_rows})
         rows = []
         for model in models:
@@ -230,7 +238,8 @@ class Hardware:
         The id is None if it can train none.
         """
         config = read_settings(settings)
-        found = self._largest(config, self._here(), _measured(self._here()))
+        any_optimizer = wants_any_optimizer(settings)
+        found = self._largest(config, any_optimizer, self._here(), _measured(self._here()))
         rows, tokens = config.train.batch_size, config.data.max_seq_len
         job = f"{rows:,} rows of {tokens:,} tokens a step in {config.model.dtype}"
         if found is None:
@@ -244,7 +253,8 @@ class Hardware:
         tight = ", only just" if cell.verdict == Verdict.TIGHT else ""
         sentence = (
             f"{entry.title} ({in_billions(shape.parameter_count)} parameters): {job} take "
-            f"{in_bytes(cell.host_bytes)} of RAM{and_gpu_memory(cell)}{tight}{_and_speed(cell)}."
+            f"{in_bytes(cell.host_bytes)} of RAM{and_gpu_memory(cell)} "
+            f"{moments_words(cell)}{tight}{_and_speed(cell)}."
         )
         return {"id": entry.id, "sentence": sentence}
 
@@ -258,7 +268,7 @@ class Hardware:
         entry = _entry(model)
         shape = _shape(entry, config)
         try:
-            found = self._offers(config, shape)
+            found = self._offers(config, shape, any_optimizer=wants_any_optimizer(settings))
         except ConfigError as error:
             raise RunError(describe_error(error)) from None
         return {
@@ -293,11 +303,14 @@ class Hardware:
 
 
 def read_settings(settings: Mapping[str, Any]) -> TrainConfig:
-    """Returns the job that the table is about: `rows` per step, `tokens` per row and `dtype`.
+    """Returns the job that the table is about: `rows` per step, `tokens` per row, `dtype` and
+    `optimizer`. The optimizer means nothing if the table is about any (`wants_any_optimizer`).
 
     DEFAULTS replace missing settings. Raises RunError for settings that no run could have.
     """
     values = {name: settings.get(name, default) for name, default in DEFAULTS.items()}
+    if wants_any_optimizer(settings):
+        values["optimizer"] = DEFAULTS["optimizer"]
     if isinstance(values["rows"], int) and values["rows"] > MOST_ROWS:
         raise RunError(
             f"Rows a step: {values['rows']:,} is too many for a table; at most {MOST_ROWS:,}."
@@ -314,18 +327,25 @@ def read_settings(settings: Mapping[str, Any]) -> TrainConfig:
         raise RunError(describe_error(error)) from None
 
 
+def wants_any_optimizer(settings: Mapping[str, Any]) -> bool:
+    """Returns whether each cell of the table is about the first optimizer that fits."""
+    return settings.get("optimizer") == BEST
+
+
 # These two functions take rates only as part of the key of their cached answers: the engine reads
 # the rates itself.
 
 
-def _rows_of(config: TrainConfig, column: Column, timed: bool, _rates: Rates | None) -> list[Row]:
-    return table(config, (column,), timed=timed)
+def _rows_of(
+    config: TrainConfig, any_optimizer: bool, column: Column, timed: bool, _rates: Rates | None
+) -> list[Row]:
+    return table(config, (column,), timed=timed, any_optimizer=any_optimizer)
 
 
 def _largest_of(
-    config: TrainConfig, machine: Machine, _rates: Rates | None
+    config: TrainConfig, any_optimizer: bool, machine: Machine, _rates: Rates | None
 ) -> tuple[CatalogEntry, Cell] | None:
-    return largest_model(config, machine)
+    return largest_model(config, machine, any_optimizer)
 
 
 def _rates(machine: Machine) -> dict[str, Any]:
@@ -379,6 +399,7 @@ def _offer_words(offer: Offer) -> dict[str, Any]:
         "gpu": gpu_memory_words(offer.known),
         "speed": speed_words(offer.cell),
         "tight": offer.cell.verdict == Verdict.TIGHT,
+        "moments": moments_words(offer.cell) if offer.cell.any_optimizer else "",
         "note": offer.known.note,
     }
 

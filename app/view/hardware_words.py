@@ -7,12 +7,13 @@ from __future__ import annotations
 from typing import Any
 
 from app.words import GIB, in_bytes
-from engine.fit.model_table import Cell, cell_in_words
+from engine.fit.model_table import Cell, speed_in_words
 from engine.fit.needs import Verdict
 from engine.machine.gpus import GpuInfo
-from engine.machine.known_machines import ADAMW_BYTES, KnownMachine
-from engine.machine.rates import Rates
+from engine.machine.known_machines import KnownMachine
+from engine.machine.rates import UPDATE_BYTES, Rates
 from engine.machine.read_machine import Machine
+from engine.planes.moments import KINDS
 from engine.words import counted
 
 VERDICT_WORDS = {
@@ -131,9 +132,9 @@ def _rate_pairs(rates: Rates, has_gpu: bool) -> list[list[str]]:
     """Returns pairs of a name and a rate. Rates are in units per second: bytes, operations or
     parameters.
     """
-    host = ADAMW_BYTES * rates.adamw
+    host = UPDATE_BYTES["adamw"] * rates.adamw
     update = [
-        "AdamW on the host",
+        "AdamW on the host, moments in fp32",
         f"{rates.adamw / 1e9:,.3g} billion parameters/s ({host / 1e9:,.3g} GB/s of RAM)",
     ]
     if not has_gpu:
@@ -192,8 +193,12 @@ def free_memory_words(machine: Machine) -> str:
 
 
 def cell_words(found: Cell) -> dict[str, str]:
-    """Returns the verdict as a word, with its tone, and the speed."""
+    """Returns the verdict as a word, with its tone, and the speed. Where the cell is about any
+    optimizer, the word says how the first that fits keeps its moments, as in "fits, bf16".
+    """
     tone, word = VERDICT_WORDS[found.verdict]
+    if found.any_optimizer and found.verdict != Verdict.DOES_NOT_FIT:
+        word = f"{word}, {KINDS[found.optimizer]}"
     return {"tone": tone, "word": word, "speed": speed_words(found)}
 
 
@@ -216,13 +221,21 @@ def rounded_rate(rate: float) -> str:
 
 def cell_detail(found: Cell) -> str:
     """Returns one or two sentences about one cell."""
-    takes = f"Takes {in_bytes(found.host_bytes)} of RAM{and_gpu_memory(found)} at least."
+    takes = (
+        f"Takes {in_bytes(found.host_bytes)} of RAM{and_gpu_memory(found)} at least, "
+        f"{moments_words(found)}."
+    )
     if found.missing:
         return f"{takes} Missing: {found.missing}."
     if found.tokens_per_second is None:
         return takes
     origin = "estimated from the specification" if found.estimated else "from measured rates"
-    return f"{takes} {cell_in_words(found)}, {origin}."
+    return f"{takes} {speed_in_words(found)}, {origin}."
+
+
+def moments_words(found: Cell) -> str:
+    """Returns how the moments of a cell are kept, as a text to follow what it takes."""
+    return f"with AdamW's moments in {KINDS[found.optimizer]}"
 
 
 def and_gpu_memory(found: Cell) -> str:

@@ -13,7 +13,16 @@ from engine.runs.events import Span, Wait
 
 MAX_SPANS = 1500
 MAX_PHASES = 240
-LANES = (Lane.H2D, Lane.STATES_IN, Lane.COMPUTE, Lane.UPDATE, Lane.D2H, Lane.STATES_OUT, Lane.HOST)
+LANES = (
+    Lane.H2D,
+    Lane.STATES_IN,
+    Lane.COMPUTE,
+    Lane.UPDATE,
+    Lane.D2H,
+    Lane.STATES_OUT,
+    Lane.GRADIENTS_OUT,
+    Lane.HOST,
+)
 """These are the lanes from top to bottom: transfers to the device, work on it, transfers
 from it, and the host.
 """

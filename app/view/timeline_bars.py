@@ -33,7 +33,7 @@ OP_GROUPS = {
     ),
     "Forward": (GREEN, (OpKind.EMBED, OpKind.FORWARD, OpKind.LOSS)),
     "Backward": (VIOLET, (OpKind.BACKWARD, OpKind.EMBED_BACKWARD)),
-    "Gradients out": (ORANGE, (OpKind.OFFLOAD,)),
+    "Gradients out": (ORANGE, (OpKind.OFFLOAD, OpKind.OFFLOAD_PARKED)),
     "States in and out": (
         TEAL,
         (OpKind.FETCH_STATES, OpKind.FETCH_GRADIENT, OpKind.OFFLOAD_WEIGHTS, OpKind.OFFLOAD_STATES),
@@ -55,6 +55,7 @@ OP_COLOURS: dict[str, str] = {op: colour for colour, ops in OP_GROUPS.values() f
 OP_WORDS: dict[str, str] = {
     OpKind.PREFETCH: "weights in",
     OpKind.OFFLOAD: "gradients out",
+    OpKind.OFFLOAD_PARKED: "parked gradients out",
     OpKind.UPDATE: "optimizer",
     OpKind.SUMMARY: "loss and norms out",
     OpKind.STORE_BOUNDARY: "boundary to host",
@@ -79,6 +80,7 @@ LANE_WORDS = {
     Lane.UPDATE: "Update",
     Lane.D2H: "D2H",
     Lane.STATES_OUT: "States out",
+    Lane.GRADIENTS_OUT: "Gradients",
     Lane.HOST: "Host",
 }
 

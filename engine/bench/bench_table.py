@@ -54,6 +54,10 @@ def _ceilings(ceilings: dict[str, Any]) -> str:
         ("memory of the host", f"{copies} GB/s read and written, with {threads} threads"),
         ("AdamW on the host", f"{adamw} billion parameters/s, with {threads} threads"),
         (
+            "the same, moments in bf16 / 8 bits",
+            f"{_in_billions(c['adamw_kinds'].values())} billion parameters/s",
+        ),
+        (
             "AdamW while the bus is busy",
             f"{c['adamw_with_copies'] / 1e9:,.2f} billion parameters/s beside "
             f"{_gb(c['h2d_with_all'])} to and {_gb(c['d2h_with_all'])} from the device",
@@ -106,11 +110,7 @@ def _wait_rows(s: dict[str, Any]) -> list[Row]:
         ("bound by", s["bound"]),
         ("exposed", f"{_percent(s['exposed_share'])} of the step: {', '.join(exposed)}"),
         ("busy", ", ".join(busy)),
-        (
-            "AdamW in the step",
-            f"{s['adamw_parameters_per_second'] / 1e9:,.2f} billion parameters/s, "
-            f"{_percent(s['adamw_of_sweep'])} of a sweep in place",
-        ),
+        ("AdamW in the step", _adamw_in_words(s)),
         (
             "Python",
             f"launches a step's work in {_seconds(s['launch_seconds'])} of processor time",
@@ -118,9 +118,20 @@ def _wait_rows(s: dict[str, Any]) -> list[Row]:
     ]
 
 
+def _adamw_in_words(s: dict[str, Any]) -> str:
+    share, of_what = _percent(s["adamw_of_alone"]), "a sweep in place"
+    if s["optimizer"] != "adamw":
+        of_what = f"what {s['optimizer']} reaches alone"
+    return (
+        f"{s['adamw_parameters_per_second'] / 1e9:,.2f} billion parameters/s, {share} of {of_what}"
+    )
+
+
 def _plan_row(s: dict[str, Any]) -> Row:
     choices = s["choices"]
     boundaries = "on the host" if choices["host_boundaries"] else "on the device"
+    if choices["parked_gradients"]:
+        boundaries += ", gradients parked on the device"
     return (
         "plan",
         f"{choices['micro_batches']} x {choices['micro_batch_size']} rows, rounds "

@@ -8,25 +8,25 @@ import gc
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from engine.checkpoints.weights import initialise
-from engine.config.settings import ModelConfig
+from engine.config.settings import ModelConfig, Optimizer
 from engine.data.rows import IGNORED, MicroBatch
 from engine.fit.cost import parameter_flops
+from engine.host.host_adamw import AdamWSettings, HostAdamW
+from engine.host.host_store import HostStore
 from engine.model.build import build_model
-from engine.model.layout import PLANE_ITEM_BYTES
 from engine.model.units import StreamedModel
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import Lane, OpKind, Span
 from engine.plan.waits import as_records, overlap_seconds, seconds_by_cause, waits_of
+from engine.planes.layout import PLANE_ITEM_BYTES
 from engine.runtime.backend import Backend
-from engine.runtime.host_adamw import AdamWSettings, HostAdamW
-from engine.runtime.host_store import HostStore
 from engine.runtime.streaming_engine import AppliedStep, EngineSettings, StreamingEngine
 
 STEPS_KEPT = 256
@@ -38,6 +38,8 @@ PAIRS = (
     (Lane.H2D, Lane.D2H),
     (Lane.HOST, Lane.COMPUTE),
 )
+RANDOM = ModelConfig(source="random", init="random")
+"""The weights of a model are random."""
 DEVICE_LANES = (Lane.H2D, Lane.COMPUTE, Lane.D2H)
 
 
@@ -73,31 +75,41 @@ class Planes:
         cls,
         config: Any,
         backend: Backend,
-        dtype: Literal["bfloat16", "float32"] = "bfloat16",
-        seed: int = 0,
-        attention: Literal["auto", "sdpa", "eager"] = "auto",
+        how: ModelConfig = RANDOM,
+        has_states: bool = True,
     ) -> Planes:
-        """Builds the model of a transformers `config` and fills its planes. Raises ModelError or
-        FitError.
+        """Builds the model of a transformers `config`, in the dtype and with the attention of
+        `how`, and fills its planes. Without states, `use` must allocate them before a step. Raises
+        ModelError or FitError.
         """
-        model = build_model(
-            config, ModelConfig(source="random", init="random", dtype=dtype, attention=attention)
-        )
+        model = build_model(config, replace(how, source="random", init="random"))
         on_device = backend.device.type != "cpu"
         store = HostStore(
             model.layouts,
-            dtype,
+            how.dtype,
             backend.register if on_device else None,
             backend.unregister if on_device else None,
         )
         try:
             store.allocate_weights()
-            initialise(model, store, seed, backend.device)
-            store.allocate_states()
+            initialise(model, store, 0, backend.device)
+            if has_states:
+                store.allocate_states()
         except BaseException:
             store.close()
             raise
         return cls(model, store, backend, HostAdamW(store, AdamWSettings()))
+
+    def use(self, optimizer: Optimizer, gradients: bool = True) -> None:
+        """Makes `optimizer` the one that updates the planes, with or without a plane of gradients.
+        The states of another one are freed, and the new ones are zeros.
+        """
+        if self.store.states == (optimizer, gradients):
+            return
+        self.adamw.close()
+        self.store.release_states()
+        self.store.allocate_states(optimizer=optimizer, gradients=gradients)
+        self.adamw = HostAdamW(self.store, AdamWSettings())
 
     def close(self) -> None:
         """Frees the memory of the planes. The backend belongs to the caller."""

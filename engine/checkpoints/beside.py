@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from engine.checkpoints.checkpoint import CheckpointInfo
 from engine.checkpoints.plane_snapshot import Snapshot
-from engine.runtime.host_threads import default_threads
+from engine.host.host_threads import default_threads
 
 
 class BesideTraining:

@@ -31,7 +31,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -51,21 +51,29 @@ from engine.files import (
     write_synced,
     write_whole,
 )
-from engine.model.layout import UnitLayout, checkpoint_planes
+from engine.planes.layout import UnitLayout, checkpoint_planes
+from engine.planes.moments import FP32_MOMENTS
 from engine.progress import Progress, untold
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.runtime.host_store import HostStore
+    from engine.host.host_store import HostStore
 
-FORMAT = 2
-"""Format 1 had one BLAKE2b checksum for each plane. It can still be read."""
+FORMAT = 3
+"""Format 1 had one BLAKE2b checksum for each plane, and format 2 had moments in fp32 alone. Both
+can be read. Checkpoints with such moments are written in format 2, which earlier versions can read.
+"""
 MANIFEST = "manifest.json"
 BUFFERS = "buffers.safetensors"
 HOLDS = "holds"
 """The manifest says under this name, near its beginning, whether the checkpoint is `full` or holds
 `weights` alone. Earlier versions wrote full ones, without this entry.
+"""
+
+OPTIMIZER = "optimizer"
+"""The manifest says under this name whose moments a full checkpoint holds (`train.optimizer`).
+Earlier versions wrote those of `adamw`, without this entry.
 """
 
 _SPARE_BYTES = 1 << 20
@@ -102,7 +110,7 @@ class Contents:
     @property
     def plane_bytes(self) -> int:
         """The planes take this many bytes in the checkpoint."""
-        return checkpoint_bytes(self.store.layouts, self.store.dtype, self.holds)
+        return checkpoint_bytes(self.store, self.holds)
 
     def needed_bytes(self) -> int:
         """Returns the free space that the checkpoint needs at most, in bytes.
@@ -114,7 +122,7 @@ class Contents:
         pieces = sum(
             -(-size // copies.PIECE_BYTES)
             for layout in self.store.layouts.values()
-            for size in _plane_bytes(layout, self.store.dtype, self.holds).values()
+            for size in _plane_bytes(layout, self.store, self.holds).values()
         )
         # The size of the state is doubled as a safety margin.
         return self.plane_bytes + buffers + 2 * state + _ENTRY_BYTES * pieces + _SPARE_BYTES
@@ -135,17 +143,13 @@ class CheckpointInfo:
     """Each sentence says which newer checkpoint could not be used, and why."""
 
 
-def checkpoint_bytes(
-    layouts: Mapping[str, UnitLayout] | Iterable[UnitLayout],
-    dtype: str,
-    holds: Literal["full", "weights"] = "full",
-) -> int:
+def checkpoint_bytes(store: HostStore, holds: Literal["full", "weights"] = "full") -> int:
     """Returns the bytes of the planes in one checkpoint.
 
     The manifest, about 100 bytes per parameter tensor, is not included.
     """
-    units = layouts.values() if isinstance(layouts, Mapping) else layouts
-    return sum(sum(_plane_bytes(layout, dtype, holds).values()) for layout in units)
+    units = store.layouts.values()
+    return sum(sum(_plane_bytes(layout, store, holds).values()) for layout in units)
 
 
 # ---------------------------------------------------------------------- writing
@@ -234,7 +238,7 @@ def _write_files(folder: Path, step: int, contents: Contents, progress: Progress
     """
     store = contents.store
     layouts = list(store.layouts.values())
-    sizes = [_plane_bytes(layout, store.dtype, contents.holds) for layout in layouts]
+    sizes = [_plane_bytes(layout, store, contents.holds) for layout in layouts]
     snapshot = contents.snapshot
     if snapshot is None:
         snapshot = Snapshot(store, contents.planes)
@@ -242,11 +246,14 @@ def _write_files(folder: Path, step: int, contents: Contents, progress: Progress
     files = UnitFiles(folder, layouts, sizes)
     units = files.write(snapshot, Meter(contents.plane_bytes, progress))
     buffers = _write_buffers(folder, contents.buffers) if contents.buffers else None
+    # Weights alone are the same with every optimizer.
+    moments_of = store.optimizer if contents.holds == "full" else FP32_MOMENTS
     values = {
-        "format": FORMAT,
+        "format": 2 if moments_of == FP32_MOMENTS else FORMAT,
         "step": step,
         HOLDS: contents.holds,
         "dtype": store.dtype,
+        OPTIMIZER: moments_of,
         "piece_checksum": CHECKSUM,
         "piece_bytes": copies.PIECE_BYTES,
         "units": units,
@@ -334,7 +341,8 @@ def folders_by_step(root: Path) -> dict[int, Path]:
 
 
 def _plane_bytes(
-    layout: UnitLayout, dtype: str, holds: Literal["full", "weights"]
+    layout: UnitLayout, store: HostStore, holds: Literal["full", "weights"]
 ) -> dict[str, int]:
     """Returns the bytes of each plane that a checkpoint holds, in file order."""
-    return {plane: layout.numel * item for plane, item in checkpoint_planes(dtype, holds).items()}
+    sizes = layout.plane_bytes(store.dtype, store.optimizer)
+    return {plane: sizes[plane] for plane in checkpoint_planes(store.dtype, holds)}

@@ -22,11 +22,11 @@ from engine.checkpoints.open_for_sampling import open_checkpoint
 from engine.config.export_choice import NEWEST, ExportChoice, written_dtype
 from engine.errors import RunError
 from engine.files import disk_free
+from engine.host.host_store import HostStore
 from engine.model.library import empty_model, no_progress_bars, told_progress, transformers
 from engine.model.pretrained_files import load_generation_config
 from engine.model.units import TORCH_DTYPES, StreamedModel
 from engine.progress import Progress, saying, untold
-from engine.runtime.host_store import HostStore
 
 FILE_SIZE = "2GB"
 """A weight file has at most this size. While one is being written, the program does nothing else

@@ -13,10 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
+from engine.host.host_store import HostStore
 from engine.model.hub_cache import INDEX, WEIGHTS
 from engine.model.stored_dtype import read_header
 from engine.model.units import StreamedModel
-from engine.runtime.host_store import HostStore
 
 _PART_BYTES = 256 << 20
 """A part has the weights of whole units. It ends with the unit that makes it larger than this."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from engine.checkpoints.saved_steps import SavedSteps
 from engine.config.settings import CheckpointKind
-from engine.runtime.held_step import HeldStep
+from engine.host.held_step import HeldStep
 
 _NONE = "as this run writes no checkpoints"
 

@@ -15,15 +15,15 @@ from engine.checkpoints.checkpoint import CheckpointInfo
 from engine.checkpoints.restore import load_checkpoint, load_newest_checkpoint, newest_checkpoint
 from engine.config.settings import TrainConfig
 from engine.errors import CheckpointError, RunError
+from engine.host.host_store import HostStore
 from engine.model.build import build_model
-from engine.model.layout import WEIGHT_PLANES
 from engine.model.pretrained_files import load_config, load_tokenizer
 from engine.model.units import StreamedModel
 from engine.plan.choices import PlanChoices
+from engine.planes.layout import WEIGHT_PLANES
 from engine.progress import Progress, untold
 from engine.runs.folder import open_run
 from engine.runtime.backend import Backend
-from engine.runtime.host_store import HostStore
 from engine.runtime.open_backend import open_backend
 from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
 

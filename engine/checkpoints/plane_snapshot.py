@@ -31,7 +31,7 @@ from engine.checkpoints import copies as copying
 from engine.checkpoints.copies import CopyMemory
 
 if TYPE_CHECKING:
-    from engine.runtime.host_store import HostStore
+    from engine.host.host_store import HostStore
 
 
 LOOK_SECONDS = 0.1

@@ -20,9 +20,9 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from engine.model.layout import ParameterSpec
+from engine.host.host_store import HostStore
 from engine.model.units import StreamedModel
-from engine.runtime.host_store import HostStore
+from engine.planes.layout import ParameterSpec
 
 
 class Pouring:

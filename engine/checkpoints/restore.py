@@ -7,8 +7,10 @@ written.
 - The layouts in the manifest must be those of the model. This is checked before anything is written
   to the planes.
 - A checkpoint that holds weights alone is passed over by a resume, which needs the moments too.
-- Planes are read straight into the store's memory, and their checksums are verified on the way. If
-  a checkpoint is damaged, the one before it is loaded instead, which overwrites all planes.
+- Moments that another optimizer keeps in another way are converted.
+- Other planes are read straight into the store's memory.
+- Checksums are verified on the way. If a checkpoint is damaged, the one before it is loaded
+  instead, which overwrites all planes.
 """
 
 from __future__ import annotations
@@ -18,28 +20,34 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from engine.checkpoints.checkpoint import (
     FORMAT,
     HOLDS,
     MANIFEST,
+    OPTIMIZER,
     CheckpointInfo,
     folders_by_step,
 )
 from engine.checkpoints.copies import PIECE_BYTES
 from engine.checkpoints.threads import Meter, in_threads
 from engine.checkpoints.unit_files import description, piece_checksum
+from engine.config.settings import Optimizer
 from engine.errors import CheckpointError
 from engine.files import body_checksum, checksum_of, new_digest
-from engine.model.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES
+from engine.planes.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES
+from engine.planes.moments import FP32_MOMENTS, MOMENTS
 from engine.progress import Progress, untold
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.runtime.host_store import HostStore
+    from engine.host.host_store import HostStore
 
 
 class NewerFormat(CheckpointError):
@@ -56,6 +64,9 @@ class _Target:
     """Only these planes are loaded."""
     piece_bytes: int = PIECE_BYTES
     """The planes were written in pieces of this many bytes, of which each may have a checksum."""
+    optimizer: Optimizer = FP32_MOMENTS
+    """The checkpoint holds the moments of this optimizer. They are converted to those of the store.
+    """
 
     @classmethod
     def of(
@@ -64,6 +75,18 @@ class _Target:
         """Returns a target of `planes`, or of all planes if that is None."""
         wanted = PLANE_ITEM_BYTES[store.dtype] if planes is None else planes
         return cls(store, buffers, tuple(wanted))
+
+    def memory(self, unit: str, plane: str, begin: int, end: int) -> memoryview:
+        """Returns the memory into which a piece of a plane is read: its place in the store, or
+        other memory if it is converted later.
+        """
+        if self.converts(plane):
+            return np.empty(end - begin, np.uint8).data
+        return self.store.array(unit, plane).view("uint8")[begin:end].data
+
+    def converts(self, plane: str) -> bool:
+        """Returns whether the store keeps the values of a plane in another way."""
+        return plane in MOMENTS and self.optimizer != self.store.optimizer
 
     @property
     def is_of_a_resume(self) -> bool:
@@ -146,7 +169,11 @@ def load_checkpoint(
 
 def _fill(path: Path, manifest: dict[str, Any], target: _Target, progress: Progress) -> None:
     try:
-        cut = replace(target, piece_bytes=manifest.get("piece_bytes", PIECE_BYTES))
+        cut = replace(
+            target,
+            piece_bytes=manifest.get("piece_bytes", PIECE_BYTES),
+            optimizer=manifest.get(OPTIMIZER, FP32_MOMENTS),
+        )
         _read_planes(path, manifest["units"], cut, progress)
         _read_buffers(path, manifest["buffers"], target.buffers)
     except OSError as error:
@@ -321,23 +348,18 @@ def _wanted(unit: dict[str, Any], target: _Target) -> list[str]:
 
 
 def _read_unit(path: Path, unit: dict[str, Any], target: _Target, meter: Meter) -> None:
-    """Reads planes of one unit straight into the store, and verifies their checksums."""
+    """Reads planes of one unit straight into the store, and verifies their checksums. Moments of
+    another optimizer are verified first and then converted, so that little memory is needed.
+    """
     with (path / unit["file"]).open("rb", buffering=0) as file:
         for plane in _wanted(unit, target):
             entry = unit["planes"][plane]
-            file.seek(entry["offset"])
-            memory = target.store.array(unit["unit"], plane).view("uint8").data
+            written = _WrittenPlane(file, entry["offset"], path)
             verifier = _verifier(entry)
-            for begin in range(0, len(memory), target.piece_bytes):
-                piece = memory[begin : begin + target.piece_bytes]
-                rest = piece
-                while rest:  # an unbuffered read may be partial
-                    count = file.readinto(rest)
-                    if not count:
-                        raise CheckpointError(
-                            f"Checkpoint {path} is damaged: {unit['file']} ends too early."
-                        )
-                    rest = rest[count:]
+            for begin in range(0, entry["bytes"], target.piece_bytes):
+                end = min(begin + target.piece_bytes, entry["bytes"])
+                piece = target.memory(unit["unit"], plane, begin, end)
+                written.read(begin, piece)
                 verifier.add(piece)
                 meter.add(len(piece))
             if not verifier.is_right():
@@ -345,8 +367,38 @@ def _read_unit(path: Path, unit: dict[str, Any], target: _Target, meter: Meter) 
                     f"Checkpoint {path} is damaged: {plane} of unit {unit['unit']} "
                     f"({unit['file']}) does not match its checksum."
                 )
+            if target.converts(plane):
+                target.store.take_moments(unit["unit"], plane, written.bytes, target.optimizer)
         # The page cache need not keep what the planes now hold.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@dataclass(frozen=True)
+class _WrittenPlane:
+    """A `_WrittenPlane` reads one plane of a checkpoint."""
+
+    file: FileIO
+    offset: int
+    """The plane begins at this byte of the file."""
+    path: Path
+    """The file belongs to the checkpoint in this folder."""
+
+    def read(self, begin: int, memory: memoryview) -> None:
+        """Fills `memory` with the bytes of the plane from `begin` on."""
+        self.file.seek(self.offset + begin)
+        rest = memory
+        while rest:  # an unbuffered read may be partial
+            count = self.file.readinto(rest)
+            if not count:
+                name = Path(str(self.file.name)).name
+                raise CheckpointError(f"Checkpoint {self.path} is damaged: {name} ends too early.")
+            rest = rest[count:]
+
+    def bytes(self, begin: int, end: int) -> np.ndarray:
+        """Returns the bytes of the plane between two places, uint8 [bytes]."""
+        memory = np.empty(end - begin, np.uint8)
+        self.read(begin, memory.data)
+        return memory
 
 
 class _WholePlane:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from engine.checkpoints.checkpoint import MANIFEST, CheckpointInfo
 from engine.checkpoints.restore import checkpoint_dtype, load_checkpoint, newest_checkpoint
 from engine.errors import CheckpointError, ModelError
-from engine.model.layout import WEIGHT_PLANES
+from engine.host.host_store import HostStore
+from engine.planes.layout import WEIGHT_PLANES
 from engine.progress import Progress, untold
-from engine.runtime.host_store import HostStore
 
 if TYPE_CHECKING:
     from torch import Tensor

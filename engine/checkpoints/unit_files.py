@@ -20,7 +20,7 @@ from engine.checkpoints import copies
 from engine.checkpoints.piece_files import PAGE, PieceFile
 from engine.checkpoints.plane_snapshot import Snapshot
 from engine.checkpoints.threads import THREADS, Meter, in_threads
-from engine.model.layout import UnitLayout
+from engine.planes.layout import UnitLayout
 
 CHECKSUM = "xxh3_128"
 """The manifest says under this name how pieces are hashed."""

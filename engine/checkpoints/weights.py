@@ -14,13 +14,13 @@ from torch import nn
 
 from engine.checkpoints.pouring import Pouring
 from engine.errors import ModelError, first_line
+from engine.host.host_store import HostStore
 from engine.model.hub_cache import cached_weights
 from engine.model.library import errors_only, no_progress_bars, told_progress, transformers
 from engine.model.stored_dtype import reading_dtype
 from engine.model.units import StreamedModel, Unit
 from engine.paths import resolve_source
 from engine.progress import Progress, untold
-from engine.runtime.host_store import HostStore
 
 
 def reading_bytes(model: StreamedModel, source: str) -> int:

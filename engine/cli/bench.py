@@ -188,9 +188,7 @@ def measured(configs: Sequence[TrainConfig], backend: Backend, how: Measuring) -
     with errors_only():
         say("Filling the planes with random weights")
         model = configs[0].model
-        planes = Planes.open(
-            load_config(model.source), backend, model.dtype, attention=model.attention
-        )
+        planes = Planes.open(load_config(model.source), backend, model, has_states=False)
         try:
             # The shape is read before the first training, which moves parts of the model to the
             # device.
@@ -205,6 +203,7 @@ def measured(configs: Sequence[TrainConfig], backend: Backend, how: Measuring) -
 
 def _training(config: TrainConfig, bench: _Bench) -> dict[str, Any]:
     """Returns the figures of one training, streamed and with all states on the device."""
+    bench = replace(bench, shape=bench.shape.with_optimizer(config.train.optimizer))
     streamed, chosen = _streamed(config, bench)
     bench.how.say(streamed_as_text(streamed))
     resident: dict[str, Any] = {"ways": [], "why_not": "not asked for"}
@@ -235,6 +234,7 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
     length, rows = config.data.max_seq_len, config.train.batch_size
     rates = bench.ceilings.rates()
     chosen = choose(Job(shape, config, length), Target(bench.device, limit, bench.free, rates))
+    bench.planes.use(shape.optimizer, gradients=not chosen.choices.parked_gradients)
     try:
         if limit is not None and config.engine.gpu_memory_gib is not None:
             backend.limit_memory(limit - CUDA_CONTEXT_BYTES)
@@ -288,6 +288,8 @@ def _as_figures(
     micro_batch = MicroBatch(chosen.micro_batch_size, length)
     predicted = predicted_seconds(shape, choices, ceilings.rates(), micro_batch, bench.device)
     assert ceilings.sweep is not None  # only a measurement for plans omits it
+    # With moments in fp32, a sweep over the same memory is compared.
+    alone = ceilings.adamw_kinds.get(shape.optimizer, ceilings.sweep)
     adamw = statistics.fmean(step.rates["adamw_g_s"] for step in steady) * 1e9
     return {
         "parameters": shape.parameter_count,
@@ -306,7 +308,8 @@ def _as_figures(
         "by_kind": _mean(steady, "by_kind"),
         "overlap": _mean(steady, "overlap"),
         "adamw_parameters_per_second": adamw,
-        "adamw_of_sweep": adamw / ceilings.sweep,
+        "adamw_of_alone": adamw / alone,
+        "optimizer": shape.optimizer,
         "launch_seconds": statistics.fmean(run.launches[len(run.launches) // 2 :]),
         "choices": choices.to_dict()
         | {"micro_batch_size": chosen.micro_batch_size, "loss_chunk": chosen.loss_chunk},

@@ -14,9 +14,12 @@ from typing import Any
 
 from engine.cli.check_data import checked_data
 from engine.config.settings import TrainConfig
+from engine.errors import ConfigError
 from engine.fit.memory_items import PartName
 from engine.fit.model_table import (
+    BEST,
     HERE,
+    OPTIMIZERS,
     SHOWN,
     Column,
     as_csv,
@@ -35,6 +38,7 @@ from engine.machine.known_machines import known_name, machines, named_machine, w
 from engine.machine.read_machine import Machine, read_machine
 from engine.model.find_shape import shape_from_source
 from engine.model.shape import ModelShape
+from engine.planes.moments import KINDS
 from engine.words import counted, in_gib, in_hours, in_seconds
 
 TITLES = ((PartName.HOST, "RAM"), (PartName.GPU, "GPU memory"), (PartName.DISK, "Disk"))
@@ -45,12 +49,19 @@ class CheckedJob:
     """The command line names the job to check.
 
     A `model` without a preset is checked with the default settings; with a preset, it replaces the
-    preset's model. `overrides` are settings such as ``train.steps=10``.
+    preset's model. `overrides` are settings such as ``train.steps=10``. An `optimizer` replaces
+    that of the settings; with `BEST`, each cell of a table is about the first that fits.
     """
 
     preset: str | Path | None = None
     model: str | None = None
     overrides: Sequence[str] = ()
+    optimizer: str | None = None
+
+    @property
+    def any_optimizer(self) -> bool:
+        """Returns whether each cell of a table is about the first optimizer that fits."""
+        return self.optimizer == BEST
 
     def config(self) -> TrainConfig:
         """Returns the configuration of the job. Raises ConfigError for bad input."""
@@ -66,7 +77,15 @@ class CheckedJob:
             config = TrainConfig.load(self.preset)
             if self.model is not None:
                 config = config.with_values({"model.source": self.model})
-        return config.with_overrides(tuple(self.overrides))
+        config = config.with_overrides(tuple(self.overrides))
+        if self.optimizer is None or self.any_optimizer:
+            return config
+        if self.optimizer not in OPTIMIZERS:
+            known = ", ".join(OPTIMIZERS)
+            raise ConfigError(
+                "--optimizer", f"{self.optimizer!r} is unknown; give {known} or best."
+            )
+        return config.with_values({"train.optimizer": self.optimizer})
 
 
 @dataclass(frozen=True)
@@ -101,7 +120,13 @@ def check(
     chosen = machine.machine(runs_dir)
     config = job.config()
     if job.preset is None and job.model is None:
-        return what_it_trains(config, chosen, as_json), 0
+        return what_it_trains(config, chosen, as_json, job.any_optimizer), 0
+    if job.any_optimizer:
+        raise ConfigError(
+            "--optimizer",
+            "best is for tables of models; leave it out, since a report of one job offers smaller "
+            "moments where they help.",
+        )
     data = "" if job.preset is None else checked_data(config)
     return run_check(config, chosen, as_json, data)
 
@@ -119,7 +144,7 @@ def check_table(job: CheckedJob, runs_dir: str | Path, names: Sequence[str], for
     elif not names:
         names = [known.name for known in machines() if known.supported]
     shown = columns([known_name(name) for name in names], read_machine(runs_dir))
-    rows = table(config, shown)
+    rows = table(config, shown, any_optimizer=job.any_optimizer)
     if form == "csv":
         return as_csv(rows, shown).rstrip("\n")
     if form == "json":
@@ -127,16 +152,30 @@ def check_table(job: CheckedJob, runs_dir: str | Path, names: Sequence[str], for
         return json.dumps({"machines": shown_machines, "models": as_dicts(rows, shown)}, indent=2)
     return (
         f"{as_text(rows, shown)}\n\n{config.train.batch_size} x "
-        f"{config.data.max_seq_len:,} tokens a step, {config.model.dtype}; known "
-        "machines have their typical RAM, and speeds of machines that were not "
-        "measured come from the card's specification."
+        f"{config.data.max_seq_len:,} tokens a step, {config.model.dtype}, "
+        f"{_moments_in_words(config, job.any_optimizer)}; known machines have their typical "
+        "RAM, and speeds of machines that were not measured come from the card's specification."
     )
 
 
-def what_it_trains(config: TrainConfig, machine: Machine, as_json: bool) -> str:
+def _moments_in_words(config: TrainConfig, any_optimizer: bool) -> str:
+    """Returns a text that says how the moments of a table are kept."""
+    if not any_optimizer:
+        return f"AdamW's moments in {KINDS[config.train.optimizer]}"
+    *kinds, last = KINDS.values()
+    return f"AdamW's moments in the first of {', '.join(kinds)} and {last} that fits"
+
+
+def what_it_trains(
+    config: TrainConfig, machine: Machine, as_json: bool, any_optimizer: bool = False
+) -> str:
     """Returns the models of the catalog that fit `machine`, largest first."""
     column = Column(HERE, machine)
-    rows = [row for row in table(config, (column,)) if row.cells[0].verdict != Verdict.DOES_NOT_FIT]
+    rows = [
+        row
+        for row in table(config, (column,), any_optimizer=any_optimizer)
+        if row.cells[0].verdict != Verdict.DOES_NOT_FIT
+    ]
     rows.sort(key=lambda row: -row.parameters)
     if as_json:
         return json.dumps(
@@ -145,11 +184,12 @@ def what_it_trains(config: TrainConfig, machine: Machine, as_json: bool) -> str:
     card = machine.gpus[0].name if machine.gpus else "the CPU, since there is no GPU"
     lines = [f"{in_gib(machine.ram_available)} of RAM free, computing on {card}."]
     if rows:
-        largest = rows[0]
+        largest, found = rows[0], rows[0].cells[0]
         lines += [
             f"The largest model of the catalog that fits is {largest.entry.title}, "
             f"{_billions(largest.parameters)} parameters, in "
-            f"{in_gib(largest.cells[0].host_bytes)} of RAM.",
+            f"{in_gib(found.host_bytes)} of RAM, with AdamW's moments in "
+            f"{KINDS[found.optimizer]}.",
             "",
             as_text(rows, (column,)),
         ]
@@ -243,6 +283,8 @@ def _notes(machine: Machine) -> list[str]:
 def _plan_as_text(choices: Mapping[str, Any], blocks: int) -> list[str]:
     """Returns the choices of the plan as lines of text."""
     boundaries = "on the host" if choices["host_boundaries"] else "on the device"
+    if choices.get("parked_gradients"):
+        boundaries += ", gradients parked on the device"
     on_device = "all blocks are streamed"
     if choices["resident_blocks"]:
         on_device = f"{choices['resident_blocks']} of {blocks} blocks stay on the device"

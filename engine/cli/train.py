@@ -335,6 +335,8 @@ def plan_in_words(choices: dict[str, Any]) -> str:
     if "kept_blocks" in choices:
         parts.append(f"{counted(choices['kept_blocks'], 'block')} with activations kept")
     parts.append(f"boundaries on the {'host' if choices['host_boundaries'] else 'device'}")
+    if choices.get("parked_gradients"):
+        parts.append("gradients parked on the GPU")
     if choices.get("compiled") is not None:
         parts.append(kernels_in_words(choices))
     if choices.get("device_homes"):

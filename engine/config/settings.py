@@ -29,6 +29,8 @@ Auto = Literal["auto"]
 
 CheckpointKind = Literal["full", "weights", "none"]
 """A run writes checkpoints of this kind (`output.checkpoint`)."""
+Optimizer = Literal["adamw", "adamw_bf16", "adamw_8bit"]
+"""AdamW keeps its moments in fp32, in bf16 or in 8 bits (`train.optimizer`)."""
 MOST_PROMPTS = 50
 """An evaluation answers at most this many prompts."""
 
@@ -52,7 +54,8 @@ class ModelConfig:
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """The GPU computes in this type. `bfloat16` keeps an exact fp32 master in split planes (14
-    bytes a parameter on the host, gradient included); `float32` computes in fp32 (16 bytes).
+    bytes a parameter on the host, gradient and fp32 moments included); `float32` computes in fp32
+    (16 bytes). `train.optimizer` makes the moments smaller.
     """
 
     attention: Literal["auto", "sdpa", "eager"] = "auto"
@@ -86,6 +89,12 @@ class OptimConfig:
     micro_batch_size: int | Auto = AUTO
     """This many rows pass through a block at once; it must divide `batch_size`. `auto` takes the
     largest that fits.
+    """
+
+    optimizer: Optimizer = "adamw"
+    """AdamW keeps its two moments in fp32 (`adamw`), in bf16 (`adamw_bf16`) or in 8 bits
+    (`adamw_8bit`). With gradients and fp32 masters, which stay, a parameter takes 14, 10 or about
+    8.03 bytes of RAM (in `float32` 16, 12 or 10.03). Results change slightly with smaller moments.
     """
 
     learning_rate: float = 1.0e-5
@@ -209,6 +218,12 @@ class EngineConfig:
     exactly.
     """
 
+    gradients: Literal["auto", "host", "parked"] = AUTO
+    """A step's rounded gradients go to a plane in RAM (`host`), or wait on the GPU until the step's
+    clip factor is known (`parked`). Parked ones take 2 bytes a parameter of GPU memory instead of
+    RAM. Results have the same bits. `auto` parks them where RAM is short.
+    """
+
     kernels: Literal["auto", "compiled", "eager"] = AUTO
     """Kernels are compiled by torch (fused: faster, and half of the activations) or run one by one.
     `auto` compiles in bfloat16 on a GPU where Triton and a C compiler are there.
@@ -241,9 +256,9 @@ class OutputConfig:
 
     checkpoint: CheckpointKind = "full"
     """`full` checkpoints hold the weights and AdamW's moments: the run can be resumed from them.
-    `weights` hold the fp32 masters alone, in a third of the space. They can be exported, talked to
-    and trained on from in a new run, but the run cannot be resumed. `none` writes no checkpoint,
-    not even at a stop or a failure; only the export at the end is kept.
+    `weights` hold the fp32 masters alone, in a third of the space that fp32 moments need. They can
+    be exported, talked to and trained on from in a new run, but the run cannot be resumed. `none`
+    writes no checkpoint, not even at a stop or a failure; only the export at the end is kept.
     """
 
     checkpoint_every: int = 0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine.config.settings import CheckpointKind, TrainConfig
-from engine.model.layout import checkpoint_planes
 from engine.model.shape import ModelShape
+from engine.planes.layout import checkpoint_planes, plane_bytes
 from engine.words import MIB
 
 COPY_PIECE_BYTES = 8 * MIB
@@ -62,6 +62,7 @@ def _in_pieces(shape: ModelShape, kind: CheckpointKind) -> int:
     """Returns the bytes of all pieces of one checkpoint."""
     pieces = 0
     for unit in shape.units:
-        for item_bytes in checkpoint_planes(shape.dtype, kind).values():
-            pieces += -(-unit.numel * item_bytes // COPY_PIECE_BYTES)
+        sizes = plane_bytes(shape.dtype, shape.optimizer, unit.moment_counts)
+        for plane in checkpoint_planes(shape.dtype, kind):
+            pieces += -(-sizes[plane] // COPY_PIECE_BYTES)
     return pieces * COPY_PIECE_BYTES

@@ -32,7 +32,7 @@ from engine.fit.fill_memory import Candidate, MemoryFiller
 from engine.fit.job import Job, Target, refuse_contradictions
 from engine.fit.memory_items import Item
 from engine.fit.predict import predicted_seconds
-from engine.fit.sizes import COMFORTABLE, DeviceMemory, Sizer
+from engine.fit.sizes import COMFORTABLE, DeviceMemory, Sizer, state_bytes
 from engine.fit.spreads import Spread, spreads
 from engine.fit.update_placement import choose_homes
 from engine.machine.rates import TYPICAL, Rates
@@ -108,8 +108,13 @@ def choose(job: Job, target: Target, quick: bool = False) -> Chosen:
     not fit. quick: fewer ways are tried and none is simulated, for a table of many models and
     machines. Raises ConfigError where settings contradict each other or the model.
     """
-    planner = _planner(job, target, quick)
-    return planner.chosen(planner.best())
+    planners = _planners(job, target, quick)
+    found = [(planner, planner.best()) for planner in planners]
+    fitting = [(planner, way) for planner, way in found if way is not None]
+    if not fitting:
+        return planners[-1].chosen(planners[-1].leanest())
+    planner, best = min(fitting, key=lambda each: each[1].seconds)
+    return planner.chosen(Candidate(best.size, best.choices))
 
 
 def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
@@ -117,7 +122,7 @@ def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
     if settings allow that, and with boundaries on the device. Where neither fits, no choices do.
     The function is about a thousand times as fast as `choose`, and raises the same errors.
     """
-    planner = _planner(job, target, quick=True)
+    planner = _planners(job, target, quick=True)[-1]
     lean = planner.leanest()
     found = [lean]
     if lean.choices.host_boundaries and job.config.engine.save_level != "boundary_host":
@@ -137,16 +142,49 @@ def _kernels_compiled(job: Job, target: Target) -> bool:
     return not (target.here and compiler_problem())
 
 
-def _planner(job: Job, target: Target, quick: bool) -> _Planner:
+def _planners(job: Job, target: Target, quick: bool) -> list[_Planner]:
+    """Returns the planners of the ways in which gradients may wait, the leanest one last."""
     refuse_contradictions(job)
     if job.rounding:
         compiled = job.rounding.get("compiled", False)
     else:
         compiled = _kernels_compiled(job, target)
     sizer = Sizer(job, _device_memory(job, target), compiled)
-    free_host_bytes = target.host_free - job.shape.host_bytes - HOST_RESERVE_BYTES
-    filler = MemoryFiller(sizer, free_host_bytes, quick)
-    return _Planner(sizer, filler, target.rates or TYPICAL[target.device], free_host_bytes, quick)
+
+    def planner(frame: PlanChoices) -> _Planner:
+        free = target.host_free - state_bytes(job.shape, frame) - HOST_RESERVE_BYTES
+        filler = MemoryFiller(sizer, free, quick, frame)
+        return _Planner(sizer, filler, target.rates or TYPICAL[target.device], free, quick)
+
+    parks = _parking(job, target)
+    on_host = planner(PlanChoices())
+    if parks is False or (parks is None and on_host.fits_in_ram()):
+        return [on_host]
+    parked = [planner(frame) for frame in _parking_frames(job.shape.tied)]
+    fits = sizer.fits(*parked[-1].leanest(), sizer.memory.limit)
+    return parked if parks or fits else [on_host]
+
+
+def _parking_frames(tied: bool) -> list[PlanChoices]:
+    """Returns the ways to park gradients. The second one takes less memory, and fetches embed once
+    more.
+    """
+    frames = [PlanChoices(parked_gradients=True)]
+    if not tied:
+        frames.append(PlanChoices(parked_gradients=True, shared_outer_slot=True))
+    return frames
+
+
+def _parking(job: Job, target: Target) -> bool | None:
+    """Tells whether gradients are parked on the device, by the settings or by what was decided
+    before; None where that depends on the memory.
+    """
+    asked = job.config.engine.gradients
+    if asked != AUTO:
+        return asked == "parked"
+    if target.device == "cpu":  # there the device's memory is RAM too
+        return False
+    return job.parked_gradients
 
 
 def _device_memory(job: Job, target: Target) -> DeviceMemory:
@@ -192,15 +230,20 @@ class _Planner:
         self._quick = quick
         self._costs: dict[int, Cost] = {}
 
-    def best(self) -> Candidate:
-        """Returns the fastest candidate that fits; the leanest one where none fits."""
+    def best(self) -> _Way | None:
+        """Returns the fastest way that fits; None where none fits."""
         fitting = self._fitting()
         spacious = [way for way in fitting if self._filler.host_bytes(way) <= self._free_host_bytes]
         found = self._timed(spacious or fitting)
         if not found:
-            return self.leanest()
-        best = found[0] if self._quick else self._fastest(found)
-        return Candidate(best.size, best.choices)
+            return None
+        return found[0] if self._quick else self._fastest(found)
+
+    def fits_in_ram(self) -> bool:
+        """Tells whether RAM holds the states, the program and the boundaries of the leanest
+        candidate.
+        """
+        return self._filler.host_bytes(self.leanest()) <= self._free_host_bytes
 
     def leanest(self) -> Candidate:
         """Returns the candidate that takes the least memory. More rounds would take still less, but

@@ -14,8 +14,8 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine.config.settings import Optimizer
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
-from engine.model.layout import PLANE_ITEM_BYTES
 from engine.model.shape import ModelShape, UnitShape
 from engine.plan.buffers import EMBED, HEAD
 from engine.plan.choices import PlanChoices
@@ -31,6 +31,7 @@ from engine.plan.ops import (
     Lane,
     Loss,
     Offload,
+    OffloadParked,
     OfPiece,
     Op,
     OpKind,
@@ -41,6 +42,7 @@ from engine.plan.ops import (
     Summary,
     Update,
 )
+from engine.planes.layout import PLANE_ITEM_BYTES
 
 BUS_SHARE = 0.9
 """The copies of states reach this share of the bandwidth of the bus to the device, because
@@ -102,7 +104,7 @@ class _OpSeconds:
         }
         """A prefetch copies these bytes: weight_high, and weight_low of what stays in fp32."""
         self._cost = Cost(shape, rates, micro_batch, plan.compiled)
-        self._adamw = host_rate(rates, bool(plan.device_homes))
+        self._adamw = host_rate(rates, shape.optimizer, bool(plan.device_homes))
         self._summary = next((op.index for op in plan.ops if isinstance(op, Summary)), 0)
 
     def of(self, op: Op) -> float:
@@ -149,8 +151,9 @@ class _OpSeconds:
                 gradient = self._numel[op.unit] * self._item
                 is_weights = isinstance(op, Prefetch)
                 return (self._weight_bytes[op.unit] if is_weights else gradient) / rates.h2d
-            case Offload():
-                return self._numel[op.unit] * self._item / rates.d2h
+            case Offload() | OffloadParked():
+                d2h = rates.d2h if isinstance(op, Offload) else rates.d2h_busy
+                return self._numel[op.unit] * self._item / d2h
             case StoreBoundary():
                 return hidden_bytes / rates.d2h
             case FetchBoundary():
@@ -182,12 +185,12 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     return max(compute, carried / rates.h2d, returned / rates.d2h) + waited
 
 
-def host_rate(rates: Rates, beside_states: bool) -> float:
-    """Returns the number of parameters that AdamW updates on the host in a second. Even while
-    states are streamed, there are no copies on the bus about half of the time (measured:
-    docs/performance.md).
+def host_rate(rates: Rates, optimizer: Optimizer, beside_states: bool) -> float:
+    """Returns the number of parameters that the host updates in a second. Even while states are
+    streamed, there are no copies on the bus about half of the time (measured: docs/performance.md).
     """
-    return 2 / (1 / rates.adamw + 1 / rates.adamw_busy) if beside_states else rates.adamw
+    alone = rates.updates(optimizer)
+    return 2 / (1 / alone + 1 / rates.updates(optimizer, busy=True)) if beside_states else alone
 
 
 class Cost:
@@ -265,9 +268,9 @@ class Cost:
         )
 
     @property
-    def state_bytes(self) -> int:
+    def state_bytes(self) -> float:
         """Returns the bytes of everything that the optimizer needs for one parameter."""
-        return sum(PLANE_ITEM_BYTES[self.shape.dtype].values())
+        return self.shape.state_item_bytes
 
     def carried(self, kind: OpKind, numel: int, early: bool = False) -> float:
         """Returns the seconds of a copy of states, which shares the bus with other copies. early:

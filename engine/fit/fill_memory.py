@@ -45,10 +45,11 @@ class MemoryFiller:
     """A `MemoryFiller` fills the device's memory for the spreads of one job.
 
     free_host_bytes: bytes of RAM that may hold boundaries which would also fit on the device.
-    quick: fewer ways are tried.
+    quick: fewer ways are tried. frame: all candidates park gradients and share a slot as it does.
     """
 
-    def __init__(self, sizer: Sizer, free_host_bytes: int, quick: bool):
+    def __init__(self, sizer: Sizer, free_host_bytes: int, quick: bool, frame: PlanChoices):
+        self._frame = frame
         self._sizer = sizer
         self._engine = sizer.job.config.engine
         self._rounding = sizer.job.rounding
@@ -72,7 +73,8 @@ class MemoryFiller:
             kept = resident or 1
         can_go_to_host = engine.save_level in (AUTO, "all") and self._sizer.device == "cuda"
         homes = tuple(self._rounding.get("device_homes", ()))
-        choices = PlanChoices(
+        choices = replace(
+            self._frame,
             micro_batches=spread.micro_batches,
             rounds=spread.rounds,
             slots=slots,
@@ -107,12 +109,15 @@ class MemoryFiller:
         kept = self._rounding.get("gradient_sum")
         if kept:
             return GradientSum(kept)
-        return GradientSum.VERTICAL if rounds == 1 else GradientSum.HOST
+        if rounds == 1:
+            return GradientSum.VERTICAL
+        # Sums on the host need a plane there, which parked gradients do without.
+        return GradientSum.DEVICE if self._frame.parked_gradients else GradientSum.HOST
 
     def _with_sums_on_device(self, lean: Candidate) -> Candidate:
         """Returns the candidate with the sums of all rounds on the device, if they fit."""
         size, choices = lean
-        if choices.rounds == 1 or self._rounding:
+        if choices.rounds == 1 or self._rounding or self._frame.parked_gradients:
             return lean
         on_device = replace(choices, gradient_sum=GradientSum.DEVICE)
         return Candidate(size, on_device) if self._sizer.fits(size, on_device) else lean

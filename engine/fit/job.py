@@ -24,6 +24,8 @@ class Job:
     """It is the `Chosen.rounding` of the session that this one continues bit for bit; empty for a
     new run.
     """
+    parked_gradients: bool | None = None
+    """Gradients are parked or not, as was decided before; None where the planner decides."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.model.layout import PLANES, WEIGHT_PLANES
 from engine.plan.buffers import Word
+from engine.planes.layout import PLANES, WEIGHT_PLANES
 
 
 class PartName(Word):
@@ -45,6 +45,8 @@ class MemoryItem(Word):
     EXP_AVG = "exp_avg"
     EXP_AVG_SQ = "exp_avg_sq"
     GRAD = "grad"
+    GRADIENT_RING = "Gradient ring"
+    """Parked gradients pass through it on their way to the optimizer."""
     HOST_BOUNDARIES = "Boundaries on the host"
     DATA = "Tokenised data"
     LOADING_PEAK = "Loading peak"
@@ -59,6 +61,7 @@ class MemoryItem(Word):
     RESIDENT_BLOCKS = "Resident blocks"
     GRADIENT_SUMS = "Gradient sums"
     GRADIENT_STAGING = "Gradient staging"
+    PARKED_GRADIENTS = "Parked gradients"
     OPTIMIZER_STATES = "Optimizer states"
     BOUNDARY_RINGS = "Boundary rings"
     # On the device, memory that is allocated and freed within a step.

@@ -5,17 +5,21 @@ torch.
 Whether a model fits is judged by the leanest plan of the job. Speeds are simulated with a plan that
 is chosen as for a run, but among fewer ways (`quick` of `choose`, which costs a few per cent of
 speed at most).
+
+A table is about the optimizer of the settings. With `any_optimizer`, each cell is about the first
+of `OPTIMIZERS` with which the model fits.
 """
 
 from __future__ import annotations
 
 import csv
+import functools
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.config.settings import TrainConfig
+from engine.config.settings import Optimizer, TrainConfig
 from engine.errors import ConfigError
 from engine.fit.memory_items import MEMORY, PartName
 from engine.fit.needs import PART_WORDS, Verdict, least_needs, measured_rates, needs_of
@@ -23,6 +27,7 @@ from engine.machine.known_machines import KnownMachine, machines, with_figures
 from engine.machine.read_machine import Machine
 from engine.model.catalog import CatalogEntry, catalog
 from engine.model.shape import ModelShape
+from engine.planes.moments import KINDS
 from engine.words import GIB
 
 HERE = "This machine"
@@ -30,6 +35,10 @@ SHOWN = ("RTX 4090", "RTX 5090", "A100 80GB", "H100 SXM", "H200")
 """A table shows these machines if none are named."""
 RAM_SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)
 """Machines are sold with these amounts of RAM, in GiB."""
+OPTIMIZERS = tuple(KINDS)
+"""These are all optimizers, from the one with the most exact moments to the smallest."""
+BEST = "best"
+"""A person who wants any optimizer chooses this."""
 
 CSV_HEAD = (
     "model",
@@ -45,6 +54,7 @@ CSV_HEAD = (
     "missing",
     "tokens_per_second",
     "estimated",
+    "optimizer",
 )
 
 
@@ -75,6 +85,11 @@ class Cell:
     """
     estimated: bool = True
     """The speed comes from the card's specification; it is not measured."""
+    optimizer: Optimizer = "adamw"
+    """The cell is about this optimizer."""
+    any_optimizer: bool = False
+    """The optimizer is the first that fits, or the last if none does; the settings do not say it.
+    """
 
 
 @dataclass(frozen=True)
@@ -105,6 +120,7 @@ def table(
     shown: Sequence[Column],
     models: Iterable[CatalogEntry] | None = None,
     timed: bool = True,
+    any_optimizer: bool = False,
 ) -> list[Row]:
     """Returns a row for each model that the settings of `config` suit. The models are all of the
     catalog if none are given. timed: whether to include speeds, which take a few hundredths of a
@@ -116,17 +132,43 @@ def table(
         if shape is None:
             continue
         try:
-            cells = tuple(cell(config, shape, column.machine, timed) for column in shown)
+            cells = tuple(
+                cell(config, shape, column.machine, timed, any_optimizer) for column in shown
+            )
         except ConfigError:  # such as rows that are longer than the model's positions
             continue
         rows.append(Row(entry, shape.parameter_count, shape.active_parameters, cells))
     return rows
 
 
-def cell(config: TrainConfig, shape: ModelShape, machine: Machine, timed: bool = True) -> Cell:
+def cell(
+    config: TrainConfig,
+    shape: ModelShape,
+    machine: Machine,
+    timed: bool = True,
+    any_optimizer: bool = False,
+) -> Cell:
     """Returns the cell of `shape` on `machine` with the settings of `config`. Raises ConfigError
     where the settings contradict the model.
     """
+    if not any_optimizer:
+        return _cell(config, shape, machine, timed)
+    # Only a cell that fits is timed, so those that are passed over take hardly any time.
+    cells = (_cell(each, shape, machine, timed) for each in _of_each_optimizer(config))
+    for found in cells:
+        if found.verdict != Verdict.DOES_NOT_FIT:
+            break
+    return replace(found, any_optimizer=True)
+
+
+@functools.lru_cache(maxsize=64)
+def _of_each_optimizer(config: TrainConfig) -> tuple[TrainConfig, ...]:
+    """Returns the settings with each of `OPTIMIZERS`."""
+    return tuple(config.with_values({"train.optimizer": optimizer}) for optimizer in OPTIMIZERS)
+
+
+def _cell(config: TrainConfig, shape: ModelShape, machine: Machine, timed: bool) -> Cell:
+    """Returns the cell with the optimizer of `config`."""
     least = least_needs(config, machine, shape)
     verdict = least.verdict(MEMORY)
     parts = {name: part for name, part in least.parts.items() if name in MEMORY}
@@ -148,22 +190,25 @@ def cell(config: TrainConfig, shape: ModelShape, machine: Machine, timed: bool =
         missing=missing,
         tokens_per_second=rate,
         estimated=measured_rates(config, machine) is None,
+        optimizer=config.train.optimizer,
     )
 
 
-def largest_model(config: TrainConfig, machine: Machine) -> tuple[CatalogEntry, Cell] | None:
+def largest_model(
+    config: TrainConfig, machine: Machine, any_optimizer: bool = False
+) -> tuple[CatalogEntry, Cell] | None:
     """Returns the model of the catalog with the most parameters that `machine` can train, its speed
     included. Returns None where it can train none.
     """
     fitting = []
     for entry in catalog():
         shape = entry.shape(config.model.dtype)
-        if shape is not None and _fits(config, shape, machine):
+        if shape is not None and _fits(config, shape, machine, any_optimizer):
             fitting.append((entry, shape))
     if not fitting:
         return None
     entry, shape = max(fitting, key=lambda found: found[1].parameter_count)
-    return entry, cell(config, shape, machine)
+    return entry, cell(config, shape, machine, any_optimizer=any_optimizer)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,34 +220,40 @@ class Offer:
     cell: Cell
 
 
-def machines_for(config: TrainConfig, shape: ModelShape, timed: bool = True) -> list[Offer]:
+def machines_for(
+    config: TrainConfig, shape: ModelShape, timed: bool = True, any_optimizer: bool = False
+) -> list[Offer]:
     """Returns the known machines that can train this model, least RAM first and then the fastest.
     Machines whose GPU cannot hold the model, and those that are not supported, are left out.
     """
     offers = []
     for known in machines():
-        ram = _least_ram(config, shape, known) if known.supported else None
+        ram = _least_ram(config, shape, known, any_optimizer) if known.supported else None
         if ram is not None:
-            offers.append(Offer(known, ram, cell(config, shape, known.machine(ram), timed)))
+            found = cell(config, shape, known.machine(ram), timed, any_optimizer)
+            offers.append(Offer(known, ram, found))
     return sorted(offers, key=lambda offer: (offer.ram_gib, -(offer.cell.tokens_per_second or 0)))
 
 
-def _least_ram(config: TrainConfig, shape: ModelShape, known: KnownMachine) -> float | None:
+def _least_ram(
+    config: TrainConfig, shape: ModelShape, known: KnownMachine, any_optimizer: bool
+) -> float | None:
     """Returns the least GiB of RAM that suffice; None where none do. For a machine whose RAM is
     soldered, only the RAM that it has is considered.
     """
     sizes: Sequence[float] = (known.ram_gib,) if known.unified else RAM_SIZES
     for ram in sizes:
-        if _fits(config, shape, with_figures(known.machine(ram), ram_gib=ram)):
+        if _fits(config, shape, with_figures(known.machine(ram), ram_gib=ram), any_optimizer):
             return ram
     return None
 
 
-def _fits(config: TrainConfig, shape: ModelShape, machine: Machine) -> bool:
+def _fits(config: TrainConfig, shape: ModelShape, machine: Machine, any_optimizer: bool) -> bool:
     try:
-        return least_needs(config, machine, shape).verdict(MEMORY) != Verdict.DOES_NOT_FIT
+        found = cell(config, shape, machine, timed=False, any_optimizer=any_optimizer)
     except ConfigError:
         return False
+    return found.verdict != Verdict.DOES_NOT_FIT
 
 
 # ---------------------------------------------------------------------- words and files
@@ -236,6 +287,7 @@ def _csv_line(row: Row, column: Column, found: Cell) -> tuple[object, ...]:
         found.missing,
         "" if speed is None else round(speed, 1),
         found.estimated,
+        found.optimizer,
     )
 
 
@@ -264,6 +316,7 @@ def _cell_as_dict(found: Cell) -> dict[str, Any]:
         "missing": found.missing,
         "tokens_per_second": found.tokens_per_second,
         "estimated": found.estimated,
+        "optimizer": found.optimizer,
     }
 
 
@@ -282,9 +335,17 @@ def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def cell_in_words(found: Cell) -> str:
-    """Returns a cell in words, such as "1,240 tokens/s", "fits" or "83 GiB of RAM more"."""
+    """Returns a cell in words, such as "1,240 tokens/s", "fits" or "83 GiB of RAM more". If it is
+    about any optimizer, the last word says how the moments are kept, as in "fits, bf16".
+    """
+    kept = f", {KINDS[found.optimizer]}" if found.any_optimizer else ""
     if found.verdict == Verdict.DOES_NOT_FIT:
-        return f"{found.missing} more"
+        return f"{found.missing} more{kept}"
+    return speed_in_words(found) + kept
+
+
+def speed_in_words(found: Cell) -> str:
+    """Returns how fast a model that fits is, in words: "1,240 tokens/s, only just" or "fits"."""
     mark = "" if found.verdict == Verdict.FITS else ", only just"
     if found.tokens_per_second is None:
         return f"fits{mark}"

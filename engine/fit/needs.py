@@ -21,13 +21,15 @@ from engine.fit.cost import MicroBatch, largest_product
 from engine.fit.job import Job, Target
 from engine.fit.memory_items import MEMORY, Item, MemoryItem, PartName
 from engine.fit.predict import predicted_seconds
+from engine.fit.sizes import gradient_ring_bytes, state_bytes
 from engine.machine.known_machines import known_rates
 from engine.machine.rates import Rates, stored_cpu_rates, stored_rates
 from engine.machine.read_machine import Machine
-from engine.model.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES
 from engine.model.shape import ModelShape
 from engine.paths import resolve_source
 from engine.plan.buffers import Word
+from engine.planes.layout import WEIGHT_PLANES
+from engine.planes.moments import KINDS, MOMENTS
 from engine.words import GIB, MIB, in_gib
 
 TIGHT_SHARE = 0.9
@@ -40,7 +42,7 @@ compiled in the same process.
 RUNTIME_GROWTH_BYTES = {"cuda": 830 * MIB, "cpu": 64 * MIB}
 """After a run is prepared, libraries still take this much more RAM, for loading and compiling."""
 HOST_MARGIN_BYTES = 256 * MIB
-"""This much RAM is taken by pages of a checkpoint that are written but not yet synced."""
+"""This much RAM is taken by pages of a checkpoint or an export that are written but not synced."""
 DATA_FACTOR = 0.05
 """The data take this share of the data file's size in memory: about 50 bytes per document of 1,000
 bytes. Tokens stay on disk.
@@ -60,8 +62,8 @@ each: they are in fp32, unless the whole checkpoint is in bf16.
 PLANE_NOTES = {
     "weight_high": "weights as the device sees them",
     "weight_low": "the rest of the fp32 masters",
-    "exp_avg": "AdamW's first moment, fp32",
-    "exp_avg_sq": "AdamW's second moment, fp32",
+    "exp_avg": "AdamW's first moment",
+    "exp_avg_sq": "AdamW's second moment",
     "grad": "gradients",
 }
 PART_WORDS = {PartName.HOST: "RAM", PartName.GPU: "GPU memory", PartName.DISK: "disk"}
@@ -235,13 +237,17 @@ class Needs:
         """
         resident = self._facts.resident
         items = self._program(resident)
-        items.append(
-            Item(MemoryItem.MARGIN, HOST_MARGIN_BYTES, "checkpoint pages on their way to the disk")
-        )
-        item_bytes = PLANE_ITEM_BYTES[self.shape.dtype]
+        output = self.config.output
+        if output.checkpoint != "none" or output.export:
+            words = "pages of checkpoint or export on their way to the disk"
+            items.append(Item(MemoryItem.MARGIN, HOST_MARGIN_BYTES, words))
         for plane, size in self.shape.plane_bytes().items():
-            note = f"{PLANE_NOTES[plane]}, {item_bytes[plane]} bytes a parameter"
-            items.append(Item(MemoryItem(plane), size, note))
+            if plane == "grad" and self.chosen.choices.parked_gradients:
+                ring = gradient_ring_bytes(self.shape, self.chosen.choices)
+                words = "parked gradients on their way to the optimizer"
+                items.append(Item(MemoryItem.GRADIENT_RING, ring, words))
+                continue
+            items.append(Item(MemoryItem(plane), size, _plane_note(plane, size, self.shape)))
         boundaries = self.chosen.host_boundary_bytes
         if boundaries:
             items.append(
@@ -283,7 +289,7 @@ class Needs:
         shape, planes = self.shape, self.shape.plane_bytes()
         weights = sum(size for plane, size in planes.items() if plane in WEIGHT_PLANES)
         loading = weights + shape.parameter_count * _READ_ITEM_BYTES
-        running = sum(planes.values()) + self.chosen.host_boundary_bytes
+        running = state_bytes(shape, self.chosen.choices) + self.chosen.host_boundary_bytes
         note = f"weight planes, and at most one copy of the weights in fp32: {in_gib(loading)}"
         if loading <= running:
             note += ", less than training takes"
@@ -306,6 +312,14 @@ class Needs:
             *items,
             Item(MemoryItem.RECORD, RECORD_BYTES, "events, timelines and tokenizer files"),
         )
+
+
+def _plane_note(plane: str, size: int, shape: ModelShape) -> str:
+    """Returns a text on what a plane holds. The bytes a parameter of moments are those of its real
+    `size`, since small parameters and embeddings may keep theirs more exactly.
+    """
+    kind = f", {KINDS[shape.optimizer]}" if plane in MOMENTS else ""
+    return f"{PLANE_NOTES[plane]}{kind}, {size / shape.plane_numel:.3g} bytes a parameter"
 
 
 def rates_of_steps(
@@ -333,6 +347,7 @@ def needs_of(
     """Returns the needs of a job with the plan that a run would use. quick: as for `choose`. Raises
     ConfigError for what no machine could run.
     """
+    shape = shape.with_optimizer(config.train.optimizer)
     rates = facts.rates or rates_of(config, machine)
     job = Job(shape, config, config.data.max_seq_len, facts.rounding)
     chosen = choose(job, _target(config, machine, rates), quick)
@@ -356,6 +371,7 @@ def least_needs(
     """Returns the needs of a job with the leanest plan. Of the plans with boundaries on the host
     and on the device, it is the one that fits better. `checkpoints_before`: as in `SessionFacts`.
     """
+    shape = shape.with_optimizer(config.train.optimizer)
     job = Job(shape, config, config.data.max_seq_len)
     ways = least_choices(job, _target(config, machine, None))
     facts = SessionFacts(checkpoints_before=checkpoints_before)

@@ -8,7 +8,6 @@ import functools
 
 from engine.fit.cost import MicroBatch, op_seconds
 from engine.machine.rates import Rates
-from engine.model.layout import PLANE_ITEM_BYTES
 from engine.model.shape import ModelShape
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes
@@ -28,10 +27,9 @@ def predicted_step(
     shape: ModelShape, choices: PlanChoices, rates: Rates, micro_batch: MicroBatch, device: str
 ) -> tuple[StepPlan, Simulated]:
     """Returns the plan of these choices, and when each of its ops would run."""
-    sizes = PlaneSizes(
-        {unit.name: unit.numel for unit in shape.units},
-        sum(PLANE_ITEM_BYTES[shape.dtype].values()),
-    )
+    buffer = shape.update_buffer
+    numel = {unit.name: unit.numel for unit in shape.units}
+    sizes = PlaneSizes(numel, buffer.numel, buffer.bytes)
     blocks = [unit.name for unit in shape.blocks]
     plan = build_step_plan(blocks, shape.tied, choices, sizes)
     seconds_of = op_seconds(plan, shape, rates, micro_batch)

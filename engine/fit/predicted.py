@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from engine.fit.memory_items import Item, MemoryItem, PartName, items_of
-from engine.model.layout import PLANE_ITEM_BYTES
+from engine.planes.layout import PLANE_ITEM_BYTES
 
 QUANTITIES = {
     "loading_peak_bytes": "RAM while loading",
@@ -63,9 +63,8 @@ def loading_peak(items: Sequence[Item], model: Mapping[str, Any]) -> float:
     general = _total(item for item in items if item.kind.is_there_from_the_start)
     loading = [item for item in items if item.kind == MemoryItem.LOADING_PEAK]
     if _total(loading):
-        kept = _total(
-            item for item in items if item.kind.is_plane or item.kind == MemoryItem.HOST_BOUNDARIES
-        )
+        others = (MemoryItem.GRADIENT_RING, MemoryItem.HOST_BOUNDARIES)
+        kept = _total(item for item in items if item.kind.is_plane or item.kind in others)
         return general + kept + _total(loading)
     weights = _total(item for item in items if item.kind.is_weights)
     copy = 0

@@ -12,6 +12,7 @@ from engine.errors import ConfigError
 from engine.fit.memory_items import MEMORY, PartName
 from engine.fit.needs import PART_WORDS, Needs, Verdict, least_needs
 from engine.plan.ops import GradientSum
+from engine.planes.moments import KINDS
 from engine.words import counted, in_gib
 
 SHORTEST_ROW, MOST_ROUNDS = 64, 8
@@ -167,7 +168,7 @@ def _kinds_of_memory_use(needs: Needs) -> list[_Kind]:
         later = _Option("Export later, not when the run ends", {"output.export": False})
         found.append(_Kind((PartName.DISK,), [later]))
     found.append(_Kind((PartName.DISK,), _less_written(output)))
-    for name in ("slots", "residency", "save_level", "rounds"):
+    for name in ("slots", "residency", "save_level", "rounds", "gradients"):
         if getattr(engine, name) != AUTO:
             automatic = _Option(f"Set engine.{name} to auto", {f"engine.{name}": AUTO})
             found.append(_Kind(MEMORY, [automatic]))
@@ -239,6 +240,9 @@ def _kinds_of_steps(needs: Needs) -> list[_Kind]:
     found = [
         _Kind((compute_memory,), smaller),
         _Kind(MEMORY, more_rounds),
+        # The changes above only reorder sums. Smaller moments round what AdamW remembers, at the
+        # same rows and rates. Those below train on fewer or other tokens a step.
+        _Kind((PartName.HOST,), _smaller_moments(config)),
         _Kind(MEMORY, fewer_rows),
         _Kind(MEMORY, shorter),
     ]
@@ -246,6 +250,19 @@ def _kinds_of_steps(needs: Needs) -> list[_Kind]:
         half = _Option("Compute in bfloat16", {"model.dtype": "bfloat16"})
         found.append(_Kind(tuple(PartName), [half]))
     return found
+
+
+def _smaller_moments(config: TrainConfig) -> list[_Option]:
+    """Returns the optimizers whose moments take less than those of the job, most exact first."""
+    optimizers = list(KINDS)
+    return [
+        _Option(
+            f"Keep AdamW's moments in {KINDS[optimizer]}; "
+            "results change slightly, and fp32 masters stay",
+            {"train.optimizer": optimizer},
+        )
+        for optimizer in optimizers[optimizers.index(config.train.optimizer) + 1 :]
+    ]
 
 
 def _halves(value: int, least: int) -> list[int]:

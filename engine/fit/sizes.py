@@ -10,10 +10,12 @@ from operator import add
 
 from engine.fit.job import Job
 from engine.fit.memory_items import Item, MemoryItem
-from engine.model.layout import EXACT_ITEM_BYTES, PLANE_ITEM_BYTES, Activations
+from engine.model.activation_sizes import Activations
 from engine.model.shape import ModelShape, UnitShape
+from engine.plan.buffers import EMBED, HEAD
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import GradientSum
+from engine.planes.layout import EXACT_ITEM_BYTES
 from engine.words import GIB, MIB
 
 COMFORTABLE = {"cuda": 0.95, "cpu": 0.88}
@@ -32,9 +34,9 @@ COMPILER_BYTES = 64 * MIB
 """While kernels are compiled, variants are timed with a buffer of the size of the GPU's cache (60
 MiB on an H200).
 """
-LOGITS_BYTES = {"cuda": round(2.5 * GIB), "small": 512 << 20, "cpu": 256 << 20}
+LOGITS_BYTES = {"cuda": round(2.5 * GIB), "small": 768 << 20, "cpu": 256 << 20}
 """At most this many bytes are taken by the logits of one chunk of the loss."""
-SMALL_GPU_BYTES = 20 * GIB
+SMALL_GPU_BYTES = 26 * GIB
 """A GPU is small if it has less memory than this. The chunk of logits has one of two sizes on GPUs
 and is not a share of the free memory, because another size rounds differently, which must not
 happen in a resumed run.
@@ -86,11 +88,9 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
     item, blocks = shape.item_bytes, shape.blocks
     first_resident = len(blocks) - choices.resident_blocks
     streamed, resident = blocks[:first_resident], blocks[first_resident:]
-    largest = max(unit.numel for unit in blocks)
-    outer = (shape.embed.numel, shape.head.numel)
     slots = min(choices.slots, len(streamed))
     streamed_slot = _slot_bytes(streamed, item)
-    sums, sums_note = _gradient_sums(shape, choices, largest)
+    sums, sums_note = _gradient_sums(shape, choices)
     rings = 2 * choices.boundary_rings if choices.host_boundaries else 0
     return (
         Item(
@@ -100,7 +100,9 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
         ),
         Item(
             MemoryItem.OUTER_SLOTS,
-            _slot_bytes([shape.embed], item) + _slot_bytes([shape.head], item),
+            _slot_bytes([shape.embed, shape.head], item)
+            if choices.shared_outer_slot
+            else _slot_bytes([shape.embed], item) + _slot_bytes([shape.head], item),
         ),
         Item(
             MemoryItem.RESIDENT_BLOCKS,
@@ -108,14 +110,10 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
             f"the last {len(resident)} blocks",
         ),
         Item(MemoryItem.GRADIENT_SUMS, 4 * (sums + len(shape.units) + 3), f"fp32: {sums_note}"),
-        Item(
-            MemoryItem.GRADIENT_STAGING,
-            (2 * largest + max(outer)) * item,
-            "rounded gradients on their way to the host",
-        ),
+        _staging(shape, choices),
         Item(
             MemoryItem.OPTIMIZER_STATES,
-            _update_buffer_bytes(shape, choices, largest),
+            _update_buffer_bytes(shape, choices),
             f"pieces of {len(choices.device_homes)} units that are updated on the device, "
             f"{buffers_in_words(choices.update_buffers, choices.spare_buffers)}",
         ),
@@ -127,6 +125,16 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
     )
 
 
+def _staging(shape: ModelShape, choices: PlanChoices) -> Item:
+    """Returns the item of rounded gradients."""
+    if choices.parked_gradients:
+        words = "the rounded gradients of all units, until the clip factor is known"
+        return Item(MemoryItem.PARKED_GRADIENTS, shape.plane_numel * shape.item_bytes, words)
+    numel = 2 * max(unit.numel for unit in shape.blocks) + max(shape.embed.numel, shape.head.numel)
+    words = "rounded gradients on their way to the host"
+    return Item(MemoryItem.GRADIENT_STAGING, numel * shape.item_bytes, words)
+
+
 def _slot_bytes(units: Sequence[UnitShape], item: int) -> int:
     """Returns the bytes of a slot that can hold each of `units`, of `item` bytes an element. The
     weights that stay in fp32 are kept beside the others.
@@ -136,26 +144,48 @@ def _slot_bytes(units: Sequence[UnitShape], item: int) -> int:
     return numel * item + exact * EXACT_ITEM_BYTES
 
 
-def _gradient_sums(shape: ModelShape, choices: PlanChoices, largest: int) -> tuple[int, str]:
+def _gradient_sums(shape: ModelShape, choices: PlanChoices) -> tuple[int, str]:
     """Returns the number of elements of all fp32 sums, and a description of them."""
+    largest = max(unit.numel for unit in shape.blocks)
     outer = (shape.embed.numel, shape.head.numel)
     if choices.gradient_sum == GradientSum.DEVICE:
         blocks = sum(unit.numel for unit in shape.blocks)
         return sum(outer) + blocks, "every unit, summed over the rounds"
     if shape.tied:
         return sum(outer) + largest, "embed, head and the largest block"
-    return max(outer) + largest, "embed or head, and the largest block"
+    return max(*outer, largest), "one unit at a time"
 
 
-def _update_buffer_bytes(shape: ModelShape, choices: PlanChoices, largest: int) -> int:
+def _update_buffer_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the bytes of update buffers beyond the memory that they share with other buffers."""
     if not choices.device_homes:
         return 0
     own = choices.update_buffers - choices.spare_buffers
-    needed = own * largest * sum(PLANE_ITEM_BYTES[shape.dtype].values())
+    needed = own * shape.update_buffer.bytes
     if choices.gradient_sum == GradientSum.DEVICE:  # they share the memory of the blocks' sums
         return max(0, needed - 4 * sum(unit.numel for unit in shape.blocks))
     return needed
+
+
+def gradient_ring_bytes(shape: ModelShape, choices: PlanChoices) -> int:
+    """Returns the bytes of the host buffers that parked gradients pass through: two for the blocks
+    and one for embed and head, as far as their optimizers run on the host.
+    """
+    if not choices.parked_gradients:
+        return 0
+    on_host = [unit for unit in shape.units if unit.name not in choices.device_homes]
+    blocks = [unit.numel for unit in on_host if unit.name not in (EMBED, HEAD)]
+    outer = [unit.numel for unit in on_host if unit.name in (EMBED, HEAD)]
+    numel = 2 * max(blocks, default=0) + max(outer, default=0)
+    return numel * shape.item_bytes
+
+
+def state_bytes(shape: ModelShape, choices: PlanChoices) -> int:
+    """Returns the bytes that planes and parked gradients take on the host."""
+    planes = shape.plane_bytes()
+    if choices.parked_gradients:
+        del planes["grad"]
+    return sum(planes.values()) + gradient_ring_bytes(shape, choices)
 
 
 def host_boundary_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) -> int:
@@ -183,8 +213,7 @@ class Sizer:
         self.packed = job.config.data.packing and shape.packs
         self._dense_mask = shape.dense_mask(self.packed, job.row_length)
         self._masked_blocks = shape.masked_blocks(self.packed, job.row_length, memory.device)
-        self._largest = max(unit.numel for unit in shape.blocks)
-        self._piece_bytes = self._largest * sum(PLANE_ITEM_BYTES[shape.dtype].values())
+        self._piece_bytes = shape.update_buffer.bytes
         logit_bytes = shape.compiled_logit_bytes if compiled else shape.logit_bytes
         self._position_bytes = shape.vocab_size * logit_bytes
         self.loss_chunk: int = job.rounding.get("loss_chunk") or self._new_loss_chunk()

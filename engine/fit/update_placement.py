@@ -51,7 +51,7 @@ class _Placement:
         self._placed = {EMBED, HEAD, *(unit.name for unit in in_slots)}
         # The gradients of these units are still in their staging buffers.
         self._staged = {unit.name for unit in (shape.embed, *shape.blocks[:2])}
-        self._piece = max(unit.numel for unit in shape.blocks)
+        self._piece = shape.update_buffer.numel
         self._passes = choices.micro_batches // choices.rounds
         self._own = buffers - choices.spare_buffers
         self._free = self._buffers_free(choices, buffers)
@@ -66,7 +66,7 @@ class _Placement:
 
     def _place(self, buffers: int) -> tuple[list[str], dict[str, float]]:
         """Returns the units whose optimizers run on the device, and when each unit is ready."""
-        adamw = host_rate(self._rates, beside_states=buffers > 0)
+        adamw = host_rate(self._rates, self._shape.optimizer, beside_states=buffers > 0)
         lanes = self._lanes
         host = 0.0
         homes: list[str] = []
@@ -108,7 +108,7 @@ class _Placement:
             ends.append(time)
         free = [ends[choices.spare_blocks - 1]] * min(choices.spare_buffers, buffers)
         over_sums = choices.gradient_sum == GradientSum.DEVICE
-        size = self._piece * self._cost.state_bytes
+        size = self._shape.update_buffer.bytes
         done = 0  # blocks whose sums are no longer needed
         end = 0  # bytes of their sums
         for own in range(buffers - len(free)):

@@ -16,9 +16,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+from engine.config.settings import Optimizer
 from engine.errors import ConfigError
 from engine.machine.gpus import GpuInfo
-from engine.machine.rates import Rates
+from engine.machine.rates import UPDATE_BYTES, Rates
 from engine.machine.read_machine import Machine
 from engine.paths import PROGRAM_ROOT
 from engine.words import GIB, MIB
@@ -68,14 +69,16 @@ TO_DEVICE_SHARE, FROM_DEVICE_SHARE = 52 / 63.0, 50.7 / 63.0
 busy (measured on the H200, PCIe 5.0 x16).
 """
 
-ADAMW_BYTES = 26
-"""AdamW reads and writes this many bytes of host memory per parameter."""
-THREAD_PARAMETERS = 1e9
+THREAD_PARAMETERS: dict[Optimizer, float] = {
+    "adamw": 1e9,
+    "adamw_bf16": 0.6e9,
+    "adamw_8bit": 0.27e9,
+}
 """One AdamW thread that has host memory to itself updates this many parameters a second. Together
-with the next figure this gives 0.88, 1.6, 2.6, 3.8 and 4.8 billion with 1, 2, 4, 8 and 14 threads,
-where 0.88, 1.7, 2.9, 4.1 and 4.8 were measured.
+with the next figure this gives, with moments in fp32, 0.88, 1.6, 2.6, 3.8 and 4.8 billion with 1,
+2, 4, 8 and 14 threads, where 0.88, 1.7, 2.9, 4.1 and 4.8 were measured.
 """
-HOST_MEMORY_SHARE = 7.3e9 * ADAMW_BYTES / 307.2e9
+HOST_MEMORY_SHARE = 7.3e9 * 26 / 307.2e9
 """With many threads, AdamW reaches at most this share of the host memory's bandwidth. It is fitted
 to the same five figures, assuming that the H200's host had eight channels of DDR5-4800, as is
 usual.
@@ -85,7 +88,7 @@ SHARED_MEMORY_SHARE = 0.93
 of 190 GB/s.
 """
 FREE_CORES, MAX_THREADS = 2, 32
-"""`engine.runtime.host_threads` has the same figures, but is in a later room, which this one may
+"""`engine.host.host_threads` has the same figures, but is in a later room, which this one may
 not import.
 """
 
@@ -175,10 +178,15 @@ class KnownMachine:
         link = self.link_bandwidth if link_bandwidth is None else link_bandwidth
         h2d = min(link * TO_DEVICE_SHARE, memory / 2 / touches)
         d2h = min(link * FROM_DEVICE_SHARE, memory / 2 / touches)
-        # The time per parameter is the sum of the time of the threads and that of memory.
-        thread_seconds = 1 / (THREAD_PARAMETERS * _threads(cores or self.cpu_cores))
-        adamw = 1 / (thread_seconds + ADAMW_BYTES / memory)
-        wanted = ADAMW_BYTES * adamw + touches * (h2d + d2h)
+        threads = _threads(cores or self.cpu_cores)
+
+        def updates(optimizer: Optimizer) -> float:
+            # The time per parameter is the sum of the time of the threads and that of memory.
+            thread_seconds = 1 / (THREAD_PARAMETERS[optimizer] * threads)
+            return 1 / (thread_seconds + UPDATE_BYTES[optimizer] / memory)
+
+        adamw = updates("adamw")
+        wanted = UPDATE_BYTES["adamw"] * adamw + touches * (h2d + d2h)
         share = min(1.0, SHARED_MEMORY_SHARE * memory / wanted)
         return Rates(
             h2d=h2d,
@@ -192,6 +200,8 @@ class KnownMachine:
             d2h_busy=d2h * share,
             packed_attention=min(matmul * ATTENTION_SHARE, PACKED_FLOPS),
             call=CALL_SECONDS,
+            adamw_bf16=updates("adamw_bf16"),
+            adamw_8bit=updates("adamw_8bit"),
         )
 
     def _sustained_matmul(self) -> float:
@@ -399,7 +409,7 @@ def _pcie_bandwidth(generation: int, width: int) -> float:
 
 
 def _threads(cores: int) -> int:
-    """Returns the threads of AdamW, as `engine.runtime.host_threads` chooses them."""
+    """Returns the threads of AdamW, as `engine.host.host_threads` chooses them."""
     return min(cores - FREE_CORES if cores >= 4 * FREE_CORES else cores, MAX_THREADS)
 
 

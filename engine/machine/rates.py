@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.config.settings import Optimizer
 from engine.files import write_whole
 from engine.machine.cgroups import usable_cores
 from engine.paths import cache_folder
@@ -37,7 +38,7 @@ def stored_rates(device_name: str) -> Rates | None:
     except (TypeError, KeyError, ValueError):
         return None
     for name, value in rates.to_dict().items():
-        may_be_zero = name in ("overhead", "call")
+        may_be_zero = name in ("overhead", "call", "adamw_bf16", "adamw_8bit")
         if not math.isfinite(value) or (value <= 0 and not may_be_zero):
             return None
     return rates
@@ -116,6 +117,25 @@ class Rates:
     """Launching one small operation on a GPU takes this many seconds while AdamW runs on the
     host.
     """
+    adamw_bf16: float = 0.0
+    """AdamW updates this many parameters a second on the host with moments in bf16; 0 where that
+    was not measured.
+    """
+    adamw_8bit: float = 0.0
+    """It is the same with moments in 8 bits."""
+
+    def updates(self, optimizer: Optimizer, busy: bool = False) -> float:
+        """Returns the parameters a second that the host updates with `optimizer`. busy: while
+        copies run in both directions.
+        """
+        if optimizer == "adamw":
+            return self.adamw_busy if busy else self.adamw
+        alone = (self.adamw_bf16 if optimizer == "adamw_bf16" else self.adamw_8bit) or self.adamw
+        if not busy:
+            return alone
+        # The copies slow down what waits for host memory, in proportion to its bytes.
+        slower = 1 / self.adamw_busy - 1 / self.adamw
+        return 1 / (1 / alone + slower * UPDATE_BYTES[optimizer] / UPDATE_BYTES["adamw"])
 
     def to_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -126,6 +146,8 @@ class Rates:
         return cls(**{name: float(values[name]) for name in cls.__dataclass_fields__})
 
 
+UPDATE_BYTES: dict[Optimizer, float] = {"adamw": 26, "adamw_bf16": 18, "adamw_8bit": 14.06}
+"""AdamW reads and writes this many bytes of host memory per parameter, with bf16 weights."""
 PACKED_BYTES, PACKED_WIDTH = 49, 76
 """In addition to its products, the variable-length kernel takes the time to move this many bytes of
 device memory in forward and backward for each token and feature of a query, and the time of this

@@ -23,8 +23,8 @@ import torch.nn.functional as torch_functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.model.activation_sizes import DOCUMENTS, Activations
 from engine.model.attention_documents import Documents, Pattern
-from engine.model.layout import DOCUMENTS, Activations
 from engine.model.skeleton import BlockArguments, tensors_in
 from engine.model.units import StreamedModel, Unit
 

@@ -30,9 +30,9 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engine.errors import ModelError
+from engine.model.activation_sizes import DOCUMENTS, MASK_ELEMENTS
 from engine.model.attention_documents import Documents, Pattern
 from engine.model.attention_masks import mask
-from engine.model.layout import DOCUMENTS, MASK_ELEMENTS
 from engine.model.library import transformers
 
 KERNELS = [

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from engine.errors import ModelError
+from engine.model.activation_sizes import DOCUMENTS
 from engine.model.attention_documents import Documents, Pattern
-from engine.model.layout import DOCUMENTS
 from engine.model.library import transformers
 
 

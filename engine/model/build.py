@@ -18,12 +18,12 @@ from torch import nn
 from engine.config.settings import ModelConfig
 from engine.errors import ModelError, RamstreamError, first_line
 from engine.model.block_trial import HollowProducts, Trial, plain_attributes
-from engine.model.layout import ParameterSpec, lay_out
 from engine.model.library import empty_model, transformers
 from engine.model.packing_trial import packing_of
 from engine.model.skeleton import Skeleton, parameters_reached
 from engine.model.units import TORCH_DTYPES, StreamedModel, Unit
 from engine.plan.buffers import EMBED, HEAD
+from engine.planes.layout import ParameterSpec, lay_out
 
 _FAILS_IN_BF16 = ("xlstm",)
 """The code of these families raises an error in bf16, in plain transformers too, for rows that are

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from engine.model.activation_sizes import Activations
 from engine.model.activations import Counted, argument_numel, count_activations
 from engine.model.build import routed_experts
-from engine.model.layout import PLANE_ITEM_BYTES, Activations, UnitLayout
 from engine.model.shape import FP32_LOGIT_BYTES, ModelShape, UnitShape
 from engine.model.units import StreamedModel
+from engine.planes.layout import PLANE_ITEM_BYTES, UnitLayout
 
 ACTIVATION_FACTOR = 1.3
 """Autograd is assumed to keep this many times the bytes of the inputs and outputs of a block's
@@ -71,12 +72,19 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
 
 def _outer(layout: UnitLayout) -> UnitShape:
     """Returns the shape of the embed unit or of the head unit."""
+    counts = layout.moment_counts
     return UnitShape(
-        layout.unit, layout.numel, layout.parameter_count, exact_numel=layout.exact_numel
+        layout.unit,
+        layout.numel,
+        layout.parameter_count,
+        exact_numel=layout.exact_numel,
+        small_numel=counts.small,
+        block_count=counts.blocks,
     )
 
 
 def _block(layout: UnitLayout, experts: tuple[int, int], counted: Counted) -> UnitShape:
+    counts = layout.moment_counts
     widths = [passes * max(shape) for passes, shape in _matrices(layout, experts)]
     return UnitShape(
         layout.unit,
@@ -87,6 +95,8 @@ def _block(layout: UnitLayout, experts: tuple[int, int], counted: Counted) -> Un
         masked_activations=counted.masked,
         compiled_activations=counted.compiled,
         exact_numel=layout.exact_numel,
+        small_numel=counts.small,
+        block_count=counts.blocks,
     )
 
 

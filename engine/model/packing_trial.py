@@ -27,9 +27,9 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import nn
 
+from engine.model.activation_sizes import DOCUMENTS
 from engine.model.attention import register
 from engine.model.attention_masks import forward
-from engine.model.layout import DOCUMENTS
 from engine.model.library import empty_model
 from engine.model.tiny_config import VOCABULARY, shrunk
 

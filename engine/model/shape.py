@@ -8,14 +8,12 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-from engine.config.settings import CheckpointKind
-from engine.model.layout import (
-    DOCUMENTS,
-    MASK_ELEMENTS,
-    PLANE_ITEM_BYTES,
-    Activations,
-    checkpoint_planes,
-)
+from engine.config.settings import CheckpointKind, Optimizer
+from engine.model.activation_sizes import DOCUMENTS, MASK_ELEMENTS, Activations
+from engine.plan.buffers import EMBED
+from engine.planes.layout import PLANE_ITEM_BYTES, checkpoint_planes, plane_bytes
+from engine.planes.moments import FP32_MOMENTS, MOMENTS, MomentCounts
+from engine.planes.update_buffers import UpdateBuffer
 
 FP32_LOGIT_BYTES = 12
 """At its peak the loss holds three fp32 numbers for each logit, whatever the model's dtype."""
@@ -44,6 +42,16 @@ class UnitShape:
     """
     exact_numel: int = 0
     """In a bf16 model, this many elements stay in fp32 on the device, alignment included."""
+    small_numel: int = 0
+    """This many elements belong to small parameters (`engine.planes.moments`)."""
+    block_count: int = 0
+    """The moments of the other elements are cut into this many blocks, if they are in 8 bits."""
+
+    @property
+    def moment_counts(self) -> MomentCounts:
+        """Returns how many elements keep their moments in which way, with any optimizer."""
+        is_embed = self.name == EMBED
+        return MomentCounts(self.numel, self.small_numel, self.block_count, is_embed)
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,8 @@ class ModelShape:
     """In addition to the hidden state, blocks receive this many elements per token, such as rotary
     embeddings.
     """
+    optimizer: Optimizer = FP32_MOMENTS
+    """The host keeps the moments of this optimizer."""
     attention_heads: int = 1
     attention_width: int = 1
     """This is the number of features in all heads together: the mean of the widths of queries and
@@ -116,17 +126,40 @@ class ModelShape:
 
     def plane_bytes(self) -> dict[str, int]:
         """Returns the bytes of each plane over all units, which HostStore allocates."""
-        return {
-            plane: self.plane_numel * item for plane, item in PLANE_ITEM_BYTES[self.dtype].items()
-        }
+        return dict(self._plane_bytes)
+
+    @functools.cached_property
+    def _plane_bytes(self) -> dict[str, int]:
+        found = dict.fromkeys(PLANE_ITEM_BYTES[self.dtype], 0)
+        for unit in self.units:
+            for plane, size in plane_bytes(self.dtype, self.optimizer, unit.moment_counts).items():
+                found[plane] += size
+        return found
+
+    @functools.cached_property
+    def update_buffer(self) -> UpdateBuffer:
+        """Returns the sizes of a buffer in which the device updates a piece of a unit."""
+        units = [unit.moment_counts for unit in self.units]
+        largest = max(unit.numel for unit in self.blocks)
+        return UpdateBuffer.of(self.dtype, self.optimizer, units, largest)
+
+    @functools.cached_property
+    def state_item_bytes(self) -> float:
+        """A parameter takes this many bytes over all planes, on average over the blocks."""
+        blocks = self.blocks
+        numel = sum(unit.numel for unit in blocks)
+        moments = 2 * sum(unit.moment_counts.bytes(self.optimizer) for unit in blocks)
+        items = PLANE_ITEM_BYTES[self.dtype]
+        return sum(item for plane, item in items.items() if plane not in MOMENTS) + moments / numel
 
     @property
     def host_bytes(self) -> int:
-        return sum(self.plane_bytes().values())
+        return sum(self._plane_bytes.values())
 
     def checkpoint_bytes(self, kind: CheckpointKind = "full") -> int:
         """Returns the bytes of the planes in one checkpoint of this kind."""
-        return self.plane_numel * sum(checkpoint_planes(self.dtype, kind).values())
+        planes = checkpoint_planes(self.dtype, kind)
+        return sum(size for plane, size in self.plane_bytes().items() if plane in planes)
 
     def export_bytes(self, dtype: str) -> int:
         """Returns the bytes of weights in an exported folder whose weights are in `dtype`. Weights
@@ -135,6 +168,10 @@ class ModelShape:
         item = PLANE_ITEM_BYTES[dtype]["weight_high"]
         exact = sum(unit.exact_numel for unit in self.units) if dtype == "bfloat16" else 0
         return self.parameter_count * item + exact * (4 - item)
+
+    def with_optimizer(self, optimizer: Optimizer) -> ModelShape:
+        """Returns the shape of the same model with the moments of another optimizer."""
+        return self if optimizer == self.optimizer else replace(self, optimizer=optimizer)
 
     def in_dtype(self, dtype: str) -> ModelShape:
         """Returns the shape of the same model in another dtype. Its planes are exact; its

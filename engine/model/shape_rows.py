@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
 
-from engine.model.layout import Activations
+from engine.model.activation_sizes import Activations
 from engine.model.shape import ModelShape, UnitShape
 from engine.plan.buffers import EMBED, HEAD
 
@@ -31,6 +31,10 @@ MODEL_FIELDS = (
 """These fields of ModelShape are the same in every dtype. Units are stored by kind."""
 
 ACTIVATION_FIELDS = ("activations", "masked_activations", "compiled_activations")
+SMALL, BLOCKS = "small", "blocks"
+"""A unit has the number of elements of its small parameters under the first key, and the number of
+blocks into which its others are cut under the second (`engine.planes.moments`).
+"""
 EXACT = "exact"
 """A unit with parameters that stay in fp32 in a bf16 model has their number under this key."""
 
@@ -92,6 +96,8 @@ def _kind(unit: UnitShape, dtype: str) -> dict[str, Any]:
         "numel": unit.numel,
         "parameters": unit.parameter_count,
         "widest": unit.widest,
+        SMALL: unit.small_numel,
+        BLOCKS: unit.block_count,
     }
     if any(numbers):
         kind[dtype] = numbers
@@ -119,5 +125,7 @@ def _unit(name: str, kind: Mapping[str, Any], dtype: str) -> UnitShape:
         kind["parameters"],
         kind["widest"],
         exact_numel=exact_numel,
+        small_numel=kind[SMALL],
+        block_count=kind[BLOCKS],
         **activations,
     )

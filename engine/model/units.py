@@ -1,6 +1,6 @@
 """A `StreamedModel` is a Hugging Face model divided into `Unit`s, the pieces that are streamed.
 
-A unit's layout (engine/model/layout.py) says where its parameters are in memory.
+A unit's layout (engine/planes/layout.py) says where its parameters are in memory.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.model.layout import Dtype, UnitLayout
 from engine.model.packing_trial import Packing
 from engine.model.skeleton import Skeleton
+from engine.planes.layout import Dtype, UnitLayout
 
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 

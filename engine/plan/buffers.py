@@ -39,6 +39,8 @@ class BufferKind(Word):
     """
     GRADIENT = "gradient"
     """It is the unit's gradient plane."""
+    GRADIENT_RING = "gradient ring"
+    """It is host memory that a parked gradient passes through on its way to the optimizer."""
     HOST_BOUNDARY = "host boundary"
     """It is host memory that keeps the input of a block for one micro-batch."""
     CLIP = "clip"

@@ -37,7 +37,7 @@ def build_step_plan(
     for a dry run, the same step up to its summary, in which no op writes weights or moments. Raises
     ValueError for choices that contradict each other.
     """
-    _refuse_contradictions(blocks, choices)
+    _refuse_contradictions(blocks, tied, choices)
     end = StepEnd.UPDATES if updates else StepEnd.SUMMARY
     writer = StepWriter(blocks, tied, choices, sizes or PlaneSizes({}), end)
     buffers, device = writer.buffers, writer.device
@@ -47,6 +47,7 @@ def build_step_plan(
         grads=buffers.grad_units(),
         stagings=buffers.staging_units(),
         rings=buffers.rings(),
+        gradient_rings=buffers.gradient_ring_units(),
         kept_units=buffers.kept,
         compiled=choices.compiled,
         device_homes=choices.device_homes,
@@ -79,12 +80,16 @@ def build_forward_plan(
     )
 
 
-def _refuse_contradictions(blocks: list[str], choices: PlanChoices) -> None:
+def _refuse_contradictions(blocks: list[str], tied: bool, choices: PlanChoices) -> None:
     micro_batches, rounds = choices.micro_batches, choices.rounds
     if micro_batches % rounds:
         raise ValueError(f"{rounds} rounds do not divide {micro_batches} micro-batches")
     if (choices.gradient_sum == GradientSum.VERTICAL) != (rounds == 1):
         raise ValueError("gradient_sum is 'vertical' exactly when there is one round")
+    if tied and choices.shared_outer_slot:
+        raise ValueError("embed and head of a tied model cannot share a slot")
+    if choices.parked_gradients and choices.gradient_sum == GradientSum.HOST:
+        raise ValueError("parked gradients cannot be summed on the host")
     if choices.kept_blocks > len(blocks):
         raise ValueError(
             f"{choices.kept_blocks} of {len(blocks)} blocks cannot keep their activations"

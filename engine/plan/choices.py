@@ -31,6 +31,14 @@ class PlanChoices:
     """
     host_boundaries: bool = False
     """Boundaries are kept on the host until backward, not on the device."""
+    parked_gradients: bool = False
+    """Rounded gradients wait on the device until the clip factor of the step is known, so the host
+    has no plane for them.
+    """
+    shared_outer_slot: bool = False
+    """Embed and head share one slot, so embed is fetched again for its backward. The model must not
+    be tied.
+    """
     boundary_rings: int = 3
     """Host boundaries pass through this many device buffers each way."""
     gradient_sum: GradientSum = GradientSum.VERTICAL
@@ -67,7 +75,9 @@ class PlaneSizes:
 
     numel: Mapping[str, int]
     """Each plane of a unit has this many elements."""
-    state_bytes: int = 14
-    """One element takes this many bytes in total over all planes of its unit: 14 with bfloat16
-    weights.
+    piece_numel: int = 0
+    """An update buffer holds a piece of this many elements; 0 stands for the largest block."""
+    buffer_bytes: int = 0
+    """An update buffer has this many bytes; 0 stands for 14 an element, as with bfloat16 weights
+    and moments in fp32.
     """

@@ -43,6 +43,7 @@ LEAD = 2
 that is then fetched into one of these buffers.
 """
 
+_ITEM_BYTES = 14
 _STEP = "step"
 _LENDABLE = Buffer(BufferKind.LENDABLE)
 _ACTIVATIONS, _LENT = Content(ContentKind.ACTIVATIONS), Content(ContentKind.LENT)
@@ -67,11 +68,13 @@ class DeviceUpdates:
         self._drafts = drafts
         self._units = frozenset(choices.device_homes)
         """The optimizers of these units run on the device."""
-        self._slots = {EMBED: slot_of(EMBED), HEAD: slot_of(HEAD), **slots}
+        outer = {EMBED: slot_of(EMBED), HEAD: slot_of(HEAD)}
+        self._slots = {**slots} if choices.shared_outer_slot else {**outer, **slots}
         self.piece_numel = 0
         self.buffers: list[Buffer] = []
         if self._units:
-            self.piece_numel = max(sizes.numel[block] for block in blocks)
+            largest = max(sizes.numel[block] for block in blocks)
+            self.piece_numel = sizes.piece_numel or largest
             self.buffers = [
                 Buffer(BufferKind.UPDATE, number=number) for number in range(choices.update_buffers)
             ]
@@ -87,7 +90,9 @@ class DeviceUpdates:
         self._buffer = dict(zip(self._pieces, self._buffers_in_turn()))
         # The gradients of these units are not overwritten in the staging buffers before the step
         # ends.
-        self._may_stay_staged = {EMBED, *blocks[:2]}
+        self._may_stay_staged = frozenset((EMBED, *blocks[:2]))
+        if choices.parked_gradients:
+            self._may_stay_staged = self._units
         self._staging: dict[str, Buffer] = {}
         """The complete gradients of these units stay in this staging buffer."""
         self.arena: list[str] = []
@@ -126,7 +131,7 @@ class DeviceUpdates:
         buffers is free early.
         """
         self.arena = [*reversed(blocks)]
-        buffer_bytes = self.piece_numel * sizes.state_bytes
+        buffer_bytes = sizes.buffer_bytes or _ITEM_BYTES * self.piece_numel
         ends = list(itertools.accumulate(4 * sizes.numel[block] for block in self.arena))
         spans = list(zip(self.arena, [0, *ends], ends))
         for position, buffer in enumerate(self._own):

@@ -25,10 +25,13 @@ class Lane(Word):
     STATES_IN = "STATES IN"
     UPDATE = "UPDATE"
     STATES_OUT = "STATES OUT"
+    GRADIENTS_OUT = "GRADIENTS OUT"
 
 
-UPDATE_LANES = (Lane.STATES_IN, Lane.UPDATE, Lane.STATES_OUT)
-"""These lanes run the optimizers on the device."""
+UPDATE_LANES = (Lane.STATES_IN, Lane.UPDATE, Lane.STATES_OUT, Lane.GRADIENTS_OUT)
+"""These lanes serve the optimizers: the first three those on the device, the last one those on the
+host, to which it sends parked gradients. They have no ops in other plans.
+"""
 
 
 class OpKind(Word):
@@ -45,6 +48,7 @@ class OpKind(Word):
     FETCH_GRAD = "fetch_grad"
     REDUCE = "reduce"
     OFFLOAD = "offload"
+    OFFLOAD_PARKED = "offload_parked"
     LEND = "lend"
     RECLAIM = "reclaim"
     SUMMARY = "summary"
@@ -261,6 +265,17 @@ class Offload(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class OffloadParked(Op):
+    """An `OffloadParked` sends a parked gradient to a ring buffer on the host. It has a lane of its
+    own, because it waits for that buffer, which no boundary may wait for.
+    """
+
+    kind, lane = OpKind.OFFLOAD_PARKED, Lane.GRADIENTS_OUT
+    staging: Buffer = field(kw_only=True)
+    ring: Buffer = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Clip(Op):
     """A `Clip` reads the clip factor on the host. A loss or norm that is not finite stops the run
     here.
@@ -271,9 +286,12 @@ class Clip(Op):
 
 @dataclass(frozen=True, slots=True)
 class Update(Op):
-    """An `Update` runs AdamW on the planes of the unit, on the host."""
+    """An `Update` runs AdamW on the planes of the unit, on the host. A parked gradient is in
+    `ring`.
+    """
 
     kind, lane = OpKind.UPDATE, Lane.HOST
+    ring: Buffer | None = field(kw_only=True, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +359,7 @@ OP_TYPES: dict[OpKind, type[Op]] = {
         Summary,
         StoreBoundary,
         Offload,
+        OffloadParked,
         Clip,
         Update,
         Applied,
@@ -369,6 +388,10 @@ class StepPlan:
     grads: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
     stagings: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
     rings: tuple[Buffer, ...] = ()
+    gradient_rings: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
+    """Parked gradients pass through these buffers on the host. Each is given with the units that it
+    must be able to hold.
+    """
     kept_units: frozenset[str] = frozenset()
     """These blocks keep their activations (no recompute)."""
     compiled: bool = False

@@ -10,12 +10,17 @@ from engine.plan.choices import PlanChoices
 from engine.plan.ops import GradientSum
 
 LOSS, SUMMARY, CLIP = Buffer(BufferKind.LOSS), Buffer(BufferKind.SUMMARY), Buffer(BufferKind.CLIP)
-BLOCK_SUM, OUTER_SUM = Buffer(BufferKind.SUM, number=0), Buffer(BufferKind.SUM, number=1)
-"""The buffer of the first holds the sum of one block at a time, that of the second the sum of embed
-or head.
+UNIT_SUM = Buffer(BufferKind.SUM, number=0)
+"""This buffer holds the sum of one unit at a time. Units are summed one after the other, on one
+lane, so no op waits for another unit's sum.
 """
 BLOCK_STAGINGS = Buffer(BufferKind.STAGING, number=0), Buffer(BufferKind.STAGING, number=1)
 OUTER_STAGING = Buffer(BufferKind.STAGING, number=2)
+BLOCK_GRADIENTS = (
+    Buffer(BufferKind.GRADIENT_RING, number=0),
+    Buffer(BufferKind.GRADIENT_RING, number=1),
+)
+OUTER_GRADIENT = Buffer(BufferKind.GRADIENT_RING, number=2)
 
 
 class StepBuffers:
@@ -36,7 +41,7 @@ class StepBuffers:
         self.slots = block_slots(self._streamed, self._resident, choices.slots)
         """Each block computes from this slot."""
         self._ring_turn = {BufferKind.STORE_RING: 0, BufferKind.FETCH_RING: 0}
-        self._staging_turn = 0
+        self._staging_turn = self._gradient_turn = 0
 
     def lasting_slots(self) -> dict[str, Buffer]:
         """Returns the blocks that are still in their slot when a step ends, with the slot.
@@ -52,9 +57,15 @@ class StepBuffers:
         units = self.slot_units().items()
         return tuple((names[0], slot) for slot, names in units if len(names) == 1)
 
+    def outer_slot(self, unit: str) -> Buffer:
+        """Returns the slot of embed or head."""
+        return slot_of(EMBED if self._choices.shared_outer_slot else unit)
+
     def slot_units(self) -> dict[Buffer, tuple[str, ...]]:
         """Returns every slot with the units that it must be able to hold."""
         units: dict[Buffer, tuple[str, ...]] = {slot_of(EMBED): (EMBED,), slot_of(HEAD): (HEAD,)}
+        if self._choices.shared_outer_slot:
+            units = {slot_of(EMBED): (EMBED, HEAD)}
         for number in range(min(self._choices.slots, len(self._streamed))):
             units[Buffer(BufferKind.SLOT, number=number)] = tuple(self._streamed)
         for unit in self._resident:
@@ -72,7 +83,7 @@ class StepBuffers:
         lasts_all_step = self._choices.gradient_sum == GradientSum.DEVICE or (outer and self._tied)
         if lasts_all_step:
             return Buffer(BufferKind.SUM, unit)
-        return OUTER_SUM if outer else BLOCK_SUM
+        return UNIT_SUM
 
     def grad_units(self) -> dict[Buffer, tuple[str, ...]]:
         """Returns every buffer of a sum with the units that it must be able to hold."""
@@ -84,6 +95,9 @@ class StepBuffers:
 
     def staging_units(self) -> dict[Buffer, tuple[str, ...]]:
         """Returns every staging buffer with the units that it must be able to hold."""
+        if self._choices.parked_gradients:
+            everything = (EMBED, *self._blocks, HEAD)
+            return {Buffer(BufferKind.STAGING, unit): (unit,) for unit in everything}
         units: dict[Buffer, tuple[str, ...]] = dict.fromkeys(BLOCK_STAGINGS, tuple(self._blocks))
         units[OUTER_STAGING] = (EMBED, HEAD)
         return units
@@ -106,11 +120,34 @@ class StepBuffers:
         return Buffer(way, number=turn)
 
     def next_staging(self, unit: str) -> Buffer:
-        """Returns the staging buffer for the unit's next gradient; blocks use two in turn."""
+        """Returns the staging buffer for the unit's next gradient; blocks use two in turn. Where
+        gradients are parked, each unit has its own.
+        """
+        if self._choices.parked_gradients:
+            return Buffer(BufferKind.STAGING, unit)
         if unit in (EMBED, HEAD):
             return OUTER_STAGING
         self._staging_turn = 1 - self._staging_turn
         return BLOCK_STAGINGS[self._staging_turn]
+
+    def gradient_ring_units(self) -> dict[Buffer, tuple[str, ...]]:
+        """Returns every ring buffer of gradients with the units that it must be able to hold. The
+        result is empty where gradients are not parked.
+        """
+        if not self._choices.parked_gradients:
+            return {}
+        homes = self._choices.device_homes
+        blocks = tuple(block for block in self._blocks if block not in homes)
+        outer = tuple(unit for unit in (EMBED, HEAD) if unit not in homes)
+        units = dict.fromkeys(BLOCK_GRADIENTS, blocks) | {OUTER_GRADIENT: outer}
+        return {buffer: names for buffer, names in units.items() if names}
+
+    def next_gradient_ring(self, unit: str) -> Buffer:
+        """Returns the ring buffer for the unit's parked gradient; blocks use two in turn."""
+        if unit in (EMBED, HEAD):
+            return OUTER_GRADIENT
+        self._gradient_turn = 1 - self._gradient_turn
+        return BLOCK_GRADIENTS[self._gradient_turn]
 
 
 def hidden(micro_batch: int) -> Buffer:

@@ -39,6 +39,8 @@ def to_text(plan: StepPlan) -> str:
         f"elements of a piece: {plan.piece_numel}",
         f"arena: {', '.join(plan.arena)}",
     ]
+    if plan.gradient_rings:
+        facts.append(f"gradient rings: {_units_text(plan.gradient_rings)}")
     if plan.held:  # only some passes without gradients have such units
         facts.append(f"held: {_places_text(plan.held)}")
     lines = [fact.rstrip() for fact in facts] + ["", *map(_op_text, plan.ops)]
@@ -67,6 +69,7 @@ def _read_plan(text: str) -> StepPlan:
         grads=_read_units(facts["sums"]),
         stagings=_read_units(facts["stagings"]),
         rings=_read_buffers(facts["rings"]),
+        gradient_rings=_read_units(facts.get("gradient rings", "")),
         kept_units=frozenset(_words(facts["kept units"])),
         compiled=facts["compiled"] == "yes",
         device_homes=_words(facts["homes on the device"]),
@@ -184,7 +187,8 @@ def grid_rows(plan: StepPlan, indices: Iterable[int], marked: int | None = None)
     ops = [plan.ops[index] for index in indices]
     texts = [op.label + _target(op) for op in ops]
     width = max([24, *map(len, texts)]) + 2
-    lanes: Sequence[Lane] = [lane for lane in Lane if plan.device_homes or lane not in UPDATE_LANES]
+    used = {op.lane for op in plan.ops}
+    lanes: Sequence[Lane] = [lane for lane in Lane if lane in used or lane not in UPDATE_LANES]
     rows = ["   op  " + "".join(lane.ljust(width) for lane in lanes) + "waits for"]
     for op, text in zip(ops, texts):
         cells = dict.fromkeys(lanes, "·") | {op.lane: text}
@@ -200,6 +204,6 @@ def _target(op: Op) -> str:
     """Returns the device buffer of a copy, as the grid shows it."""
     for name in ("slot", "staging", "ring"):
         buffer = getattr(op, name, None)
-        if buffer is not None and op.lane in (Lane.H2D, Lane.D2H):
+        if buffer is not None and op.lane in (Lane.H2D, Lane.D2H, Lane.GRADIENTS_OUT):
             return f" >{buffer}"
     return ""

@@ -5,7 +5,6 @@ reads and writes. No torch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -26,6 +25,7 @@ from engine.plan.ops import (
     GradientSum,
     Loss,
     Offload,
+    OffloadParked,
     Op,
     Prefetch,
     Reduce,
@@ -33,12 +33,11 @@ from engine.plan.ops import (
     Summary,
     Update,
 )
+from engine.plan.rounds import HostBoundaries, Round, Uses, gradient_of, host_boundary, state_after
 from engine.plan.step_buffers import CLIP, LOSS, SUMMARY, StepBuffers, hidden, host_gradient
 
 STEP = "step"
 """An op that concerns the whole step has this name in place of a unit."""
-
-Uses = dict[Buffer, Content]
 
 
 class StepEnd(Enum):
@@ -52,30 +51,6 @@ class StepEnd(Enum):
     """The step is a dry run: no op writes weights or moments."""
     UPDATES = "updates"
     """The step is a full training step."""
-
-
-@dataclass(frozen=True)
-class _Round:
-    """A round is one pass of some of the step's micro-batches through the whole model."""
-
-    number: int
-    micro_batches: Sequence[int]
-    is_last: bool
-
-
-@dataclass
-class _HostBoundaries:
-    """A `_HostBoundaries` tracks how the boundaries of one block come back from the host for its
-    backward in one round.
-    """
-
-    waiting: Iterator[int]
-    """The boundaries of these micro-batches are not fetched yet."""
-    rings: dict[int, Buffer] = field(default_factory=dict)
-    """The boundary of every other micro-batch is fetched to this ring buffer."""
-
-    def comes_in(self, micro_batch: int, ring: Buffer) -> None:
-        self.rings[micro_batch] = ring
 
 
 class StepWriter:
@@ -134,27 +109,29 @@ class StepWriter:
             self._emit_updates()
         return self._drafts
 
-    def _rounds(self) -> Iterator[_Round]:
+    def _rounds(self) -> Iterator[Round]:
         rounds, count = self._choices.rounds, self._choices.micro_batches
         for number in range(rounds):
             micro_batches = range(number * count // rounds, (number + 1) * count // rounds)
-            yield _Round(number, micro_batches, is_last=number == rounds - 1)
+            yield Round(number, micro_batches, is_last=number == rounds - 1)
 
-    def _forward_pass(self, round_: _Round) -> None:
+    def _forward_pass(self, round_: Round) -> None:
         """Writes embed and every block of a round."""
         first_round = round_.number == 0
-        if first_round and not self._is_there(EMBED):
-            self._prefetch(EMBED, slot_of(EMBED))
+        shares = self._choices.shared_outer_slot
+        # After a backward, embed is in the slot that it shares with the head.
+        if (first_round or (shares and not self._training)) and not self._is_there(EMBED):
+            self._prefetch(EMBED, self.buffers.outer_slot(EMBED))
         self._fetch_ahead()
         for micro_batch in round_.micro_batches:
             self._embed(micro_batch, round_)
         for block in self._blocks:
             self._fetch_ahead()
             is_last_block = block == self._blocks[-1]
-            if first_round and is_last_block and not self._is_there(HEAD):
+            if (first_round or shares) and is_last_block and not self._is_there(HEAD):
                 # The head's weights are not prefetched earlier: the head's update comes last, and a
                 # prefetch that waits for it would delay all later copies on the lane.
-                self._prefetch(HEAD, slot_of(HEAD))
+                self._prefetch(HEAD, self.buffers.outer_slot(HEAD))
             if first_round and self._training and self._is_first_lender(block):
                 self.device.reclaim()
             for micro_batch in round_.micro_batches:
@@ -164,9 +141,10 @@ class StepWriter:
 
     def _is_there(self, unit: str) -> bool:
         """Tells whether the slot of the embed or the head unit holds it when the step begins."""
-        return bool(self.held) or self.device.placed(unit) is not None
+        is_held = any(unit == held for held, _ in self.held)
+        return is_held or self.device.placed(unit) is not None
 
-    def _backward_pass(self, round_: _Round) -> None:
+    def _backward_pass(self, round_: Round) -> None:
         """Writes the backward of every block and of embed, and sends the gradients of all units."""
         self._finish_gradient(HEAD, round_)
         finished: set[str] = set()
@@ -174,6 +152,9 @@ class StepWriter:
         boundaries = self._fetch_boundaries(backwards[0], round_)
         for block, following in zip(backwards, [*backwards[1:], None]):
             self._fetch_ahead()
+            if following is None and self._choices.shared_outer_slot:
+                # The head was there. The next round, too, finds embed in its slot.
+                self._prefetch(EMBED, self.buffers.outer_slot(EMBED))
             self._backward_unit(block, round_, boundaries)
             if following is not None:
                 # Boundaries are fetched before the next prefetch, which waits for a slot. In the
@@ -208,9 +189,16 @@ class StepWriter:
         self.device.write()
         last_round = self._choices.rounds - 1
         for unit in self._units():
-            if unit not in self._choices.device_homes:
-                reads = {CLIP: READY} | host_gradient(unit, last_round)
-                self._emit(Update, unit, reads, {Buffer(BufferKind.WEIGHTS, unit): READY})
+            if unit in self._choices.device_homes:
+                continue
+            gradient = host_gradient(unit, last_round)
+            ring = None
+            if self._choices.parked_gradients:
+                ring = self.buffers.next_gradient_ring(unit)
+                gradient = {ring: Content(ContentKind.SUM, unit)}
+                self._send_parked(unit, ring)
+            weights = {Buffer(BufferKind.WEIGHTS, unit): READY}
+            self._emit(Update, unit, {CLIP: READY} | gradient, weights, ring=ring)
         if self._choices.device_homes:
             self._emit(Applied, STEP, self.device.all_planes(), {})
 
@@ -243,18 +231,18 @@ class StepWriter:
 
     # ------------------------------------------------------------------ forward
 
-    def _embed(self, micro_batch: int, round_: _Round) -> None:
-        slot = slot_of(EMBED)
+    def _embed(self, micro_batch: int, round_: Round) -> None:
+        slot = self.buffers.outer_slot(EMBED)
         reads = self.device.weights(EMBED, slot)
-        writes = {hidden(micro_batch): _state_after("", round_)}
+        writes = {hidden(micro_batch): state_after("", round_)}
         self._emit(Embed, EMBED, reads, writes, micro_batch=micro_batch, slot=slot)
 
-    def _forward(self, block: str, micro_batch: int, round_: _Round) -> None:
+    def _forward(self, block: str, micro_batch: int, round_: Round) -> None:
         slot = self._current_use().slot
         state = hidden(micro_batch)
         reads = self.device.weights(block, slot)
-        reads[state] = _state_after(self._below.get(block, ""), round_)
-        writes = {state: _state_after(block, round_)}
+        reads[state] = state_after(self._below.get(block, ""), round_)
+        writes = {state: state_after(block, round_)}
         ring = None
         if self._training:
             reads |= self.device.activations_of(block)
@@ -270,12 +258,12 @@ class StepWriter:
                 StoreBoundary,
                 block,
                 {ring: Content(ContentKind.BOUNDARY, block, micro_batch)},
-                _host_boundary(block, micro_batch, round_),
+                host_boundary(block, micro_batch, round_),
                 micro_batch=micro_batch,
                 ring=ring,
             )
 
-    def _saved(self, block: str, round_: _Round, slot: Buffer) -> Content:
+    def _saved(self, block: str, round_: Round, slot: Buffer) -> Content:
         """Returns the content that a forward leaves on the device for its backward."""
         if block in self.buffers.kept:
             # Kept activations hold views into the slot, so backward must find the block in the same
@@ -283,15 +271,16 @@ class StepWriter:
             return Content(ContentKind.ACTIVATIONS, number=round_.number, slot=slot)
         return Content(ContentKind.BOUNDARY, number=round_.number)
 
-    def _loss(self, micro_batch: int, round_: _Round) -> None:
-        state, slot, grad = hidden(micro_batch), slot_of(HEAD), self.buffers.grad(HEAD)
+    def _loss(self, micro_batch: int, round_: Round) -> None:
+        state, grad = hidden(micro_batch), self.buffers.grad(HEAD)
+        slot = self.buffers.outer_slot(HEAD)
         reads = self.device.weights(HEAD, slot)
-        reads[state] = _state_after(self._blocks[-1], round_)
+        reads[state] = state_after(self._blocks[-1], round_)
         writes = {LOSS: READY}
         if self._tied:
             reads |= self.device.weights(EMBED, slot_of(EMBED))
         if self._training:
-            writes[state] = _gradient_of(HEAD, round_)
+            writes[state] = gradient_of(HEAD, round_)
             writes[grad] = Content(ContentKind.SUM, HEAD)
             if self._tied:
                 writes[self.buffers.grad(EMBED)] = Content(ContentKind.SUM, EMBED)
@@ -302,17 +291,17 @@ class StepWriter:
 
     # ------------------------------------------------------------------ backward
 
-    def _fetch_boundaries(self, block: str, round_: _Round) -> _HostBoundaries:
+    def _fetch_boundaries(self, block: str, round_: Round) -> HostBoundaries:
         """Fetches the first of the block's boundaries from the host. The others are fetched one by
         one as ring buffers become free.
         """
         on_host = self._choices.host_boundaries and block not in self.buffers.kept
-        boundaries = _HostBoundaries(iter(round_.micro_batches if on_host else ()))
+        boundaries = HostBoundaries(iter(round_.micro_batches if on_host else ()))
         for _ in range(max(1, self._choices.boundary_rings - 1)):
             self._fetch_boundary(block, round_, boundaries)
         return boundaries
 
-    def _fetch_boundary(self, block: str, round_: _Round, boundaries: _HostBoundaries) -> None:
+    def _fetch_boundary(self, block: str, round_: Round, boundaries: HostBoundaries) -> None:
         micro_batch = next(boundaries.waiting, None)
         if micro_batch is None:
             return
@@ -321,18 +310,18 @@ class StepWriter:
         self._emit(
             FetchBoundary,
             block,
-            _host_boundary(block, micro_batch, round_),
+            host_boundary(block, micro_batch, round_),
             {ring: Content(ContentKind.BOUNDARY, block, micro_batch)},
             micro_batch=micro_batch,
             ring=ring,
         )
 
-    def _backward_unit(self, block: str, round_: _Round, boundaries: _HostBoundaries) -> None:
+    def _backward_unit(self, block: str, round_: Round, boundaries: HostBoundaries) -> None:
         slot, grad = self._current_use().slot, self.buffers.grad(block)
         for micro_batch in round_.micro_batches:
             state = hidden(micro_batch)
             reads = self.device.weights(block, slot)
-            reads[state] = _gradient_of(self._above[block], round_)
+            reads[state] = gradient_of(self._above[block], round_)
             reads |= self.device.activations_of(block)
             ring = boundaries.rings.get(micro_batch)
             if ring is not None:
@@ -341,7 +330,7 @@ class StepWriter:
                 saved = Buffer(BufferKind.SAVED, block, micro_batch)
                 reads[saved] = self._saved(block, round_, slot)
             first = self._starts_sum(micro_batch, round_)
-            writes = {state: _gradient_of(block, round_), grad: Content(ContentKind.SUM, block)}
+            writes = {state: gradient_of(block, round_), grad: Content(ContentKind.SUM, block)}
             if first:
                 writes |= self.device.arena_of(block)
             self._emit(
@@ -357,10 +346,10 @@ class StepWriter:
             )
             self._fetch_boundary(block, round_, boundaries)
 
-    def _embed_backward(self, micro_batch: int, round_: _Round) -> None:
-        slot, grad = slot_of(EMBED), self.buffers.grad(EMBED)
+    def _embed_backward(self, micro_batch: int, round_: Round) -> None:
+        slot, grad = self.buffers.outer_slot(EMBED), self.buffers.grad(EMBED)
         reads = self.device.weights(EMBED, slot)
-        reads[hidden(micro_batch)] = _gradient_of(self._blocks[0], round_)
+        reads[hidden(micro_batch)] = gradient_of(self._blocks[0], round_)
         self._emit(
             EmbedBackward,
             EMBED,
@@ -375,12 +364,12 @@ class StepWriter:
 
     # ------------------------------------------------------------------ gradients
 
-    def _starts_sum(self, micro_batch: int, round_: _Round) -> bool:
+    def _starts_sum(self, micro_batch: int, round_: Round) -> bool:
         """Tells whether a backward of this micro-batch begins its unit's sum."""
         new_sum = round_.number == 0 or self._choices.gradient_sum != GradientSum.DEVICE
         return new_sum and micro_batch == round_.micro_batches[0]
 
-    def _finish_gradient(self, unit: str, round_: _Round) -> None:
+    def _finish_gradient(self, unit: str, round_: Round) -> None:
         """Rounds the unit's sum and sends it to the host, after each round or after the last."""
         if self._choices.gradient_sum == GradientSum.DEVICE and not round_.is_last:
             return
@@ -406,31 +395,19 @@ class StepWriter:
             adds=adds,
             last=round_.is_last,
         )
-        if round_.is_last and self.device.keep_staged(unit, staging):
+        stays = self.device.keep_staged(unit, staging) or self._choices.parked_gradients
+        if round_.is_last and stays:
             return
         self._emit(Offload, unit, rounded, host_gradient(unit, round_.number), staging=staging)
+
+    def _send_parked(self, unit: str, ring: Buffer) -> None:
+        """Sends the parked gradient of a unit to the host, for an update there."""
+        staging = self.buffers.next_staging(unit)
+        content = Content(ContentKind.SUM, unit)
+        # The clip factor is known first: until then, a step may turn out not to be applied.
+        reads = {staging: content, SUMMARY: READY}
+        self._emit(OffloadParked, unit, reads, {ring: content}, staging=staging, ring=ring)
 
     def _emit(self, type_: type[Op], unit: str, reads: Uses, writes: Uses, **fields: Any) -> None:
         """Writes the next op. fields: the fields specific to the op's kind."""
         self._drafts.append(Draft(type_, unit, reads, writes, fields))
-
-
-# ---------------------------------------------------------------------- contents, by round
-
-
-def _state_after(block: str, round_: _Round) -> Content:
-    """Returns the content of a hidden state after `block`; before the first block, `block` is
-    empty.
-    """
-    return Content(ContentKind.HIDDEN, block, round_.number)
-
-
-def _gradient_of(unit: str, round_: _Round) -> Content:
-    """Returns the content that is the gradient of the unit's input."""
-    return Content(ContentKind.GRADIENT, unit, round_.number)
-
-
-def _host_boundary(block: str, micro_batch: int, round_: _Round) -> Uses:
-    """Returns the buffer of a boundary on the host, with the boundary of this round."""
-    buffer = Buffer(BufferKind.HOST_BOUNDARY, block, micro_batch)
-    return {buffer: Content(ContentKind.BOUNDARY, number=round_.number)}

@@ -29,6 +29,7 @@ ROWS = (
     Lane.D2H,
     Lane.STATES_OUT,
     Lane.HOST,
+    Lane.GRADIENTS_OUT,
 )
 """The rows are in this order from top to bottom; each row is a thread of the trace, numbered from
 1.

@@ -1,5 +1,5 @@
-"""The runtime runs a plan: host planes, device buffers, lanes, kernels, the streaming engine, and
-sampling through it.
+"""The runtime runs a plan: device buffers, lanes, kernels, the streaming engine, and sampling
+through it.
 
-It may import the rooms before it in `engine`, up to `fit`.
+It may import the rooms before it in `engine`, up to `host`.
 """

@@ -8,6 +8,8 @@ Copies between host and device (lanes H2D and D2H):
 - `store_boundary` and `fetch_boundary` copy a block's input to the host and back.
 - `offload` copies a rounded gradient from its staging buffer to the plane grad. Where the sum over
   rounds is kept on the host, `fetch_grad` copies the gradient back.
+- `offload_parked` (lane GRADIENTS OUT) copies a gradient that has waited on the device to a ring
+  buffer on the host.
 
 COMPUTE (all but the last three in `engine.runtime.compute_ops`):
 
@@ -45,6 +47,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from engine.errors import NonFiniteError
 from engine.plan.ops import (
     Applied,
@@ -57,6 +61,7 @@ from engine.plan.ops import (
     Lane,
     Lend,
     Offload,
+    OffloadParked,
     OffloadStates,
     OffloadWeights,
     OfPiece,
@@ -69,8 +74,11 @@ from engine.plan.ops import (
     Summary,
     Update,
 )
+from engine.planes.layout import WEIGHT_PLANES
+from engine.planes.moments import FP32_MOMENTS, MOMENTS
 from engine.runtime import compute_ops
 from engine.runtime.device_adamw import StepFactors, clip_of, update
+from engine.runtime.device_moments import RoundedPlanes, RoundedStep, update_rounded
 from engine.runtime.op_context import EngineParts, OpContext
 from engine.runtime.step import StepResult, StepUnderWay
 
@@ -146,6 +154,11 @@ def _offload(context: OpContext, op: Offload, _step: StepUnderWay) -> None:
     plane.copy_(context.state.stagings[op.staging][: plane.numel()], non_blocking=True)
 
 
+def _offload_parked(context: OpContext, op: OffloadParked, _step: StepUnderWay) -> None:
+    gradient = context.state.stagings[op.staging]
+    context.backend.copy_in_parts(context.gradient_rings[op.ring][: gradient.numel()], gradient)
+
+
 # ---------------------------------------------------------------- COMPUTE
 
 
@@ -178,15 +191,28 @@ def _fetch_gradient(context: OpContext, op: FetchGradient, _step: StepUnderWay) 
 def _device_update(context: OpContext, op: DeviceUpdate, step: StepUnderWay) -> None:
     start, stop = op.piece
     buffer = context.state.states[op.buffer]
-    planes = {name: plane[: stop - start] for name, plane in buffer.items()}
-    grad = planes.pop("grad")
-    if op.staging is not None:
-        grad = context.state.stagings[op.staging][start:stop]
-    decay_stop = context.units[op.unit].layout.decay_numel
-    decayed = min(max(0, decay_stop - start), stop - start)
     assert step.inputs.scalars is not None  # a step of such a plan always has them
     factors = StepFactors(context.state.clip, step.inputs.scalars)
-    update(planes, grad, factors, decayed, context.plan.compiled)
+    grad = buffer["grad"][: stop - start]
+    if op.staging is not None:
+        grad = context.state.stagings[op.staging][start:stop]
+    layout, optimizer = context.units[op.unit].layout, context.store.optimizer
+    planes = {name: buffer[name][: stop - start] for name in WEIGHT_PLANES if name in buffer}
+    if optimizer == FP32_MOMENTS:
+        decayed = min(max(0, layout.decay_numel - start), stop - start)
+        moments = {name: buffer[name][: stop - start] for name in MOMENTS}
+        update(planes | moments, grad, factors, decayed, context.plan.compiled)
+    else:
+        parts = [range_.within(start, stop) for range_ in layout.moment_ranges(optimizer)]
+        piece = RoundedPlanes(
+            [part for part in parts if part is not None],
+            start,
+            grad,
+            list(planes.values()),
+            [buffer[name] for name in MOMENTS],
+        )
+        rounded = RoundedStep(factors, context.state.moment_tables, step.inputs.keys[op.unit])
+        update_rounded(piece, rounded, layout.decay_numel, context.plan.compiled)
     if op.slot is not None:
         # The write goes through `data`, as in a prefetch.
         high = planes["weight_high"]
@@ -236,8 +262,12 @@ def _copy_states(context: OpContext, op: OfPiece, names: Sequence[str], to_devic
     """Copies the op's piece of some planes between the host and the op's update buffer."""
     start, stop = op.piece
     for name in names:
-        on_device = context.state.states[op.buffer][name][: stop - start]
-        on_host = context.store.tensor(op.unit, name)[start:stop]
+        begin, end = start, stop
+        if name in MOMENTS and context.store.optimizer != FP32_MOMENTS:
+            layout = context.units[op.unit].layout
+            begin, end = layout.moment_bytes(context.store.optimizer, start, stop)
+        on_device = context.state.states[op.buffer][name][: end - begin]
+        on_host = context.store.tensor(op.unit, name)[begin:end]
         if to_device:
             context.backend.copy_in_parts(on_device, on_host)
         else:
@@ -278,7 +308,14 @@ def _update(context: OpContext, op: Update, step: StepUnderWay) -> None:
     assert result is not None  # every update waits for `clip`
     held, number = context.store.held, step.inputs.number
     held.begin(number, op.unit)
-    adamw.update(op.unit, held.update_number(number), step.inputs.learning_rate, result.clip_factor)
+    parked = None
+    if op.ring is not None:
+        ring = context.gradient_rings[op.ring][: context.units[op.unit].layout.numel]
+        # Numpy has no bf16, so the kernels read its bits as uint16.
+        is_bf16 = ring.dtype == torch.bfloat16
+        parked = ring.view(torch.uint16).numpy() if is_bf16 else ring.numpy()
+    count, rate = held.update_number(number), step.inputs.learning_rate
+    adamw.update(op.unit, count, rate, result.clip_factor, parked)
 
 
 WORK: dict[OpKind, Work] = {
@@ -287,6 +324,7 @@ WORK: dict[OpKind, Work] = {
     OpKind.FETCH_BOUNDARY: _fetch_boundary,
     OpKind.FETCH_GRAD: _fetch_grad,
     OpKind.OFFLOAD: _offload,
+    OpKind.OFFLOAD_PARKED: _offload_parked,
     OpKind.EMBED: compute_ops.embed,
     OpKind.FORWARD: compute_ops.forward,
     OpKind.LOSS: compute_ops.loss,

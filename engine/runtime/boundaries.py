@@ -8,9 +8,9 @@ import weakref
 
 import torch
 
+from engine.host.host_store import map_memory
 from engine.plan.ops import StepPlan, StoreBoundary
 from engine.runtime.backend import Backend
-from engine.runtime.host_store import map_memory
 
 
 class HostBoundaries:

@@ -14,17 +14,19 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from engine.config.settings import Optimizer
+from engine.host.host_adamw import AdamWSettings, HostAdamW
+from engine.host.host_kernels import kernel
+from engine.host.host_store import HostStore
+from engine.host.host_threads import Workers, default_threads, ranges
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.attention import attention
 from engine.model.attention_documents import Documents, Pattern
-from engine.model.layout import ParameterSpec, lay_out
 from engine.plan.ops import Lane
+from engine.planes.layout import ParameterSpec, lay_out
+from engine.planes.moments import FP32_MOMENTS
 from engine.runtime.backend import Backend, Ticket
 from engine.runtime.eager_overhead import eager_rates
-from engine.runtime.host_adamw import AdamWSettings, HostAdamW
-from engine.runtime.host_kernels import kernel
-from engine.runtime.host_store import HostStore
-from engine.runtime.host_threads import Workers, default_threads, ranges
 
 PARAMETERS = {"cuda": 1 << 27, "cpu": 1 << 22}
 """The planes that are copied and updated have this many parameters: far more than fit in any
@@ -37,6 +39,8 @@ ATTENTION = {"cuda": (8, 32, 4096, 128), "cpu": (1, 4, 256, 64)}
 UNIT = "bench"
 CALLS = 64
 """The time of a small operation is the mean over this many in a row."""
+ROUNDED: tuple[Optimizer, ...] = ("adamw_bf16", "adamw_8bit")
+"""These optimizers have moments that are not in fp32."""
 COPIED_BYTES = 2
 """A parameter that is copied takes this many bytes: it is bf16."""
 
@@ -68,6 +72,10 @@ class Ceilings:
     d2h_with_all: float
     """Copies to the host reach this many bytes a second while copies to the device and AdamW also
     run.
+    """
+    adamw_kinds: dict[Optimizer, float]
+    """The key is an optimizer whose moments are not in fp32, the value is the parameters that it
+    updates a second, with as many threads as in a run.
     """
     sweep: float | None
     """A pass with the memory traffic of AdamW and almost no arithmetic, on the same threads, covers
@@ -103,6 +111,8 @@ class Ceilings:
             packed_attention=self.packed_attention,
             overhead=self.overhead,
             call=self.call,
+            adamw_bf16=self.adamw_kinds["adamw_bf16"],
+            adamw_8bit=self.adamw_kinds["adamw_8bit"],
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -150,6 +160,10 @@ def measure(
         busy = _all_at_once(meter, store, adamw[most], copies, both)
         call = 0.0 if device.type == "cpu" else _call_seconds(meter, store, adamw[most])
         sweep = None if for_plans else _sweep(meter, store, most)
+    kinds: dict[Optimizer, float] = {}
+    for optimizer in ROUNDED:
+        with _planes(backend, numel, optimizer) as store:
+            kinds[optimizer] = _adamw(meter, store, most)
     return Ceilings(
         h2d=h2d,
         d2h=d2h,
@@ -162,6 +176,7 @@ def measure(
         host_copy=host_copies,
         adamw=adamw,
         adamw_with_copies=busy[Lane.HOST],
+        adamw_kinds=kinds,
         h2d_with_all=busy[Lane.H2D],
         d2h_with_all=busy[Lane.D2H],
         sweep=sweep,
@@ -192,7 +207,9 @@ def _both(forward: float, backward: float) -> float:
 
 
 @contextmanager
-def _planes(backend: Backend, numel: int) -> Iterator[HostStore]:
+def _planes(
+    backend: Backend, numel: int, optimizer: Optimizer = FP32_MOMENTS
+) -> Iterator[HostStore]:
     """Opens a store with one unit of `numel` parameters."""
     layout = lay_out(UNIT, [ParameterSpec("weight", "weight", (numel,), True)])
     on_device = backend.device.type != "cpu"
@@ -203,7 +220,7 @@ def _planes(backend: Backend, numel: int) -> Iterator[HostStore]:
         backend.unregister if on_device else None,
     )
     store.allocate_weights()
-    store.allocate_states()
+    store.allocate_states(optimizer=optimizer)
     try:
         yield store
     finally:

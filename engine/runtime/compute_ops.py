@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from engine.errors import CacheError
-from engine.model.layout import UnitLayout
 from engine.model.skeleton import Capture
 from engine.plan.buffers import EMBED, HEAD, Buffer, BufferKind
 from engine.plan.ops import (
@@ -25,6 +24,7 @@ from engine.plan.ops import (
     OfSum,
     Reduce,
 )
+from engine.planes.layout import UnitLayout
 from engine.runtime.loss import LossChunks, LossTargets, TailGradients, chunked_loss
 from engine.runtime.op_context import OpContext
 from engine.runtime.step import StepUnderWay

@@ -1,5 +1,5 @@
 """AdamW runs here on a piece of a unit's planes that was copied to the device. The arithmetic is
-that of `engine.runtime.host_kernels`, written as tensor operations.
+that of `engine.host.host_kernels`, written as tensor operations.
 
 - The formula is the same, and so is the split of an fp32 weight into two planes, in which ties are
   rounded away from zero. Sums and products may be fused differently, so results can differ from the
@@ -13,7 +13,7 @@ that of `engine.runtime.host_kernels`, written as tensor operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +37,12 @@ class StepFactors:
     """The values of `HostAdamW.scalars` are float32 [8]. The last one is the factor by which weight
     decay scales a weight.
     """
+
+    def undecayed(self) -> StepFactors:
+        """Returns the factors for elements that weight decay does not apply to."""
+        scalars = self.scalars.clone()
+        scalars[-1] = 1.0
+        return StepFactors(self.clip, scalars)
 
 
 def clip_of(norms: torch.Tensor, max_grad_norm: float | None) -> torch.Tensor:
@@ -68,32 +74,33 @@ def update(
 
     Weight decay applies to the first `decayed` elements.
     """
-    function: Callable[..., None] = _update_split if "weight_low" in planes else _update_float
-    compiled_update = None
-    if compiled:
-        compiled_update = compiled_function(function, "AdamW on the GPU", dynamic=True)
-    run = function if compiled_update is None else compiled_update
-    whole = grad.numel()
-    undecayed = factors.scalars.clone()
-    undecayed[-1] = 1.0
-    for begin, end, scalars in ((0, decayed, factors.scalars), (decayed, whole, undecayed)):
-        start = begin
-        while start < end:
-            size = whole if _is_ready(compiled_update) else _UNCOMPILED
-            stop = min(start + size, end)
-            pieces = [plane[start:stop] for plane in planes.values()]
-            run(grad[start:stop], *pieces, factors.clip, scalars)
-            start = stop
+    run = compiled_update(_update_split if "weight_low" in planes else _update_float, compiled)
+    for begin, end, each in ((0, decayed, factors), (decayed, grad.numel(), factors.undecayed())):
+        for start, stop in run_in_pieces(end - begin, run):
+            pieces = [plane[begin + start : begin + stop] for plane in planes.values()]
+            run(grad[begin + start : begin + stop], *pieces, each.clip, each.scalars)
 
 
-def _is_ready(compiled_update: CompiledFunction | None) -> bool:
-    """Says whether the update has run compiled. Until then it is given few elements at a time,
-    because the first call may find that it cannot be compiled and run uncompiled.
+def compiled_update(function: Callable[..., None], compiled: bool) -> Callable[..., None]:
+    """Returns an update, compiled where that is asked for."""
+    return compiled_function(function, "AdamW on the GPU", dynamic=True) if compiled else function
+
+
+def run_in_pieces(numel: int, run: Callable[..., None]) -> Iterator[tuple[int, int]]:
+    """Yields where the pieces of `numel` elements begin and end that an update is run on.
+
+    Once it has run compiled, it takes all of them. Until then it is given few at a time, because
+    the first call may find that it cannot be compiled and run uncompiled.
     """
-    return compiled_update is not None and compiled_update.ran and not compiled_update.problem
+    start = 0
+    while start < numel:
+        is_ready = isinstance(run, CompiledFunction) and run.ran and not run.problem
+        stop = numel if is_ready else min(start + _UNCOMPILED, numel)
+        yield start, stop
+        start = stop
 
 
-def _moments(
+def new_moments(
     grad: torch.Tensor,
     exp_avg: torch.Tensor,
     exp_avg_sq: torch.Tensor,
@@ -112,20 +119,19 @@ def _moments(
     return m, v, step_size * (m / (v.sqrt() * root + eps))
 
 
-def _update_split(  # noqa: PLR0913  a compiled function takes tensors and no values of our own
-    grad: torch.Tensor,
-    high: torch.Tensor,
-    low: torch.Tensor,
-    exp_avg: torch.Tensor,
-    exp_avg_sq: torch.Tensor,
-    clip: torch.Tensor,
-    scalars: torch.Tensor,
+def write_weights(
+    weights: list[torch.Tensor], taken: torch.Tensor, keep: torch.Tensor, apply: torch.Tensor
 ) -> None:
-    """Updates split weights. All planes are flat, shape [numel]."""
-    apply = clip[1] > 0
-    m, v, taken = _moments(grad, exp_avg, exp_avg_sq, clip, scalars)
+    """Scales weights by `keep` and subtracts `taken`, where the flag `apply` says so. The weights
+    are one plane in fp32, or the planes of split ones, each flat, shape [numel].
+    """
+    if len(weights) == 1:
+        (weight,) = weights
+        weight.copy_(torch.where(apply, weight * keep - taken, weight))
+        return
+    high, low = weights
     old_bits = (high.view(torch.int16).to(torch.int32) << 16) + low.to(torch.int32)
-    bits = (old_bits.view(torch.float32) * scalars[7] - taken).view(torch.int32)
+    bits = (old_bits.view(torch.float32) * keep - taken).view(torch.int32)
     # The bit patterns are literals, because the compiler may treat a global integer as a variable.
     magnitude, sign = bits & 0x7FFFFFFF, bits & -0x80000000
     # A finite value that bf16 would round to infinity becomes the largest that it does not.
@@ -137,6 +143,21 @@ def _update_split(  # noqa: PLR0913  a compiled function takes tensors and no va
     bits = torch.where(apply, bits, old_bits)
     high.copy_(((bits + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16))
     low.copy_(bits.to(torch.int16))
+
+
+def _update_split(  # noqa: PLR0913  a compiled function takes tensors and no values of our own
+    grad: torch.Tensor,
+    high: torch.Tensor,
+    low: torch.Tensor,
+    exp_avg: torch.Tensor,
+    exp_avg_sq: torch.Tensor,
+    clip: torch.Tensor,
+    scalars: torch.Tensor,
+) -> None:
+    """Updates split weights. All planes are flat, shape [numel]."""
+    apply = clip[1] > 0
+    m, v, taken = new_moments(grad, exp_avg, exp_avg_sq, clip, scalars)
+    write_weights([high, low], taken, scalars[7], apply)
     exp_avg.copy_(torch.where(apply, m, exp_avg))
     exp_avg_sq.copy_(torch.where(apply, v, exp_avg_sq))
 
@@ -151,7 +172,7 @@ def _update_float(  # noqa: PLR0913  a compiled function takes tensors and no va
 ) -> None:
     """Updates fp32 weights. All planes are flat, shape [numel]."""
     apply = clip[1] > 0
-    m, v, taken = _moments(grad, exp_avg, exp_avg_sq, clip, scalars)
-    weight.copy_(torch.where(apply, weight * scalars[7] - taken, weight))
+    m, v, taken = new_moments(grad, exp_avg, exp_avg_sq, clip, scalars)
+    write_weights([weight], taken, scalars[7], apply)
     exp_avg.copy_(torch.where(apply, m, exp_avg))
     exp_avg_sq.copy_(torch.where(apply, v, exp_avg_sq))

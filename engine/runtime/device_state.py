@@ -11,12 +11,13 @@ import copy
 import torch
 from torch import nn
 
-from engine.model.layout import PLANE_ITEM_BYTES, ExactPart
 from engine.model.units import TORCH_DTYPES, StreamedModel, Unit
-from engine.plan.assign_slots import slot_of
 from engine.plan.buffers import EMBED, HEAD, Buffer, BufferKind
 from engine.plan.ops import StepPlan
+from engine.planes.layout import ExactPart
+from engine.planes.update_buffers import UpdateBuffer
 from engine.runtime.compiled import CompiledBlock
+from engine.runtime.device_moments import moment_tables
 
 
 class ExactWeights:
@@ -60,9 +61,15 @@ class DeviceState:
     """
 
     def __init__(
-        self, model: StreamedModel, plan: StepPlan, device: torch.device, boundary_numel: int = 0
+        self,
+        model: StreamedModel,
+        plan: StepPlan,
+        device: torch.device,
+        boundary_numel: int,
+        update_buffer: UpdateBuffer,
     ):
         self.model = model
+        self._update_buffer = update_buffer
         self.device = device
         self.dtype = TORCH_DTYPES[model.dtype]
         self._compiles = plan.compiled
@@ -78,7 +85,6 @@ class DeviceState:
             if numel:
                 self.exact[slot] = ExactWeights(numel, device)
         self._spare = plan.spare_buffers
-        self._piece_numel = plan.piece_numel
         self._shared = set(plan.arena)
         self._allocate_arena(plan)
         self.stagings = {
@@ -95,6 +101,8 @@ class DeviceState:
         back.
         """
         self._cut_update_buffers(plan)
+        self.moment_tables = moment_tables(device)
+        """Moments in 8 bits are read and rounded with these tables."""
         self.clip = torch.zeros(2, dtype=torch.float32, device=device)
         """The float32 [2] are the clip factor of the step and a flag: 1 if the step may be applied,
         else 0.
@@ -109,7 +117,7 @@ class DeviceState:
         self.compiled: dict[tuple[Buffer, int], CompiledBlock] = {}
         """Where the plan says so, it holds the compiled templates by (slot, kind of block)."""
         self._compiled_alone: dict[tuple[Buffer, int], CompiledBlock] = {}
-        self._place_skeleton()
+        self._place_skeleton(plan)
         for slot, units in plan.slots.items():
             for name in units:
                 unit = self._units[name]
@@ -129,7 +137,7 @@ class DeviceState:
         shared = [Buffer(BufferKind.SUM, unit) for unit in plan.arena]
         own_buffers = len(plan.update_buffers) - len(self._spare)
         self._arena = torch.zeros(
-            max(4 * sum(sums[name] for name in shared), own_buffers * self._buffer_bytes),
+            max(4 * sum(sums[name] for name in shared), own_buffers * self._update_buffer.bytes),
             dtype=torch.uint8,
             device=self.device,
         )
@@ -143,32 +151,27 @@ class DeviceState:
             if name not in self.grads:
                 self.grads[name] = torch.zeros(numel, dtype=torch.float32, device=self.device)
 
-    @property
-    def _buffer_bytes(self) -> int:
-        """An update buffer has this many bytes, enough for a piece of every plane."""
-        return self._piece_numel * sum(PLANE_ITEM_BYTES[self.model.dtype].values())
-
     def _cut_update_buffers(self, plan: StepPlan) -> None:
         """Places the update buffers in the arena, except for the spare ones, which `lend`
         allocates.
         """
         self.states: dict[Buffer, dict[str, torch.Tensor]] = {}
-        size = self._buffer_bytes
+        size = self._update_buffer.bytes
         for place, buffer in enumerate(plan.update_buffers[len(self._spare) :]):
             memory = self._arena[place * size : (place + 1) * size]
-            self.states[buffer] = self._states(memory, plan.piece_numel)
+            self.states[buffer] = self._states(memory)
 
-    def _states(self, memory: torch.Tensor, numel: int) -> dict[str, torch.Tensor]:
-        """Returns one plane of each kind, of `numel` elements each, as views of a buffer's
-        `memory`, a flat tensor of bytes.
+    def _states(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Returns one plane of each kind as views of a buffer's `memory`, a flat tensor of
+        bytes.
         """
         planes, start = {}, 0
-        for plane, item in PLANE_ITEM_BYTES[self.model.dtype].items():
-            view = memory[start : start + item * numel].view(self._plane_dtype(plane))
+        for plane, size in self._update_buffer.planes:
+            view = memory[start : start + size].view(self._plane_dtype(plane))
             # This makes a separate tensor on the same memory, because torch does not compile
             # functions that change views of different dtypes.
-            planes[plane] = torch.from_dlpack(view) if numel else view
-            start += item * numel
+            planes[plane] = torch.from_dlpack(view) if size else view
+            start += size
         return planes
 
     def _plane_dtype(self, plane: str) -> torch.dtype:
@@ -176,7 +179,8 @@ class DeviceState:
             return self.dtype
         if plane == "weight_low":
             return torch.int16
-        return torch.float32
+        # Moments that are not all in fp32 are rows of bytes.
+        return torch.float32 if self._update_buffer.has_fp32_moments else torch.uint8
 
     def lend(self) -> None:
         """Allocates the spare buffers, in memory that activations have left.
@@ -187,10 +191,10 @@ class DeviceState:
         """
         for buffer in self._spare:
             self.states[buffer] = {
-                plane: torch.empty(
-                    self._piece_numel, dtype=self._plane_dtype(plane), device=self.device
+                plane: torch.empty(size, dtype=torch.uint8, device=self.device).view(
+                    self._plane_dtype(plane)
                 )
-                for plane in PLANE_ITEM_BYTES[self.model.dtype]
+                for plane, size in self._update_buffer.planes
             }
 
     def reclaim(self) -> None:
@@ -205,7 +209,7 @@ class DeviceState:
 
     # ------------------------------------------------------------------ modules
 
-    def _place_skeleton(self) -> None:
+    def _place_skeleton(self, plan: StepPlan) -> None:
         """Binds the parameters of embed and head to their slots, and moves the model's buffers to
         the device.
         """
@@ -220,7 +224,8 @@ class DeviceState:
         self.outer_parameters: dict[str, list[nn.Parameter]] = {}
         for unit_name in (EMBED, HEAD):
             unit = self._units[unit_name]
-            parameters = self._views(slot_of(unit_name), unit)
+            slot = next(slot for slot, units in plan.slots.items() if unit_name in units)
+            parameters = self._views(slot, unit)
             for spec, parameter in zip(unit.layout.parameters, parameters):
                 for module, attribute in unit.bindings[spec.name]:
                     module._parameters[attribute] = parameter

@@ -169,6 +169,7 @@ def forward_choices(choices: PlanChoices) -> PlanChoices:
         slots=choices.slots,
         prefetch_depth=choices.prefetch_depth,
         resident_blocks=choices.resident_blocks,
+        shared_outer_slot=choices.shared_outer_slot,
     )
 
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.host.host_adamw import HostAdamW
+from engine.host.host_store import HostStore
 from engine.model.units import StreamedModel
+from engine.plan.buffers import Buffer
 from engine.plan.ops import StepPlan
 from engine.runtime.backend import Backend
 from engine.runtime.device_state import DeviceState
-from engine.runtime.host_adamw import HostAdamW
-from engine.runtime.host_store import HostStore
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class EngineParts:
     """The optimizer is None in an engine that only evaluates and samples."""
     loss_chunk: int
     """The logits of this many positions exist at once."""
+    gradient_rings: dict[Buffer, torch.Tensor]
+    """Parked gradients pass through these flat tensors [numel] on the host."""
     host_boundaries: dict[tuple[str, int], torch.Tensor]
     """Boundaries on the host, by (unit, micro-batch), are flat tensors [numel]."""
 
@@ -43,6 +46,7 @@ class OpContext:
         self.backend = parts.backend
         self.adamw = parts.adamw
         self.loss_chunk = parts.loss_chunk
+        self.gradient_rings = parts.gradient_rings
         self.host_boundaries = parts.host_boundaries
         self.units = {unit.name: unit for unit in parts.model.units}
         self.positions = {unit.name: place for place, unit in enumerate(parts.model.units)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +55,8 @@ class StepInputs:
     """If any optimizer runs on the device, the tensor holds `HostAdamW.scalars`, float32 [8], on
     the device.
     """
+    keys: Mapping[str, int] = field(default_factory=dict)
+    """For each unit whose optimizer runs on the device, this is `HostAdamW.key`."""
 
 
 @dataclass(frozen=True)

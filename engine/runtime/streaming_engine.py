@@ -3,7 +3,7 @@
 How it works:
 
 - The weights, moments and gradients of every unit (embedding, blocks, head) are planes in host RAM
-  (`engine.runtime.host_store`). The device holds buffers of a fixed size
+  (`engine.host.host_store`). The device holds buffers of a fixed size
   (`engine.runtime.device_state`), whatever the depth of the model.
 - A step is a plan (`engine.plan`): a list of ops with lanes and waits, built once. `validate`
   proves that no op reads a buffer before it is filled or overwrites one that is still needed.
@@ -27,8 +27,9 @@ import numpy as np
 import torch
 
 from engine.errors import CacheError
+from engine.host.host_adamw import HostAdamW
+from engine.host.host_store import HostStore
 from engine.model.attention_documents import Documents
-from engine.model.layout import PLANE_ITEM_BYTES
 from engine.model.units import TORCH_DTYPES, StreamedModel
 from engine.plan.build_step import build_forward_plan, build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes
@@ -47,8 +48,7 @@ from engine.runtime.forward_passes import (
     summed,
     sweeps,
 )
-from engine.runtime.host_adamw import HostAdamW
-from engine.runtime.host_store import HostStore
+from engine.runtime.gradient_rings import GradientRings
 from engine.runtime.op_context import EngineParts
 from engine.runtime.step import DeviceBatch, StepInputs, StepUnderWay
 
@@ -102,6 +102,7 @@ class StreamingEngine:
         self._seed = settings.seed
         self._adamw = adamw
         self._blocks = [unit.name for unit in model.blocks]
+        self._update_buffer = store.update_buffer
         if adamw is not None:
             self.plan = self._step_plan()
         else:
@@ -113,7 +114,11 @@ class StreamingEngine:
         self._boundaries = HostBoundaries(
             self.plan, boundary_numel, TORCH_DTYPES[model.dtype], backend
         )
-        self.state = DeviceState(model, self.plan, backend.device, boundary_numel)
+        numel = {unit.name: unit.layout.numel for unit in model.units}
+        self._gradient_rings = GradientRings(self.plan, numel, TORCH_DTYPES[model.dtype], backend)
+        self.state = DeviceState(
+            model, self.plan, backend.device, boundary_numel, self._update_buffer
+        )
         store.register_states(self.plan.device_homes)
         # The buffers are zeroed on COMPUTE, and the plan has no wait that orders this before the
         # first prefetch.
@@ -125,6 +130,7 @@ class StreamingEngine:
             backend=backend,
             adamw=adamw,
             loss_chunk=settings.loss_chunk,
+            gradient_rings=self._gradient_rings.tensors,
             host_boundaries=self._boundaries.tensors,
         )
         boundary_bytes = boundary_numel * TORCH_DTYPES[model.dtype].itemsize
@@ -133,10 +139,8 @@ class StreamingEngine:
         functions_try_again()
 
     def _step_plan(self, updates: bool = True) -> StepPlan:
-        sizes = PlaneSizes(
-            {unit.name: unit.layout.numel for unit in self.model.units},
-            sum(PLANE_ITEM_BYTES[self.model.dtype].values()),
-        )
+        numel = {unit.name: unit.layout.numel for unit in self.model.units}
+        sizes = PlaneSizes(numel, self._update_buffer.numel, self._update_buffer.bytes)
         return build_step_plan(self._blocks, self.model.tied, self.choices, sizes, updates)
 
     def _executor(self, plan: StepPlan) -> Executor:
@@ -193,11 +197,12 @@ class StreamingEngine:
         self.state.set_training(True)
         loss_tokens = sum(int(batch.loss_tokens) for batch in batches)
         on_device = self._upload(batches)
-        scalars = None
+        scalars, keys = None, {}
         if self.plan.device_homes and number:
             assert self._adamw is not None  # only a training plan updates units on the device
             update = self._parts.store.held.update_number(number)
             scalars = self.backend.upload(self._adamw.scalars(update, learning_rate))
+            keys = {unit: self._adamw.key(unit, update) for unit in self.plan.device_homes}
         return StepUnderWay(
             StepInputs(
                 number=number,
@@ -207,6 +212,7 @@ class StreamingEngine:
                 max_grad_norm=self._max_grad_norm,
                 seed=self._seed,
                 scalars=scalars,
+                keys=keys,
             )
         )
 
@@ -368,14 +374,16 @@ class StreamingEngine:
     @property
     def refused_bytes(self) -> int:
         """The system refused to register this many bytes of host memory for transfers."""
-        boundaries = self._boundaries.nbytes if self._boundaries.is_refused else 0
-        return self._parts.store.refused_bytes + boundaries
+        rings = (self._boundaries, self._gradient_rings)
+        refused = sum(memory.nbytes for memory in rings if memory.is_refused)
+        return self._parts.store.refused_bytes + refused
 
     def close(self) -> None:
         """Frees the memory of the boundaries, and lets go of the model. The device's buffers are
         freed with this object. Store, optimizer and backend belong to the caller.
         """
         self._boundaries.close()
+        self._gradient_rings.close()
         self.state.close()
 
 

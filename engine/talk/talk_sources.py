@@ -13,10 +13,10 @@ from engine.config.settings import ModelConfig, TrainConfig
 from engine.errors import FitError, ModelError
 from engine.machine.cgroups import sample_host_memory
 from engine.model.build import build_model
-from engine.model.layout import WEIGHT_PLANES
 from engine.model.pretrained_files import load_config
 from engine.model.units import StreamedModel
 from engine.paths import resolve_source
+from engine.planes.layout import WEIGHT_PLANES
 from engine.runtime.cuda_backend import cuda_available
 from engine.runtime.open_backend import open_backend
 from engine.talk.conversation import Source

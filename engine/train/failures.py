@@ -2,7 +2,7 @@
 
 All causes take one path: numbers that are not finite, a lack of memory, a lost device, a failed
 kernel or compilation, and a fault in the program. `Trainer` saves the last good step for each of
-them, if the planes are whole (`engine.runtime.held_step`).
+them, if the planes are whole (`engine.host.held_step`).
 """
 
 from __future__ import annotations

@@ -110,13 +110,14 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     _first_resident.setdefault(device, sample_host_memory()[0])
     rates = _rates_of_machine(session, backend, check)
     give_back_free_memory()  # measuring used some; the memory of this program is read next
-    shape = shape_of(job.model)
+    shape = shape_of(job.model).with_optimizer(config.train.optimizer)
     longest_row = max(job.data.train.longest, job.data.eval.longest, 1)
     row_length = padded_length(longest_row, config.data.max_seq_len)
     report, rounding = _judged(session, job, shape, row_length, rates)
     gpu_limit = _limit_gpu_memory(backend, config) if device != "cpu" else None
     # A resumed run continues bit for bit, if the memory that there is now allows that.
-    planned_job = Job(shape, config, row_length, rounding)
+    parked = report.choices["parked_gradients"]
+    planned_job = Job(shape, config, row_length, rounding, parked)
     target = Target(device, gpu_limit, sample_host_memory()[1], rates)
     chosen = choose(planned_job, target)
     product = largest_product(shape, chosen.micro_batch_size * row_length)

@@ -19,6 +19,7 @@ import gc
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,17 +37,18 @@ from engine.data.tokenise import Execution
 from engine.errors import CheckpointError, RunError
 from engine.fit.choose import Chosen
 from engine.fit.cost import MEASURED_FLOPS_FORMULA, largest_product
+from engine.host.host_adamw import AdamWSettings, HostAdamW
+from engine.host.host_store import HostStore
 from engine.model.build import build_model
 from engine.model.hub import fetch
 from engine.model.pretrained_files import load_config, load_tokenizer
 from engine.model.units import StreamedModel
 from engine.plan.text import grid
+from engine.progress import Progress
 from engine.runs.events import DataPrepared, PlanBuilt, RunStarted
 from engine.runtime.backend import Backend
 from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.generate import Sampler
-from engine.runtime.host_adamw import AdamWSettings, HostAdamW
-from engine.runtime.host_store import HostStore
 from engine.runtime.open_backend import open_backend
 from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
 from engine.train.explain import note_memory
@@ -252,14 +254,22 @@ def _build(
             lambda: {ShareName.PLANES: store.allocated_bytes, ShareName.DATA: data_bytes(data)}
         )
         kept = "nothing is lost" if job.is_resumed else "nothing was trained yet"
-        loading_peak, loaded = _fill(session, job, store, account.watched(check, kept))
+        states = partial(
+            store.allocate_states,
+            optimizer=config.train.optimizer,
+            gradients=not planned.chosen.choices.parked_gradients,
+        )
+        watched = account.watched(check, kept)
+        loading_peak, loaded = _fill(session, job, store, watched, states)
         if loaded is not None and loaded.step != job.resumed_step:
             planned = _plan_of_older(session, job, planned, loaded)
         # The engine moves these buffers to the device.
         kept_buffers = model.persistent_buffers().items()
         buffers = {name: buffer.to("cpu", copy=True) for name, buffer in kept_buffers}
         train = config.train
-        hyperparameters = AdamWSettings(train.beta1, train.beta2, train.eps, train.weight_decay)
+        hyperparameters = AdamWSettings(
+            train.beta1, train.beta2, train.eps, train.weight_decay, train.seed
+        )
         adamw = HostAdamW(store, hyperparameters)
         copies = CopyMemory(planned.copy_bytes)
         allocated.callback(copies.close)
@@ -365,7 +375,11 @@ def _plan_of_older(
 
 
 def _fill(
-    session: Session, job: TrainingJob, store: HostStore, check: Callable[[], None]
+    session: Session,
+    job: TrainingJob,
+    store: HostStore,
+    check: Callable[[], None],
+    allocate_states: Callable[[Progress], None],
 ) -> tuple[int | None, CheckpointInfo | None]:
     """Allocates and fills the planes.
 
@@ -388,9 +402,9 @@ def _fill(
             load_pretrained(model, config.model.source, store, loading)
         # Reading needs additional memory, which is freed before the states are allocated.
         loading_peak = peak.read()
-        store.allocate_states(allocating)
+        allocate_states(allocating)
         return loading_peak, None
-    store.allocate_states(allocating)
+    allocate_states(allocating)
     found = load_newest_checkpoint(
         session.folder.checkpoints_path, store, model.persistent_buffers(), progress=loading
     )

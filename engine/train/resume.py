@@ -26,6 +26,11 @@ others read twice.
 PLAN = ("train.micro_batch_size", "engine.rounds", "engine.kernels")
 """These settings decide in which order sums are rounded."""
 _CHANGED_BY = {"model.dtype": "the planes", "model.source": "the model"}
+_CONVERTED = {
+    "adamw": "AdamW's moments are read as they were kept, and from now on they are in fp32.",
+    "adamw_bf16": "AdamW's moments are rounded to bf16 once, and kept so from now on.",
+    "adamw_8bit": "AdamW's moments are rounded to 8 bits once, and kept so from now on.",
+}
 _NOT_COMPARED = ("name", "train.steps", "train.epochs", "model.init", "model.start_from")
 """The number of steps is compared as it is counted; the others mean nothing to a resume."""
 
@@ -126,6 +131,8 @@ def changed_settings(
                 f"changes {what}; leave it as it was, or {train_on_in_words(run_id)}."
             )
         told.append(f"{name} was {was} up to step {step:,} and is {is_} from here on.")
+        if name == "train.optimizer":
+            told.append(_CONVERTED[value])
     anew = plan_changes(config, state)
     if anew:
         told.append(

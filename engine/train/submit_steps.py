@@ -6,7 +6,7 @@
 - Every other failure is raised, and `Trainer` saves the last good step.
 
 A step that failed may come to light only when a later one is submitted, or when the engine is
-drained. In both cases the planes say which step they hold (`engine.runtime.held_step`), and the run
+drained. In both cases the planes say which step they hold (`engine.host.held_step`), and the run
 goes on from there.
 """
 

@@ -149,3 +149,14 @@ def test_from_a_model_to_machines_and_to_train(tab):
     tab.locator(f"[data-machine='{HERE}'] button").press("Enter")
     expect(tab.locator("#field-model-source :is(input, textarea)")).to_have_value("Qwen/Qwen3-0.6B")
     expect(tab.locator(".rs-verdict [data-field=size]")).to_contain_text("qwen3")
+
+
+def test_the_moments_of_the_table_are_chosen(tab):
+    tab.get_by_label("Moments of AdamW").select_option("best")
+    tab.wait_for_selector(READY)
+    cell = tab.locator("tr[data-model='Qwen/Qwen2.5-0.5B'] [data-machine='RTX 4090']")
+    expect(cell.locator("b")).to_have_text("fits, fp32")
+    larger = tab.locator("tr[data-model='meta-llama/Llama-2-7b-hf'] [data-machine='RTX 4090']")
+    expect(larger.locator("b")).to_have_text("just fits, bf16")
+    tab.get_by_label("Moments of AdamW").select_option("adamw")
+    expect(larger.locator("b")).to_have_text("too large")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from engine.model.layout import DOCUMENTS
+from engine.model.activation_sizes import DOCUMENTS
 from engine.plan.choices import PlanChoices
 from engine.runtime.cuda_backend import CudaBackend
 from tests.gpu.measure import synchronizations

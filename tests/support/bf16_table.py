@@ -15,11 +15,11 @@ import torch
 from torch.nn.attention import sdpa_kernel
 
 from engine.checkpoints.weights import load_pretrained
+from engine.host.host_store import HostStore
 from engine.model.attention import KERNELS
 from engine.model.pretrained_files import load_config
 from engine.plan.choices import PlanChoices
 from engine.runtime.cpu_backend import CpuBackend
-from engine.runtime.host_store import HostStore
 from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
 from tests.support.checkpoints_of_families import (
     bf16_model,

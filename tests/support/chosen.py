@@ -8,7 +8,7 @@ from engine.config.settings import TrainConfig
 from engine.fit.choose import choose
 from engine.fit.job import Job, Target
 from engine.machine.rates import Rates
-from engine.model.layout import Activations
+from engine.model.activation_sizes import Activations
 from engine.model.shape import ModelShape, UnitShape
 from engine.words import GIB
 

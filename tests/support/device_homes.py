@@ -6,9 +6,9 @@ import dataclasses
 
 import torch
 
-from engine.model.layout import PLANE_ITEM_BYTES
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import UPDATE_LANES, Lane
+from engine.planes.layout import PLANE_ITEM_BYTES
 from tests.engine.plan.test_laws import (
     BASE,
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.model.layout import ParameterSpec, lay_out
-from engine.runtime.host_store import HostStore
+from engine.host.host_store import HostStore
+from engine.planes.layout import ParameterSpec, lay_out
 
 
 def layouts(blocks: int = 3, width: int = 24, prefix: str = "model"):

@@ -14,14 +14,14 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.config.settings import ModelConfig
+from engine.host.host_adamw import AdamWSettings, HostAdamW
+from engine.host.host_store import HostStore
 from engine.model.build import build_model
 from engine.model.units import StreamedModel
 from engine.plan.choices import PlanChoices
 from engine.runtime.backend import Backend
 from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.generate import Sampler
-from engine.runtime.host_adamw import AdamWSettings, HostAdamW
-from engine.runtime.host_store import HostStore
 from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
 
 FAMILIES = (
@@ -180,6 +180,7 @@ def streamed(
     max_grad_norm: float | None = 1.0,
     seed: int = 0,
     config=None,
+    optimizer: str = "adamw",
 ) -> Streamed:
     """The same model, streamed. `config`: where the model was made from a part of it."""
     backend = backend or CpuBackend()
@@ -194,8 +195,9 @@ def streamed(
     )
     store.allocate_weights()
     pour(plain, model, store)
-    store.allocate_states()
-    adamw = HostAdamW(store, AdamWSettings(eps=eps, weight_decay=weight_decay), threads=2)
+    store.allocate_states(optimizer=optimizer, gradients=not choices.parked_gradients)
+    settings = AdamWSettings(eps=eps, weight_decay=weight_decay, seed=seed)
+    adamw = HostAdamW(store, settings, threads=2)
     engine = StreamingEngine(
         model,
         store,

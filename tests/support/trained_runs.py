@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from engine.checkpoints.restore import newest_checkpoint
-from engine.model.layout import WEIGHT_PLANES
+from engine.planes.layout import WEIGHT_PLANES
 from engine.runs.events import RunEnded, StepFinished
 from engine.runs.following import replay
 from engine.train.run import Run

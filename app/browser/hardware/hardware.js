@@ -149,6 +149,7 @@ export class Hardware {
             rows: boxes.rows.valueAsNumber,
             tokens: boxes.tokens.valueAsNumber,
             dtype: boxes.dtype.value,
+            optimizer: boxes.optimizer.value,
         };
         this.data.columns.clear();
         this.load();

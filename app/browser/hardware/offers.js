@@ -54,12 +54,13 @@ export class Offers {
     }
 }
 
-function offerRow({ name, note, ram, tight, gpu, speed }) {
+function offerRow({ name, note, ram, tight, moments, gpu, speed }) {
+    const remarks = [moments, tight ? "only just" : ""].filter(Boolean);
     return el(
         "tr",
         {},
         el("th", { scope: "row" }, name, note ? el("small", {}, note) : null),
-        el("td", { class: "rs-number" }, ram, tight ? el("small", {}, "only just") : null),
+        el("td", { class: "rs-number" }, ram, ...remarks.map((text) => el("small", {}, text))),
         el("td", { class: "rs-number" }, gpu),
         el("td", { class: "rs-number" }, speed || "not known"),
     );

@@ -10,6 +10,7 @@ import gradio as gr
 import pytest
 
 from app.form.settings_form import (
+    CHOICE_LABELS,
     PROMINENT,
     as_labelled,
     describe_error,
@@ -89,6 +90,25 @@ def test_each_field_survives_the_way_to_its_component_and_back(setting):
         shown = shown_values(config)
         shown[setting.dotted] = box.preprocess(box.postprocess(shown[setting.dotted]))
         assert read_config(shown) == config
+
+
+def test_words_of_choices_are_of_choices_that_exist():
+    by_name = {setting.dotted: setting for setting in settings()}
+    for dotted, words in CHOICE_LABELS.items():
+        assert set(words) == set(by_name[dotted].choices) - {AUTO}, dotted
+
+
+def test_the_optimizer_is_a_choice_in_words_with_its_bytes():
+    setting = next(setting for setting in settings() if setting.dotted == "train.optimizer")
+    with gr.Blocks():
+        box = component(setting)
+    assert box.choices == [
+        ("AdamW, moments in fp32", "adamw"),
+        ("AdamW, moments in bf16", "adamw_bf16"),
+        ("AdamW, moments in 8 bits", "adamw_8bit"),
+    ]
+    assert "14, 10 or 8.03 bytes of RAM a parameter" in box.info
+    assert "change results slightly" in box.info
 
 
 def test_numbers_are_shown_as_people_write_them():

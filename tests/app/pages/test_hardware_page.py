@@ -184,6 +184,40 @@ def test_a_column_is_the_engine_s_table(tab):
     assert "Missing: " in largest["detail"] and largest["missing"] in largest["detail"]
 
 
+def test_the_table_is_about_the_moments_that_are_asked_for(tab):
+    tab.machine = replace(MACHINE, ram_available=70 * GIB)
+
+    def cell_of(optimizer, model=LLAMA):
+        settings = {"optimizer": optimizer}
+        asked = {"machine": HERE, "timed": False, "settings": settings}
+        return tab.call("hardware/column", asked).json()["cells"][model]
+
+    assert cell_of("adamw")["words"]["word"] == "too large"
+    small = cell_of("adamw_8bit")
+    assert small["words"]["word"] in ("fits", "just fits")
+    assert "with AdamW's moments in 8 bits" in small["detail"]
+    best = cell_of("best")
+    assert best["optimizer"] == "adamw_8bit" and best["host_bytes"] == small["host_bytes"]
+    assert best["words"]["word"] == small["words"]["word"] + ", 8 bits"
+    assert cell_of("best", "Qwen/Qwen3-0.6B")["words"]["word"] == "fits, fp32"
+    too_large = cell_of("best", "meta-llama/Llama-2-70b-hf")
+    assert too_large["words"]["word"] == "too large" and "8 bits" in too_large["detail"]
+
+
+def test_the_largest_model_and_offers_follow_the_moments(tab):
+    tab.machine = replace(MACHINE, ram_available=70 * GIB)
+    best = {"settings": {"optimizer": "best"}}
+    found = tab.call("hardware/largest", best).json()
+    assert found["id"] == LLAMA and "with AdamW's moments in 8 bits" in found["sentence"]
+    assert tab.call("hardware/largest", {}).json()["id"] == "Qwen/Qwen3-0.6B"
+    plain = tab.call("hardware/offers", {"model": LLAMA}).json()["offers"]
+    assert not any(offer["moments"] for offer in plain)
+    offers = tab.call("hardware/offers", {"model": LLAMA} | best).json()["offers"]
+    # Parked gradients let the smallest machine keep them in fp32.
+    assert offers[0]["moments"] == "with AdamW's moments in fp32"
+    assert all(offer["moments"].startswith("with AdamW's moments in ") for offer in offers)
+
+
 def test_an_identical_request_is_remembered_and_small_changes_are_none(tab, monkeypatch):
     tab.call("hardware")
     asked = {"machine": HERE, "timed": True, "settings": {"rows": 4}}
@@ -239,6 +273,7 @@ def test_machines_are_offered_for_an_id_and_for_a_title(tab):
         ("column", {"machine": HERE, "settings": {"rows": 1 << 30}}, "too many"),
         ("column", {"machine": HERE, "settings": {"tokens": 0}}, "too small"),
         ("largest", {"settings": {"dtype": "int8"}}, "'int8'"),
+        ("column", {"machine": HERE, "settings": {"optimizer": "sgd"}}, "Optimizer: 'sgd'"),
         ("offers", {"model": HOSTILE}, "is not in the catalog"),
         ("csv", {"machines": [HERE], "models": [HOSTILE]}, "no row of this table"),
         ("csv", {"machines": [], "models": []}, "0 machines"),

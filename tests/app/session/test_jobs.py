@@ -15,7 +15,7 @@ from app.session.session import Session
 from app.web.job_routes import job_routes
 from engine.checkpoints.export import export_run
 from engine.errors import RunError
-from engine.runtime.host_store import HostStore
+from engine.host.host_store import HostStore
 from engine.talk.conversation import Sampling, checkpoint_of
 from engine.talk.talkers import load
 from engine.train.run import start_run

@@ -6,7 +6,7 @@ import pytest
 
 from engine.checkpoints import copies, unit_files
 from engine.checkpoints.checkpoint import Contents, write_checkpoint
-from engine.runtime.host_store import HostStore
+from engine.host.host_store import HostStore
 from tests.support.stores import content, fill, layouts
 
 

@@ -20,10 +20,10 @@ from engine.checkpoints.piece_files import PAGE
 from engine.checkpoints.restore import load_checkpoint, load_newest_checkpoint, newest_checkpoint
 from engine.errors import CheckpointError
 from engine.files import body_checksum
-from engine.model.layout import WEIGHT_PLANES
+from engine.host.host_store import HostStore
 from engine.paths import PROGRAM_ROOT
+from engine.planes.layout import WEIGHT_PLANES
 from engine.progress import untold
-from engine.runtime.host_store import HostStore
 from tests.support.stores import content, names
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
@@ -49,13 +49,9 @@ def test_every_bit_comes_back(tmp_path, new_store, dtype):
         progress=lambda done, total: told.append((done, total)),
     )
     written = sum(path.stat().st_size for path in info.path.iterdir())
-    planes = checkpoint_bytes(store.layouts, dtype)
+    planes = checkpoint_bytes(store)
     assert (info.path, info.step, info.bytes) == (root / "step-10", 10, written)
-    assert (
-        checkpoint_bytes(list(store.layouts.values()), dtype)
-        == planes
-        == sum(map(len, content(store).values()))
-    )
+    assert planes == sum(map(len, content(store).values()))
     # A piece has a checksum of 32 digits, and a plane begins at a whole page.
     checksums = 40 * sum(-(-len(plane) // copies.PIECE_BYTES) for plane in content(store).values())
     assert planes < written < planes + 10_000 + checksums + PAGE * len(content(store))
@@ -213,12 +209,12 @@ def test_a_newer_format_is_named_and_not_passed_over(two, new_store):
     root, _ = two
     path = root / "step-2" / "manifest.json"
     whole = json.loads(path.read_text())
-    body = {name: value for name, value in whole.items() if name != "checksum"} | {"format": 3}
+    body = {name: value for name, value in whole.items() if name != "checksum"} | {"format": 4}
     path.write_text(json.dumps(body | {"checksum": body_checksum(body)}))
     for find in (newest_checkpoint, lambda root: load_newest_checkpoint(root, new_store(), {})):
-        with pytest.raises(CheckpointError, match="format 3, which this version cannot read"):
+        with pytest.raises(CheckpointError, match="format 4, which this version cannot read"):
             find(root)
-    path.write_text(json.dumps(whole | {"format": 4}))  # a flipped bit, not a later version
+    path.write_text(json.dumps(whole | {"format": 5}))  # a flipped bit, not a later version
     assert newest_checkpoint(root).step == 1 and "damaged" in newest_checkpoint(root).skipped[0]
 
 
@@ -321,7 +317,7 @@ def test_one_failing_thread_stops_the_others():
 KILLED = """
 import os, sys
 from engine.checkpoints.checkpoint import Contents, write_checkpoint
-from engine.runtime.host_store import HostStore
+from engine.host.host_store import HostStore
 from tests.support.stores import fill, layouts
 store = HostStore(layouts(), "bfloat16", threads=1)
 store.allocate_weights()

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("small_pieces")
 def test_a_full_disk_is_seen_before_anything_is_written(two, new_store, monkeypatch):
     root, _ = two
     store = new_store()
-    needed = checkpoint_bytes(store.layouts, store.dtype)
+    needed = checkpoint_bytes(store)
     (root / ".step-9.partial").mkdir()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=needed - 1))
     says = rf"^The checkpoint of step 3 needs [\d,]+ bytes in .* and {needed - 1:,} are free; "
@@ -37,7 +37,7 @@ def test_a_full_disk_is_seen_before_anything_is_written(two, new_store, monkeypa
 
 def test_the_space_for_buffers_is_counted(tmp_path, new_store, monkeypatch):
     store, buffers = new_store(), {"router.bias": torch.zeros(1 << 20)}
-    free = checkpoint_bytes(store.layouts, store.dtype) + 2 * (1 << 20)
+    free = checkpoint_bytes(store) + 2 * (1 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     with pytest.raises(CheckpointError, match="The checkpoint of step 3 needs"):
         write_checkpoint(tmp_path, 3, Contents(store, {}, buffers), keep=1)

@@ -14,11 +14,11 @@ from engine.checkpoints.pouring import Pouring
 from engine.checkpoints.weights import load_pretrained
 from engine.config.export_choice import ExportChoice
 from engine.errors import ConfigError
-from engine.model.layout import ParameterSpec, lay_out
+from engine.host.host_store import HostStore
 from engine.model.pretrained_files import load_config
 from engine.model.stored_dtype import reading_dtype
 from engine.model.units import StreamedModel
-from engine.runtime.host_store import HostStore
+from engine.planes.layout import ParameterSpec, lay_out
 from tests.support.checkpoints_of_families import (
     bf16_model,
     load_plain,

@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM
 from engine.checkpoints.weights import load_pretrained
 from engine.config.settings import ModelConfig
 from engine.errors import ModelError
+from engine.host.host_store import HostStore
 from engine.model.build import build_model
 from engine.model.pretrained_files import load_config
-from engine.runtime.host_store import HostStore
 from tests.support.families import tiny_family_config
 from tests.support.folders import make_model
 from tests.support.tiny import plain_model

@@ -12,7 +12,7 @@ from engine.checkpoints.restore import load_checkpoint, load_newest_checkpoint, 
 from engine.checkpoints.saved_steps import NOTHING_SAVED, SavedSteps, saved_steps
 from engine.errors import CheckpointError
 from engine.files import body_checksum
-from engine.model.layout import WEIGHT_PLANES
+from engine.planes.layout import WEIGHT_PLANES
 from tests.support.stores import content, fill
 
 BIAS = {"gate.bias": torch.tensor([1.0, -2.0, 0.5])}
@@ -33,8 +33,8 @@ def test_weights_alone_are_those_of_the_full_checkpoint(tmp_path, new_store, sma
     full = write_checkpoint(tmp_path / "full", 3, Contents(store, {"a": 1}, BIAS), keep=1)
     alone = Contents(store, {"a": 1}, BIAS, holds="weights")
     info = write_checkpoint(tmp_path / "alone", 3, alone, keep=1)
-    planes = checkpoint_bytes(store.layouts, dtype, "weights")
-    assert planes == alone.plane_bytes == checkpoint_bytes(store.layouts, dtype) // 3
+    planes = checkpoint_bytes(store, "weights")
+    assert planes == alone.plane_bytes == checkpoint_bytes(store) // 3
     assert planes < info.bytes < full.bytes and alone.needed_bytes() < 2 * info.bytes + (1 << 20)
     entries = [
         json.loads((path / "manifest.json").read_text())["units"] for path in (full.path, info.path)

@@ -13,7 +13,7 @@ from engine.fit import choose as choosing
 from engine.fit.choose import choose
 from engine.fit.cost import MicroBatch, op_seconds
 from engine.fit.job import Job, Target
-from engine.fit.sizes import COMFORTABLE, LOGITS_BYTES, SMALL_GPU_BYTES
+from engine.fit.sizes import COMFORTABLE, LOGITS_BYTES, SMALL_GPU_BYTES, DeviceMemory, Sizer
 from engine.fit.spreads import LEAST_TOKENS, MOST_ROUNDS
 from engine.machine.rates import TYPICAL
 from engine.model.build import build_model
@@ -145,13 +145,14 @@ def test_what_is_chosen_is_also_the_fastest_op_by_op(monkeypatch, gib, rates):
 def test_one_more_resident_block_would_not_have_fitted():
     for gib in (16, 20, 24, 28):
         chosen = on_gpu(gib)
-        more = on_gpu(
-            gib,
-            engine__residency=chosen.choices.resident_blocks + 1,
-            engine__rounds=chosen.choices.rounds,
-            train__micro_batch_size=chosen.micro_batch_size,
+        memory = DeviceMemory("cuda", gib * GIB, COMFORTABLE["cuda"] * gib * GIB)
+        sizer = Sizer(Job(big_shape(), config(), 1024), memory, chosen.choices.compiled)
+        assert sizer.total(chosen.micro_batch_size, chosen.choices) == chosen.gpu_bytes
+        more = dataclasses.replace(
+            chosen.choices, resident_blocks=chosen.choices.resident_blocks + 1
         )
-        assert chosen.gpu_bytes <= COMFORTABLE["cuda"] * gib * GIB < more.gpu_bytes
+        assert sizer.fits(chosen.micro_batch_size, chosen.choices)
+        assert not sizer.fits(chosen.micro_batch_size, more)
 
 
 def test_micro_batches_saturate_but_do_not_sprawl():

@@ -10,8 +10,8 @@ from engine.config.settings import ModelConfig
 from engine.errors import ConfigError
 from engine.fit.choose import choose
 from engine.fit.job import Job, Target
+from engine.model.activation_sizes import DOCUMENTS
 from engine.model.build import build_model
-from engine.model.layout import DOCUMENTS
 from engine.model.measure_shape import shape_of
 from engine.words import GIB
 from tests.support.chosen import QUICK, big_shape, config, on_gpu
@@ -154,7 +154,7 @@ def test_boundaries_that_do_not_fit_in_host_memory_are_not_chosen_for_speed():
     """
 
     def boundaries(ram: int) -> int:
-        asked = config(train__batch_size=256)
+        asked = config(train__batch_size=256, engine__gradients="host")
         target = Target("cuda", 48 * GIB, ram * GIB, QUICK)
         return choose(Job(big_shape(), asked, 1024), target).host_boundary_bytes
 

@@ -14,7 +14,7 @@ from engine.fit.memory_items import Item, MemoryItem, PartName, items_of, read_i
 from engine.fit.needs import Part
 from engine.fit.predicted import predictions
 from engine.fit.report import _breaking
-from engine.model.layout import PLANE_ITEM_BYTES, PLANES, WEIGHT_PLANES
+from engine.planes.layout import PLANE_ITEM_BYTES, PLANES, WEIGHT_PLANES
 from engine.train.memory_shortage import GpuFigures, HostFigures, gpu_shares, host_shares
 from engine.words import GIB
 
@@ -27,6 +27,7 @@ HOST = (
     "exp_avg",
     "exp_avg_sq",
     "grad",
+    "Gradient ring",
     "Boundaries on the host",
     "Tokenised data",
     "Loading peak",
@@ -38,6 +39,7 @@ DEVICE = (
     "Resident blocks",
     "Gradient sums",
     "Gradient staging",
+    "Parked gradients",
     "Optimizer states",
     "Boundary rings",
     "Boundaries",
@@ -57,6 +59,7 @@ COLOURS = {
     "exp_avg": GREEN,
     "exp_avg_sq": VIOLET,
     "grad": ORANGE,
+    "Gradient ring": ORANGE,
     "Boundaries on the host": AMBER,
     "Loading peak": PINK,
     "Checkpoint copies": BLUE,
@@ -64,6 +67,7 @@ COLOURS = {
     "Block slots": TEAL,
     "Embed and head slots": PINK,
     "Gradient sums": ORANGE,
+    "Parked gradients": GREEN,
     "Optimizer states": VIOLET,
     "Kept activations": AMBER,
     "Boundaries": AMBER,
@@ -99,6 +103,7 @@ def test_a_prediction_leaves_out_what_is_set_aside_and_what_is_only_there_while_
         "exp_avg",
         "exp_avg_sq",
         "grad",
+        "Gradient ring",
         "Boundaries on the host",
         "Loading peak",
     }
@@ -154,6 +159,7 @@ def test_shares_of_the_host_while_weights_are_read():
         "exp_avg",
         "exp_avg_sq",
         "grad",
+        "Gradient ring",
         "Boundaries on the host",
         "Loading peak",
     }
@@ -171,7 +177,7 @@ def test_shares_of_the_gpu_are_of_activations_buffers_and_gaps():
         "Tokens and masks",
     }
     assert in_sum(gaps.planned, DEVICE) == {"Allocator slack"}
-    assert in_sum(buffers.planned, DEVICE) == set(DEVICE[:7])
+    assert in_sum(buffers.planned, DEVICE) == set(DEVICE[:8])
 
 
 @pytest.mark.parametrize(

@@ -18,19 +18,19 @@ from engine.errors import ModelError
 from engine.fit.memory_items import PartName, items_of
 from engine.fit.report import estimate
 from engine.fit.sizes import fixed_items, host_boundary_bytes
+from engine.host.host_store import HostStore
 from engine.machine.read_machine import Machine
+from engine.model.activation_sizes import DOCUMENTS
 from engine.model.activations import count_activations
 from engine.model.attention_documents import Documents, Pattern
 from engine.model.build import build_model
 from engine.model.find_shape import shape_from_source
-from engine.model.layout import DOCUMENTS, PLANE_ITEM_BYTES
 from engine.model.measure_shape import shape_of
 from engine.model.pretrained_files import load_config
 from engine.model.skeleton import tensors_in
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.runtime.device_state import DeviceState
-from engine.runtime.host_store import HostStore
 from engine.words import GIB
 from tests.support.chosen import big_shape
 from tests.support.folders import make_config, make_model
@@ -105,17 +105,21 @@ HOME_GRID += [
         ("gpt2", True, "bfloat16"),
     ],
 )
-def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype):
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_bf16", "adamw_8bit"])
+def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype, optimizer):
     model = build_model(
         tiny_config(family, tie_word_embeddings=tied), ModelConfig(source="tiny", dtype=dtype)
     )
-    shape, names = shape_of(model), [unit.name for unit in model.blocks]
-    sizes = PlaneSizes(
-        {unit.name: unit.numel for unit in shape.units}, sum(PLANE_ITEM_BYTES[dtype].values())
-    )
+    shape = shape_of(model).with_optimizer(optimizer)
+    names = [unit.name for unit in model.blocks]
+    store = HostStore(model.layouts, dtype, threads=1)
+    store.allocate_states(optimizer=optimizer)
+    buffer = store.update_buffer
+    assert buffer == shape.update_buffer
+    sizes = PlaneSizes({unit.name: unit.numel for unit in shape.units}, buffer.numel, buffer.bytes)
     for choices in BUFFER_GRID + HOME_GRID:
         plan = build_step_plan(names, model.tied, choices, sizes)
-        state = DeviceState(model, plan, torch.device("cpu"), boundary_numel=24 * 32)
+        state = DeviceState(model, plan, torch.device("cpu"), 24 * 32, buffer)
         assert (
             sum(item.bytes for item in fixed_items(shape, choices, 24 * 32)) == state.fixed_bytes()
         ), choices

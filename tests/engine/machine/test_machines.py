@@ -20,6 +20,7 @@ from engine.fit.choose import choose
 from engine.fit.cost import MicroBatch
 from engine.fit.job import Job, Target
 from engine.fit.predict import predicted_seconds
+from engine.host import host_threads
 from engine.machine import known_machines as known
 from engine.machine.gpus import GpuInfo
 from engine.machine.known_machines import (
@@ -29,9 +30,9 @@ from engine.machine.known_machines import (
     named_machine,
     with_figures,
 )
+from engine.machine.rates import UPDATE_BYTES
 from engine.machine.read_machine import Machine
 from engine.paths import PROGRAM_ROOT
-from engine.runtime import host_threads
 from engine.words import GIB, MIB
 from tests.support.chosen import big_shape
 
@@ -104,10 +105,11 @@ def test_figures_are_of_the_right_size(entry):
         and rates.d2h_busy <= rates.d2h
     )
     assert (
-        rates.adamw_busy <= rates.adamw and known.ADAMW_BYTES * rates.adamw < entry.host_bandwidth
+        rates.adamw_busy <= rates.adamw
+        and UPDATE_BYTES["adamw"] * rates.adamw < entry.host_bandwidth
     )
     touches = 2 if entry.unified else 1
-    at_once = known.ADAMW_BYTES * rates.adamw_busy + touches * (rates.h2d_busy + rates.d2h_busy)
+    at_once = UPDATE_BYTES["adamw"] * rates.adamw_busy + touches * (rates.h2d_busy + rates.d2h_busy)
     assert at_once < entry.host_bandwidth
 
 

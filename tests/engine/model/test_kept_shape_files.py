@@ -14,9 +14,9 @@ import pytest
 from engine.config.settings import ModelConfig
 from engine.errors import ModelError
 from engine.model import kept_shapes
+from engine.model.activation_sizes import Activations
 from engine.model.find_shape import shape_from_source
 from engine.model.kept_shapes import keep_shape, kept_shape
-from engine.model.layout import Activations
 from engine.model.shape import ModelShape, UnitShape
 from tests.support.tiny import tiny_config
 

@@ -7,7 +7,7 @@ from transformers import Trainer
 
 from engine.config.settings import ModelConfig
 from engine.model.build import build_model
-from engine.model.layout import ALIGN_ELEMENTS, ParameterSpec, lay_out
+from engine.planes.layout import ALIGN_ELEMENTS, ParameterSpec, lay_out
 from tests.support.tiny import plain_model, tiny_config
 
 

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.config.settings import ModelConfig
+from engine.model.activation_sizes import DOCUMENTS
 from engine.model.attention import Heads, group_by_group
 from engine.model.attention_documents import Documents, Pattern
 from engine.model.build import build_model
-from engine.model.layout import DOCUMENTS
 from engine.model.packing_trial import Packing, packing_of
 from engine.model.skeleton import tensors_in
 from engine.plan.choices import PlanChoices

@@ -41,6 +41,13 @@ CHOICES = {
     "rounds-on-the-host": PlanChoices(
         micro_batches=4, rounds=2, gradient_sum=GradientSum.HOST, host_boundaries=True
     ),
+    "parked-gradients": PlanChoices(
+        micro_batches=2,
+        parked_gradients=True,
+        shared_outer_slot=True,
+        device_homes=("block 1",),
+        update_buffers=1,
+    ),
     "homes-on-the-device": PlanChoices(micro_batches=2, device_homes=HOMES, update_buffers=2),
     "spare-buffers": PlanChoices(
         micro_batches=2,

@@ -95,6 +95,7 @@ def planes_after(
     steps: int = 3,
     dropout: float = 0.0,
     layers: int = 3,
+    optimizer: str = "adamw",
 ) -> list[torch.Tensor]:
     """Every plane after some steps that are submitted without draining between them."""
     extra = (
@@ -105,7 +106,9 @@ def planes_after(
     if layers != 3:
         extra["num_hidden_layers"] = layers
     plain = plain_model(tiny_config(family, tie_word_embeddings=tied, **extra))
-    run = streamed(plain, choices, backend=backend, dtype=dtype, max_grad_norm=0.5)
+    run = streamed(
+        plain, choices, backend=backend, dtype=dtype, max_grad_norm=0.5, optimizer=optimizer
+    )
     for step in range(1, steps + 1):
         run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
     run.engine.drain()
@@ -113,6 +116,7 @@ def planes_after(
         run.store.tensor(unit.name, plane).clone()
         for unit in run.model.units
         for plane in run.store.planes
+        if plane != "grad" or not choices.parked_gradients
     ]
     run.close()
     return planes

@@ -14,9 +14,9 @@ import torch
 
 from engine.config.settings import ModelConfig
 from engine.model import activations, attention
+from engine.model.activation_sizes import DOCUMENTS
 from engine.model.activations import count_activations
 from engine.model.build import build_model
-from engine.model.layout import DOCUMENTS
 from engine.model.library import transformers
 from engine.model.skeleton import BlockArguments, tensors_in
 from engine.plan.assign_slots import slot_of

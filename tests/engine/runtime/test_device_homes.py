@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from engine.errors import NonFiniteError
-from engine.model.layout import ParameterSpec, lay_out
+from engine.host.host_adamw import AdamWSettings, HostAdamW
+from engine.host.host_store import HostStore
 from engine.plan.ops import UPDATE_LANES, Lane
+from engine.planes.layout import ParameterSpec, lay_out
 from engine.runtime.block_ops import BlockOps
 from engine.runtime.device_adamw import StepFactors, clip_of, update
-from engine.runtime.host_adamw import AdamWSettings, HostAdamW
-from engine.runtime.host_store import HostStore
 from tests.engine.plan.test_laws import (
     BASE,
     DelayedBackend,

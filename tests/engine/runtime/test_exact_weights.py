@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from engine.fit.sizes import fixed_items
-from engine.model.layout import ParameterSpec, lay_out
 from engine.model.measure_shape import shape_of
 from engine.model.shape_rows import pack, unpack
 from engine.plan.assign_slots import slot_of
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import Lane
+from engine.planes.layout import ParameterSpec, lay_out
 from tests.engine.plan.test_laws import BASE, DelayedBackend, assert_same_bits
 from tests.support.bf16_parity import Bounds, Rows, compare_in_bf16
 from tests.support.device_homes import HOMES, at_home

@@ -10,8 +10,8 @@ import pytest
 
 from engine.checkpoints import copies, piece_files, unit_files
 from engine.fit import checkpoint_needs
+from engine.host.held_step import HeldStep
 from engine.runs.events import CheckpointWritten, LogLine, PlanBuilt
-from engine.runtime.held_step import HeldStep
 from engine.train import planning, saving
 from engine.train.run import Run, resume_run, start_run
 from tests.support.folders import make_config

@@ -4,6 +4,7 @@ trained on from the weights.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 
@@ -13,10 +14,10 @@ import torch
 from engine.checkpoints.restore import newest_checkpoint
 from engine.config.settings import TrainConfig
 from engine.errors import ModelError
+from engine.host.host_store import HostStore
 from engine.runs.events import CheckpointWritten, LogLine, PlanBuilt, RunStarted, StepFinished
 from engine.runs.folder import open_run
 from engine.runs.listing import list_runs
-from engine.runtime.host_store import HostStore
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.train.prepare import Prepared
 from engine.train.resume import kept_rounding, plan_changes
@@ -75,6 +76,52 @@ def test_what_changes_no_bit_is_taken_and_recorded(
         assert events_of(again, PlanBuilt)[-1].choices[choice] == value
     assert any(text.startswith(f"{next(iter(changes))} was ") for text in told(again))
     assert planes_on_disk(again) == planes_on_disk(whole)
+
+
+@pytest.fixture
+def tiny_is_not_small(monkeypatch):
+    """The matrices of a tiny model are kept in 8 bits."""
+    monkeypatch.setattr("engine.planes.moments.SMALL", 256)
+
+
+@pytest.mark.parametrize("gradients", ["auto", "parked"])
+@pytest.mark.parametrize("optimizer", ["adamw_bf16", "adamw_8bit"])
+def test_rounded_moments_go_on_to_the_bit(tmp_path, runs, tiny_is_not_small, optimizer, gradients):
+    values = {"train.optimizer": optimizer, "engine.gradients": gradients}
+    config = make_config(tmp_path).with_values(values)
+    unbroken = start_run(config, runs)
+    assert execute(unbroken).state == "finished"
+    run = start_run(config, runs)
+    assert execute(run, {3: "stop"}).state == "stopped"
+    again, ended = resumed(runs, run.id)
+    assert ended.state == "finished" and told(again) == []
+    assert planes_on_disk(again) == planes_on_disk(unbroken)
+
+
+@pytest.mark.parametrize(
+    ("kept", "asked"), itertools.permutations(["adamw", "adamw_bf16", "adamw_8bit"], 2)
+)
+def test_moments_become_those_of_another_optimizer_when_asked(
+    tmp_path, runs, tiny_is_not_small, kept, asked
+):
+    config = make_config(tmp_path).with_values({"train.optimizer": kept})
+    unbroken = start_run(config, runs)
+    assert execute(unbroken).state == "finished"
+    run = start_run(config, runs)
+    assert execute(run, {3: "stop"}).state == "stopped"
+    again, ended = resumed(runs, run.id, **{"train.optimizer": asked})
+    assert ended.state == "finished", ended.reason
+    said = told(again)
+    assert said[0] == f"train.optimizer was {kept} up to step 3 and is {asked} from here on."
+    assert said[1].startswith("AdamW's moments are ")
+    wanted = {step.step: step.loss for step in events_of(unbroken, StepFinished)}
+    found = {step.step: step.loss for step in events_of(again, StepFinished)}
+    # The losses would be far off after moments that were read wrongly.
+    assert found == pytest.approx(wanted, rel=0.05)
+    assert (
+        newest_checkpoint(again.folder.checkpoints_path).state["settings"]["train.optimizer"]
+        == asked
+    )
 
 
 def test_unchanged_settings_say_nothing(stopped_run, runs):

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import NonFiniteError, RunError
+from engine.host.held_step import HeldStep
 from engine.plan.choices import PlanChoices
 from engine.runs.events import (
     CheckpointWritten,
@@ -24,7 +25,6 @@ from engine.runs.events import (
 from engine.runs.following import replay
 from engine.runs.snapshot import RunSnapshot
 from engine.runtime.block_ops import BlockOps
-from engine.runtime.held_step import HeldStep
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.train import skipping
 from engine.train.run import resume_run, start_run

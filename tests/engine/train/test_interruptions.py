@@ -22,6 +22,7 @@ import engine.train.memory_watch
 import engine.train.planning
 from app.view.outcome import how_it_ended
 from app.words import in_time
+from engine.host.host_adamw import HostAdamW
 from engine.runs.events import (
     CheckpointWritten,
     EvalFinished,
@@ -37,7 +38,6 @@ from engine.runs.listing import list_runs
 from engine.runs.snapshot import RunSnapshot
 from engine.runtime.block_ops import BlockOps
 from engine.runtime.cpu_backend import CpuBackend
-from engine.runtime.host_adamw import HostAdamW
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.train.run import start_run
 from engine.words import MIB

@@ -79,22 +79,22 @@ def kill_in_checkpoint(draw: random.Random) -> None:
 
 def kill_in_update(draw: random.Random) -> None:
     """Kills the process when half of a unit's planes are updated."""
-    from engine.runtime.host_adamw import HostAdamW
+    from engine.host.host_adamw import HostAdamW
 
     real_update, countdown = HostAdamW.update, [draw.randint(1, 5 * STEPS)]
 
-    def update(self, unit, step, learning_rate, clip_factor):
+    def update(self, *arguments):
         countdown[0] -= 1
         if countdown[0] == 0:
             whole = self._kernel
 
-            def half(*arguments):
-                *chunks, planes, scalars = arguments
+            def half(*given):
+                *chunks, planes, scalars = given
                 whole(*chunks, tuple(plane[: plane.size // 2] for plane in planes), scalars)
                 die()
 
             self._kernel = half
-        real_update(self, unit, step, learning_rate, clip_factor)
+        real_update(self, *arguments)
 
     HostAdamW.update = update
 
@@ -220,9 +220,9 @@ def main() -> int:
 
     import engine.train.prepare
     import engine.train.trainer  # noqa: F401
+    from engine.host.host_kernels import kernel
     from engine.model.library import transformers
     from engine.runs.listing import list_runs
-    from engine.runtime.host_kernels import kernel
     from tests.support.folders import make_config
 
     transformers()

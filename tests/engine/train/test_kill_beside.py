@@ -164,9 +164,9 @@ def check(runs: Path, steps: dict[int, dict[str, bytes]], resumes: bool) -> None
     """
     from engine.checkpoints.restore import load_checkpoint, newest_checkpoint
     from engine.config.settings import ModelConfig
+    from engine.host.host_store import HostStore
     from engine.model.build import build_model
     from engine.model.pretrained_files import load_config
-    from engine.runtime.host_store import HostStore
     from engine.train.run import resume_run
 
     (run_id,) = [path.name for path in runs.iterdir()]
@@ -221,8 +221,8 @@ def main() -> int:
 
     import engine.train.prepare
     import engine.train.trainer  # noqa: F401
+    from engine.host.host_kernels import kernel
     from engine.model.library import transformers
-    from engine.runtime.host_kernels import kernel
     from tests.support.folders import make_config
 
     transformers()

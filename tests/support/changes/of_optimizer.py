@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from tests.support.changes.record import Change
 
-HOST = "engine/runtime/host_adamw.py"
-KERNELS = "engine/runtime/host_kernels.py"
+HOST = "engine/host/host_adamw.py"
+KERNELS = "engine/host/host_kernels.py"
 DEVICE = "engine/runtime/device_adamw.py"
-STORE = "engine/runtime/host_store.py"
+STORE = "engine/host/host_store.py"
 SCHEDULE = "engine/train/schedule.py"
-LAYOUT = "engine/model/layout.py"
+LAYOUT = "engine/planes/layout.py"
 BUILD = "engine/model/build.py"
-ADAMW_TESTS = "tests/engine/runtime/test_adamw.py"
-STORE_TESTS = "tests/engine/runtime/test_host_store.py"
+ADAMW_TESTS = "tests/engine/host/test_adamw.py"
+STORE_TESTS = "tests/engine/host/test_host_store.py"
 HOMES = "tests/engine/runtime/test_device_homes.py"
 SCHEDULE_TESTS = "tests/engine/train/test_schedule.py"
 BF16 = "tests/engine/runtime/test_bf16_reference.py"
@@ -61,8 +61,8 @@ OPTIMIZER = (
     Change(
         "gradients-not-clipped-in-bf16",
         KERNELS,
-        "g = _widen(grad[i]) * clip",
-        "g = _widen(grad[i])",
+        "g = widen(grad[i]) * clip",
+        "g = widen(grad[i])",
         "The clip factor is not applied to bf16 gradients.",
         (ADAMW_TESTS,),
     ),
@@ -70,7 +70,7 @@ OPTIMIZER = (
         "masters-rounded-to-bf16",
         KERNELS,
         "        bits = _bits_to_keep(w)\n",
-        "        bits = _bits_to_keep(_widen(_high_of(_bits_to_keep(w))))\n",
+        "        bits = _bits_to_keep(widen(_high_of(_bits_to_keep(w))))\n",
         "The fp32 master loses its lower half in every update.",
         (ADAMW_TESTS, BF16),
     ),
@@ -117,8 +117,8 @@ OPTIMIZER = (
     Change(
         "decay-of-norms-on-the-device",
         DEVICE,
-        "    undecayed[-1] = 1.0\n",
-        "    undecayed[-1] += 0.0\n",
+        "        scalars[-1] = 1.0\n",
+        "        scalars[-1] += 0.0\n",
         "Norms and biases decay too where the optimizer runs on the device.",
         (HOMES,),
     ),

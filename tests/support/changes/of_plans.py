@@ -118,8 +118,8 @@ PLANS = (
     Change(
         "clip-not-waited-for",
         WRITE,
-        "reads = {CLIP: READY} | host_gradient(unit, last_round)",
-        "reads = {} | host_gradient(unit, last_round)",
+        "self._emit(Update, unit, {CLIP: READY} | gradient, weights, ring=ring)",
+        "self._emit(Update, unit, gradient, weights, ring=ring)",
         "An update does not wait for the clip factor, nor for the check of the norm.",
         (GOLDEN, LAWS),
     ),
@@ -184,8 +184,8 @@ PLANS = (
     Change(
         "one-copy-of-the-gradient-staged",
         SIZES,
-        "(2 * largest + max(outer)) * item",
-        "(largest + max(outer)) * item",
+        "numel = 2 * max(unit.numel for unit in shape.blocks) + max(",
+        "numel = max(unit.numel for unit in shape.blocks) + max(",
         "The report counts one of two staging buffers.",
         (f"{SIZE_TESTS}::test_fixed_buffers_are_the_device_state_to_the_byte",),
     ),

@@ -1,5 +1,4 @@
-"""A layout says where each parameter is in its unit's planes, and how many bytes planes and
-activations take.
+"""A layout says where each parameter is in its unit's planes, and how many bytes the planes take.
 
 A unit (the embedding, one block, the head) has one plane for each kind of state: high and low
 halves of the weights, both moments, gradients. A plane is one contiguous range of host memory. All
@@ -9,10 +8,12 @@ planes of a unit have the same layout:
   weight decay applies to one contiguous range of every plane.
 - Each parameter starts at a multiple of `ALIGN_ELEMENTS` elements; the gaps are unused.
 - A parameter has the same offset, counted in elements, in every plane of its unit. So one transfer
-  moves a whole plane, and the optimizer reads all planes by the same index.
+  moves a whole plane, and the optimizer reads all planes by the same index. Moments that are
+  smaller than fp32 take a number of bytes that differs between parameters
+  (`engine.planes.moments`).
 
 The host store allocates exactly the bytes computed here, and the fit report lists exactly these
-(law 5). The file is pure arithmetic, without torch.
+(law 5).
 """
 
 from __future__ import annotations
@@ -22,7 +23,17 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.config.settings import CheckpointKind
+from engine.config.settings import CheckpointKind, Optimizer
+from engine.plan.buffers import EMBED
+from engine.planes.moments import (
+    FP32_MOMENTS,
+    MOMENTS,
+    MomentCounts,
+    MomentRange,
+    block_count,
+    is_small,
+    moment_ranges,
+)
 
 Dtype = Literal["bfloat16", "float32"]
 
@@ -35,10 +46,10 @@ PLANE_ITEM_BYTES = {
     "bfloat16": {"weight_high": 2, "weight_low": 2, "exp_avg": 4, "exp_avg_sq": 4, "grad": 2},
     "float32": {"weight_high": 4, "exp_avg": 4, "exp_avg_sq": 4, "grad": 4},
 }
-"""An element takes this many bytes in each plane. In `bfloat16`, weight_high (what the GPU sees)
-and weight_low together are the fp32 master; in `float32`, weight_high is the fp32 weight itself.
-DMA transfers only weight_high and grad, and in units with parameters that stay in fp32 also
-weight_low.
+"""An element takes this many bytes in each plane, with moments in fp32. In `bfloat16`, weight_high
+(what the GPU sees) and weight_low together are the fp32 master; in `float32`, weight_high is the
+fp32 weight itself. DMA transfers only weight_high and grad, and in units with parameters that stay
+in fp32 also weight_low.
 """
 EXACT_ITEM_BYTES = 6
 """A parameter that stays in fp32 takes this many bytes of a slot, in addition to those of its
@@ -54,21 +65,17 @@ NOT_IN_CHECKPOINTS: dict[CheckpointKind, frozenset[str]] = {
 }
 """A checkpoint of each kind lacks these planes."""
 
-DOCUMENTS = "documents"
-"""This is the name of the attention that makes no masks (engine.model.attention). Its activations
-are counted separately.
-"""
 
-MASK_ELEMENTS = 2**20
-"""For up to this many pairs of tokens in a micro-batch, attention in float32 on a GPU does use one
-mask, because a call for each document takes longer (measured for the starter, docs/performance.md).
-"""
-
-
-def checkpoint_planes(dtype: str, kind: CheckpointKind) -> dict[str, int]:
-    """Returns the planes that a checkpoint holds, in file order, with their bytes an element."""
+def checkpoint_planes(dtype: str, kind: CheckpointKind) -> tuple[str, ...]:
+    """Returns the planes that a checkpoint holds, in file order."""
     lacks = NOT_IN_CHECKPOINTS[kind]
-    return {plane: item for plane, item in PLANE_ITEM_BYTES[dtype].items() if plane not in lacks}
+    return tuple(plane for plane in PLANE_ITEM_BYTES[dtype] if plane not in lacks)
+
+
+def plane_bytes(dtype: str, optimizer: Optimizer, counts: MomentCounts) -> dict[str, int]:
+    """Returns the bytes of each plane of a unit by the plane's name."""
+    sizes = {plane: counts.numel * item for plane, item in PLANE_ITEM_BYTES[dtype].items()}
+    return sizes | dict.fromkeys(MOMENTS, counts.bytes(optimizer))
 
 
 @dataclass(frozen=True)
@@ -159,13 +166,45 @@ class UnitLayout:
         high = self.numel * PLANE_ITEM_BYTES[dtype]["weight_high"]
         return high + self.exact_numel * EXACT_ITEM_BYTES
 
-    def plane_bytes(self, dtype: str) -> dict[str, int]:
-        """Returns the bytes of each plane by its name."""
-        return {plane: self.numel * item for plane, item in PLANE_ITEM_BYTES[dtype].items()}
+    def moment_ranges(self, optimizer: Optimizer) -> tuple[MomentRange, ...]:
+        """Returns where the moments of which elements are, and how they are kept."""
+        return moment_ranges(self._places, self.unit, optimizer)
 
-    def host_bytes(self, dtype: str) -> int:
+    @property
+    def _places(self) -> list[tuple[int, int, int]]:
+        """Returns for each parameter its first element, the element after its last one (alignment
+        included), and the number of its own elements.
+        """
+        stops = (*self.offsets[1:], self.numel)
+        numels = (spec.numel for spec in self.parameters)
+        return list(zip(self.offsets, stops, numels))
+
+    def moment_bytes(self, optimizer: Optimizer, start: int, stop: int) -> tuple[int, int]:
+        """Returns where the moments of the elements between two begin and end in their plane, in
+        bytes. Raises ValueError where that would cut a block.
+        """
+        parts = [range_.within(start, stop) for range_ in self.moment_ranges(optimizer)]
+        first, *_, last = [part for part in parts if part is not None] * 2
+        return first.place, last.place + last.bytes
+
+    @functools.cached_property
+    def moment_counts(self) -> MomentCounts:
+        """Returns how many elements are kept in which way, with any optimizer."""
+        large = [(start, stop) for start, stop, numel in self._places if not is_small(numel)]
+        return MomentCounts(
+            self.numel,
+            small=self.numel - sum(stop - start for start, stop in large),
+            blocks=sum(block_count(start, stop) for start, stop in large),
+            is_embed=self.unit == EMBED,
+        )
+
+    def plane_bytes(self, dtype: str, optimizer: Optimizer = FP32_MOMENTS) -> dict[str, int]:
+        """Returns the bytes of each plane by its name."""
+        return plane_bytes(dtype, optimizer, self.moment_counts)
+
+    def host_bytes(self, dtype: str, optimizer: Optimizer = FP32_MOMENTS) -> int:
         """Returns the bytes of all planes together."""
-        return sum(self.plane_bytes(dtype).values())
+        return sum(self.plane_bytes(dtype, optimizer).values())
 
 
 def _aligned(numel: int) -> int:
@@ -187,18 +226,3 @@ def lay_out(unit: str, parameters: list[ParameterSpec]) -> UnitLayout:
         if spec.decay:
             decay_numel = position
     return UnitLayout(unit, tuple(ordered), tuple(offsets), position, decay_numel)
-
-
-@dataclass(frozen=True)
-class Activations:
-    """Autograd keeps ``per_token * T + per_pair * T**2`` bytes for one block and a row of T tokens.
-
-    Tensors that blocks share, such as masks and rotary tables, are not included.
-    """
-
-    per_token: float = 0.0
-    per_pair: float = 0.0
-
-    def of(self, rows: int, length: int) -> int:
-        """Returns the bytes kept for `rows` rows of `length` tokens."""
-        return round(rows * (self.per_token * length + self.per_pair * length * length))

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from engine.errors import FitError, ModelError
-from engine.model.layout import ParameterSpec, lay_out
+from engine.host import fp32_pieces, host_store
+from engine.host.host_store import HostStore
 from engine.plan.choices import PlanChoices
-from engine.runtime import host_store
+from engine.planes.layout import ParameterSpec, lay_out
 from engine.runtime.cpu_backend import CpuBackend
-from engine.runtime.host_store import HostStore
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
 
@@ -167,7 +167,7 @@ def test_bf16_source_is_copied_as_it_is():
 )
 @pytest.mark.parametrize("piece", [1 << 22, 64, 250])
 def test_any_float_tensor_of_the_shape_is_written(dtype, make, piece, monkeypatch):
-    monkeypatch.setattr(host_store, "_PIECE", piece)
+    monkeypatch.setattr(fp32_pieces, "_PIECE", piece)
     store = filled(dtype)
     store.write("block.0", "norm.weight", torch.full((100,), 7.0))
     source = make(torch.randn(5, 100))

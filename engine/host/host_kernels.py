@@ -26,23 +26,25 @@ Where this differs from `torch.optim.AdamW`:
 - Products and sums may be contracted to fused multiply-adds, and the root is multiplied by an
   inverse where torch divides. Results differ in their last bits.
 - An exp_avg (m) in the subnormal range becomes 0.
-- `bias` (see `engine.runtime.host_adamw`) keeps exp_avg_sq (v) out of the subnormal range.
+- `bias` (see `engine.host.host_adamw`) keeps exp_avg_sq (v) out of the subnormal range.
 - In the mode `bfloat16`, gradients are read from bf16, and weights are split fp32 values.
 
 Subnormal moments would make every later step 6 to 18 times as slow, because the decay of such a
 moment rounds back to the same value. Without these rules, they would arise in the rows of an
 embedding or a head whose tokens no longer occur in the data.
 
-Each kernel is serial and releases the interpreter's lock; `engine.runtime.host_threads` runs it on
-chunks in several threads. All kernels and the functions that they call are in this file, because
-numba's cache detects changes only in the file that defines a kernel.
+Each kernel is serial and releases the interpreter's lock; `engine.host.host_threads` runs it on
+chunks in several threads. `engine.host.moment_kernels` has those for moments that are not in fp32.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -60,11 +62,11 @@ _LARGEST_TO_KEEP = 0x7F7F7FFF
 _QUIET_NAN = 0x7FC00000
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 
-_HALF, _REST, _FLOAT = types.uint16[::1], types.int16[::1], types.float32[::1]
-_CHUNKS = (types.int64[::1], types.int64)
-_SCALARS = types.UniTuple(types.float32, 9)
-_SPLIT_PLANES = types.Tuple((_HALF, _HALF, _REST, _FLOAT, _FLOAT))
-_FLOAT_PLANES = types.Tuple((_FLOAT, _FLOAT, _FLOAT, _FLOAT))
+HALF, REST, FLOAT = types.uint16[::1], types.int16[::1], types.float32[::1]
+CHUNKS = (types.int64[::1], types.int64)
+SCALARS = types.UniTuple(types.float32, 9)
+_SPLIT_PLANES = types.Tuple((HALF, HALF, REST, FLOAT, FLOAT))
+_FLOAT_PLANES = types.Tuple((FLOAT, FLOAT, FLOAT, FLOAT))
 
 Planes = tuple[np.ndarray, ...]
 """A kernel receives the planes of one unit in this order: the gradient, the weights (`high` and
@@ -77,12 +79,12 @@ the inverse root of the second one, eps, and the bias for squared gradients.
 """
 
 
-def _llvm(function: Callable[..., Any]) -> Callable[..., Any]:
+def llvm(function: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a function that generates LLVM code callable from kernels."""
     return intrinsic(function)
 
 
-def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
+def inner(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a function that kernels call."""
     return njit(**_options())(function)
 
@@ -100,8 +102,8 @@ def _options() -> dict[str, Any]:
 # functions are written as LLVM code.
 
 
-@_llvm
-def _widen(_typing: Any, _high: Any) -> Any:
+@llvm
+def widen(_typing: Any, _high: Any) -> Any:
     """Returns the fp32 value of a bf16 value."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -110,7 +112,7 @@ def _widen(_typing: Any, _high: Any) -> Any:
     return types.float32(types.uint16), generate
 
 
-@_llvm
+@llvm
 def _joined(_typing: Any, _high: Any, _low: Any) -> Any:
     """Returns the fp32 value of `high` and `low`: ``(high << 16) + low`` as bits."""
 
@@ -121,7 +123,7 @@ def _joined(_typing: Any, _high: Any, _low: Any) -> Any:
     return types.float32(types.uint16, types.int16), generate
 
 
-@_llvm
+@llvm
 def _bits_to_keep(_typing: Any, _value: Any) -> Any:
     """Returns the bits of an fp32 value, with NaNs and the largest finite values changed as
     described at the top of this file.
@@ -143,7 +145,7 @@ def _bits_to_keep(_typing: Any, _value: Any) -> Any:
     return types.int32(types.float32), generate
 
 
-@_llvm
+@llvm
 def _high_of(_typing: Any, _bits: Any) -> Any:
     """Returns the upper half of the bits, rounded. Adding half a unit of its last place rounds ties
     away from zero, since the sign bit is separate from the magnitude.
@@ -155,7 +157,7 @@ def _high_of(_typing: Any, _bits: Any) -> Any:
     return types.uint16(types.int32), generate
 
 
-@_llvm
+@llvm
 def _low_of(_typing: Any, _bits: Any) -> Any:
     """Returns the signed remainder, which is the lower half of the bits, since ``high << 16`` ends
     in 16 zeros.
@@ -167,7 +169,7 @@ def _low_of(_typing: Any, _bits: Any) -> Any:
     return types.int16(types.int32), generate
 
 
-@_llvm
+@llvm
 def _take(_typing: Any, _counter: Any) -> Any:
     """Adds 1 to a counter that threads share, atomically, and returns what it was before."""
 
@@ -193,13 +195,13 @@ def _join(high: np.ndarray, low: np.ndarray, target: np.ndarray) -> None:
         target[i] = _joined(high[i], low[i])
 
 
-@_inner
-def _update_split(planes: Planes, scalars: Scalars) -> None:
+@inner
+def update_split(planes: Planes, scalars: Scalars) -> None:
     """Applies the formula at the top of this file to split weights."""
     grad, high, low, exp_avg, exp_avg_sq = planes
     clip, keep, one_minus_beta1, beta2, one_minus_beta2, step_size, root, eps, bias = scalars
     for i in range(grad.size):
-        g = _widen(grad[i]) * clip
+        g = widen(grad[i]) * clip
         m = exp_avg[i]
         m += (g - m) * one_minus_beta1
         m = np.float32(0) if abs(m) < _SMALLEST_NORMAL else m
@@ -212,8 +214,8 @@ def _update_split(planes: Planes, scalars: Scalars) -> None:
         low[i] = _low_of(bits)
 
 
-@_inner
-def _update_float(planes: Planes, scalars: Scalars) -> None:
+@inner
+def update_float(planes: Planes, scalars: Scalars) -> None:
     """Applies the formula at the top of this file to fp32 weights."""
     grad, weight, exp_avg, exp_avg_sq = planes
     clip, keep, one_minus_beta1, beta2, one_minus_beta2, step_size, root, eps, bias = scalars
@@ -228,9 +230,9 @@ def _update_float(planes: Planes, scalars: Scalars) -> None:
         exp_avg_sq[i] = v
 
 
-@_inner
+@inner
 def _update_nothing(planes: Planes) -> None:
-    """Reads and writes the same memory as `_update_split`, with almost no arithmetic."""
+    """Reads and writes the same memory as `update_split`, with almost no arithmetic."""
     grad, high, low, exp_avg, exp_avg_sq = planes
     for i in range(grad.size):
         high[i] ^= grad[i]
@@ -251,18 +253,18 @@ def _update_nothing(planes: Planes) -> None:
 # around them again.
 
 
-@_inner
-def _taken(counter: np.ndarray, chunk: int, decayed: int, numel: int) -> tuple[int, int, int]:
+@inner
+def taken(counter: np.ndarray, chunk: int, decayed: int, numel: int) -> tuple[int, int, int]:
     """Returns a chunk that no other thread has taken, as its start, the end of its decayed elements
-    and its stop. The start is at least `numel` when no chunk is left.
+    and its stop. The start is at least `numel` when no chunk is left. `counter` is int64 [1].
     """
     start = _take(counter) * chunk
     stop = min(start + chunk, numel)
     return start, min(max(start, decayed), stop), stop
 
 
-@_inner
-def _without_decay(scalars: Scalars) -> Scalars:
+@inner
+def without_decay(scalars: Scalars) -> Scalars:
     """Returns the scalars with 1 as the factor by which decay scales a weight."""
     return (scalars[0], np.float32(1), *scalars[2:])
 
@@ -271,40 +273,40 @@ def _adamw_split(
     counter: np.ndarray, chunk: int, decayed: int, planes: Planes, scalars: Scalars
 ) -> None:
     grad, high, low, exp_avg, exp_avg_sq = planes
-    undecayed = _without_decay(scalars)
-    a, b, c = _taken(counter, chunk, decayed, grad.size)
+    undecayed = without_decay(scalars)
+    a, b, c = taken(counter, chunk, decayed, grad.size)
     while a < grad.size:
-        _update_split((grad[a:b], high[a:b], low[a:b], exp_avg[a:b], exp_avg_sq[a:b]), scalars)
-        _update_split((grad[b:c], high[b:c], low[b:c], exp_avg[b:c], exp_avg_sq[b:c]), undecayed)
-        a, b, c = _taken(counter, chunk, decayed, grad.size)
+        update_split((grad[a:b], high[a:b], low[a:b], exp_avg[a:b], exp_avg_sq[a:b]), scalars)
+        update_split((grad[b:c], high[b:c], low[b:c], exp_avg[b:c], exp_avg_sq[b:c]), undecayed)
+        a, b, c = taken(counter, chunk, decayed, grad.size)
 
 
 def _adamw_float(
     counter: np.ndarray, chunk: int, decayed: int, planes: Planes, scalars: Scalars
 ) -> None:
     grad, weight, exp_avg, exp_avg_sq = planes
-    undecayed = _without_decay(scalars)
-    a, b, c = _taken(counter, chunk, decayed, grad.size)
+    undecayed = without_decay(scalars)
+    a, b, c = taken(counter, chunk, decayed, grad.size)
     while a < grad.size:
-        _update_float((grad[a:b], weight[a:b], exp_avg[a:b], exp_avg_sq[a:b]), scalars)
-        _update_float((grad[b:c], weight[b:c], exp_avg[b:c], exp_avg_sq[b:c]), undecayed)
-        a, b, c = _taken(counter, chunk, decayed, grad.size)
+        update_float((grad[a:b], weight[a:b], exp_avg[a:b], exp_avg_sq[a:b]), scalars)
+        update_float((grad[b:c], weight[b:c], exp_avg[b:c], exp_avg_sq[b:c]), undecayed)
+        a, b, c = taken(counter, chunk, decayed, grad.size)
 
 
 def _touch(counter: np.ndarray, chunk: int, planes: Planes) -> None:
     grad, high, low, exp_avg, exp_avg_sq = planes
-    a, _, b = _taken(counter, chunk, 0, grad.size)
+    a, _, b = taken(counter, chunk, 0, grad.size)
     while a < grad.size:
         _update_nothing((grad[a:b], high[a:b], low[a:b], exp_avg[a:b], exp_avg_sq[a:b]))
-        a, _, b = _taken(counter, chunk, 0, grad.size)
+        a, _, b = taken(counter, chunk, 0, grad.size)
 
 
 _SIGNATURES: dict[str, tuple[Callable, Any]] = {
-    "split": (_split, types.void(_FLOAT, _HALF, _REST)),
-    "join": (_join, types.void(_HALF, _REST, _FLOAT)),
-    "adamw_split": (_adamw_split, types.void(*_CHUNKS, types.int64, _SPLIT_PLANES, _SCALARS)),
-    "adamw_float": (_adamw_float, types.void(*_CHUNKS, types.int64, _FLOAT_PLANES, _SCALARS)),
-    "touch": (_touch, types.void(*_CHUNKS, _SPLIT_PLANES)),
+    "split": (_split, types.void(FLOAT, HALF, REST)),
+    "join": (_join, types.void(HALF, REST, FLOAT)),
+    "adamw_split": (_adamw_split, types.void(*CHUNKS, types.int64, _SPLIT_PLANES, SCALARS)),
+    "adamw_float": (_adamw_float, types.void(*CHUNKS, types.int64, _FLOAT_PLANES, SCALARS)),
+    "touch": (_touch, types.void(*CHUNKS, _SPLIT_PLANES)),
 }
 
 
@@ -321,8 +323,24 @@ def kernel(name: str) -> Callable[..., None]:
 
     The first call in a process compiles the kernel, or reads it from numba's cache.
     """
-    function, signature = _SIGNATURES[name]
+    return compiled(*_SIGNATURES[name])
+
+
+def compiled(function: Any, signature: Any) -> Callable[..., None]:
+    """Compiles a kernel for a signature, or reads it from numba's cache."""
+    # Numba's cache detects a change only in the file that defines a kernel, and a kernel may call
+    # functions of another file. So the kernel has a name of its own for each state of the files.
+    code = function.__code__.replace(co_qualname=f"{function.__name__}_{_digest()}")
+    named = FunctionType(code, function.__globals__)
     try:
-        return njit(signature, cache=True, **_options())(function)
+        return njit(signature, cache=True, **_options())(named)
     except (RuntimeError, OSError):  # numba found no writable folder for its cache
-        return njit(signature, **_options())(function)
+        return njit(signature, **_options())(named)
+
+
+@functools.cache
+def _digest() -> str:
+    """Returns a digest of all files that define kernels."""
+    folder = Path(__file__).parent
+    content = b"".join(path.read_bytes() for path in sorted(folder.glob("*_kernels.py")))
+    return hashlib.sha256(content).hexdigest()[:12]

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine.model.layout import ParameterSpec, lay_out
+from engine.host import host_threads
+from engine.host.host_adamw import AdamWSettings, HostAdamW
+from engine.host.host_kernels import kernel
+from engine.host.host_store import HostStore
 from engine.paths import PROGRAM_ROOT
-from engine.runtime import host_threads
-from engine.runtime.host_adamw import AdamWSettings, HostAdamW
-from engine.runtime.host_kernels import kernel
-from engine.runtime.host_store import HostStore
+from engine.planes.layout import ParameterSpec, lay_out
 
 BETAS, EPS, DECAY = (0.9, 0.95), 1e-8, 0.1
 SHAPES = {"proj.weight": (37, 41), "norm.weight": (41,)}
@@ -276,7 +276,7 @@ def test_kernels_compile_where_no_cache_folder_can_be_written(tmp_path):
         "from numba.core import caching\n"
         "def refuse(*args): raise OSError('read-only')\n"
         "caching._CacheLocator.ensure_cache_path = refuse\n"
-        "from engine.runtime.host_kernels import kernel\n"
+        "from engine.host.host_kernels import kernel\n"
         "import numpy as np\n"
         "low, high, back = np.zeros(3, np.int16), np.zeros(3, np.uint16), np.zeros(3, np.float32)\n"
         "kernel('split')(np.float32([1.1, -2.2, 3.3]), high, low)\n"

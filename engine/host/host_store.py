@@ -1,5 +1,5 @@
 """`HostStore` keeps the planes of every unit in host memory: exactly as many bytes as
-`engine.model.layout` says (law 5).
+`engine.planes.layout` says (law 5).
 
 A plane is a flat array with one value for every parameter of a unit. In the mode `bfloat16` a
 parameter takes 14 bytes, in five planes:
@@ -13,8 +13,11 @@ parameter takes 14 bytes, in five planes:
 
 The split of a weight rounds ties away from zero: the remainder is then -32,768, which int16 holds,
 while rounding down would need +32,768. NaNs and the largest finite values are changed, as
-`engine.runtime.host_kernels` describes. In the mode `float32` a parameter takes 16 bytes:
+`engine.host.host_kernels` describes. In the mode `float32` a parameter takes 16 bytes:
 `weight_high` holds the fp32 weight itself, `grad` is fp32, and there is no `weight_low`.
+
+With another optimizer than `adamw`, the moments are in bf16 or in 8 bits. Then `exp_avg` and
+`exp_avg_sq` are rows of bytes (`engine.planes.moments`).
 
 How memory is managed:
 
@@ -32,19 +35,25 @@ import ctypes
 import errno
 import mmap
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
 import torch
 
+from engine.config.settings import Optimizer
 from engine.errors import FitError, ModelError
+from engine.host.fp32_pieces import fp32_pieces
+from engine.host.held_step import HeldStep
+from engine.host.host_kernels import kernel
+from engine.host.host_threads import Workers, ranges
+from engine.host.moment_conversion import Bytes, convert_moments
 from engine.machine.cgroups import sample_host_memory
-from engine.model.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES, ParameterSpec, UnitLayout
+from engine.plan.buffers import EMBED, HEAD
+from engine.planes.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES, ParameterSpec, UnitLayout
+from engine.planes.moments import FP32_MOMENTS, MOMENTS
+from engine.planes.update_buffers import UpdateBuffer
 from engine.progress import Progress, untold
-from engine.runtime.held_step import HeldStep
-from engine.runtime.host_kernels import kernel
-from engine.runtime.host_threads import Workers, ranges
 from engine.words import GIB
 
 DMA_PLANES = ("weight_high", "grad")
@@ -53,7 +62,6 @@ with weights that stay in fp32.
 """
 
 _TOUCH_BYTES = 64 << 20
-_PIECE = 4 << 20  # elements that are converted at once
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; not in Python's mmap module yet
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -98,6 +106,8 @@ class HostStore:
     ):
         self.layouts = {layout.unit: layout for layout in layouts}
         self.dtype = dtype
+        self.optimizer: Optimizer = FP32_MOMENTS
+        """The moments are those of this optimizer (`allocate_states`)."""
         self._register = register
         self._unregister = unregister
         self._workers = Workers(threads, "host-store")
@@ -134,12 +144,40 @@ class HostStore:
             [plane for plane in self.planes if plane in WEIGHT_PLANES], "weights", progress
         )
 
-    def allocate_states(self, progress: Progress = untold) -> None:
-        """Allocates, touches and registers the planes of moments and gradients, as
-        `allocate_weights` does for weights.
+    def allocate_states(
+        self,
+        progress: Progress = untold,
+        optimizer: Optimizer = FP32_MOMENTS,
+        gradients: bool = True,
+    ) -> None:
+        """Allocates, touches and registers the planes of gradients and of the moments of
+        `optimizer`, as `allocate_weights` does for weights. Without `gradients`, which is for plans
+        that park them on the device, there is no plane for them.
         """
+        self.optimizer = optimizer
         states = [plane for plane in self.planes if plane not in WEIGHT_PLANES]
+        if not gradients:
+            states.remove("grad")
         self._allocate(states, "optimizer states", progress)
+
+    def release_states(self) -> None:
+        """Frees what `allocate_states` allocated. No op may be running on it."""
+        self._release([key for key in self._arrays if key[1] not in WEIGHT_PLANES])
+
+    @property
+    def update_buffer(self) -> UpdateBuffer:
+        """Returns the sizes of a buffer in which the device updates a piece of a unit."""
+        units = {unit: layout.moment_counts for unit, layout in self.layouts.items()}
+        blocks = [counts.numel for unit, counts in units.items() if unit not in (EMBED, HEAD)]
+        return UpdateBuffer.of(self.dtype, self.optimizer, units.values(), max(blocks, default=0))
+
+    @property
+    def states(self) -> tuple[Optimizer, bool] | None:
+        """Returns the optimizer whose moments are allocated, and whether planes of gradients are;
+        None before `allocate_states`.
+        """
+        planes = {plane for _, plane in self._arrays}
+        return (self.optimizer, "grad" in planes) if planes & set(MOMENTS) else None
 
     @property
     def allocated_bytes(self) -> int:
@@ -161,7 +199,9 @@ class HostStore:
         """
         for unit in units:
             for plane in self.planes:
-                array = self._arrays[unit, plane]
+                array = self._arrays.get((unit, plane))
+                if array is None:  # parked gradients have no plane
+                    continue
                 if array.ctypes.data not in self._registered:
                     self._register_array(array)
 
@@ -176,13 +216,14 @@ class HostStore:
 
     def array(self, unit: str, plane: str) -> np.ndarray:
         """Returns a whole plane, flat, shape [numel], sharing memory. Planes of bf16 are uint16,
-        weight_low is int16, planes of fp32 are float32.
+        weight_low is int16, planes of fp32 are float32. Moments that are not all in fp32 are uint8
+        [bytes].
         """
         return self._arrays[unit, plane]
 
     def tensor(self, unit: str, plane: str) -> torch.Tensor:
         """Returns a whole plane, flat, shape [numel], sharing memory: bfloat16, int16 (weight_low)
-        or float32.
+        or float32. Moments that are not all in fp32 are uint8 [bytes].
         """
         return self._tensors[unit, plane]
 
@@ -195,7 +236,7 @@ class HostStore:
         """Sets a parameter from a float tensor of its shape, on any device.
 
         Values of fp32 are kept exactly in both modes, except for the two kinds that
-        `engine.runtime.host_kernels` names; fp64 is rounded to fp32. A NaN or an infinity is also
+        `engine.host.host_kernels` names; fp64 is rounded to fp32. A NaN or an infinity is also
         one in weight_high, where a sum over the plane reveals it. Raises ModelError for a wrong
         shape or a tensor that is not float.
         """
@@ -218,7 +259,7 @@ class HostStore:
             self.view(unit, name).copy_(source)
             self.tensor(unit, "weight_low")[offset : offset + spec.numel].zero_()
         else:
-            for piece in _fp32_pieces(source):
+            for piece in fp32_pieces(source):
                 self._split(unit, piece.numpy(), offset)
                 offset += piece.numel()
 
@@ -232,6 +273,13 @@ class HostStore:
             split(values[start:stop], high[start:stop], low[start:stop])
 
         self._workers.run(split_range, ranges(0, values.size))
+
+    def take_moments(self, unit: str, plane: str, read: Bytes, optimizer: Optimizer) -> None:
+        """Sets a plane of moments from that of another optimizer, whose bytes `read` returns
+        (`engine.host.moment_conversion`).
+        """
+        here = self.array(unit, plane).view(np.uint8)
+        convert_moments(self.layouts[unit], plane, (read, optimizer), (here, self.optimizer))
 
     def master(self, unit: str, name: str) -> torch.Tensor:
         """Returns a copy of a parameter's fp32 master in the parameter's own shape."""
@@ -255,7 +303,7 @@ class HostStore:
     def _allocate(self, planes: list[str], what: str, progress: Progress) -> None:
         wanted: dict[_Key, int] = {}
         for unit, layout in self.layouts.items():
-            sizes = layout.plane_bytes(self.dtype)
+            sizes = layout.plane_bytes(self.dtype, self.optimizer)
             for plane in planes:
                 wanted[unit, plane] = sizes[plane]
         if any(key in self._arrays for key in wanted):
@@ -306,6 +354,8 @@ class HostStore:
         self._tensors[key] = tensor.view(torch.bfloat16) if kind is np.uint16 else tensor
 
     def _numpy_type(self, plane: str) -> type[np.generic]:
+        if plane in MOMENTS and self.optimizer != FP32_MOMENTS:
+            return np.uint8
         if PLANE_ITEM_BYTES[self.dtype][plane] == 4:
             return np.float32
         if plane == "weight_low":
@@ -371,36 +421,6 @@ def _populate(address: int, size: int) -> bool:
     # An older kernel does not know the advice, but writing has the same effect.
     ctypes.memset(address, 0, size)
     return True
-
-
-def _fp32_pieces(
-    tensor: torch.Tensor, buffer: torch.Tensor | None = None
-) -> Iterator[torch.Tensor]:
-    """Yields a tensor's values in order, as flat fp32 pieces. Where possible the only piece is the
-    tensor itself. Otherwise a part at a time is converted into one reused buffer, so a piece is
-    valid only until the next one is yielded.
-    """
-    is_plain = (
-        tensor.dtype == torch.float32
-        and tensor.device.type == "cpu"
-        and tensor.is_contiguous()
-        and tensor.data_ptr() % 4 == 0
-    )
-    if is_plain:
-        yield tensor.view(-1)
-        return
-    if buffer is None:
-        buffer = torch.empty(min(tensor.numel(), _PIECE), dtype=torch.float32)
-    if tensor.numel() <= _PIECE:
-        piece = buffer[: tensor.numel()]
-        piece.view(tensor.shape).copy_(tensor)
-        yield piece
-        return
-    rows = _PIECE * len(tensor) // tensor.numel()
-    # A single row may already be too large; then each row is cut further.
-    parts = tensor.split(rows) if rows else tensor
-    for part in parts:
-        yield from _fp32_pieces(part, buffer)
 
 
 def _refused(what: str, total: int) -> FitError:

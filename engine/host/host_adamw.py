@@ -1,0 +1,203 @@
+"""`HostAdamW` applies AdamW to the planes of a `HostStore`, in place, at memory speed.
+
+- The formula, its rounding and the differences from `torch.optim.AdamW` are described in
+  `engine.host.host_kernels`, whose kernels do the arithmetic.
+- This file computes the scalars of a step in double precision and rounds each to fp32 once.
+- Weight decay is decoupled. It applies to the decayed range at the front of each plane.
+- Gradients are multiplied by the clip factor as they are read; the gradient plane is not changed.
+- Moments that are not all in fp32 are updated range by range (`engine.planes.moments`), each with
+  the kernel for its kind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.host.host_kernels import Scalars, kernel
+from engine.host.host_store import HostStore
+from engine.host.host_threads import Workers
+from engine.host.moment_codes import moment_map
+from engine.host.moment_kernels import moment_kernel
+from engine.planes.moments import FP32_MOMENTS, MOMENTS, MomentKind, MomentRange
+
+_SQUARE_BIAS = 2.0**-108
+"""This is added to squared gradients, so that exp_avg_sq is never subnormal. When its root is added
+to an eps of at least 1.9e-9, the root rounds away. For a smaller eps no bias is used.
+"""
+
+
+@dataclass(frozen=True)
+class AdamWSettings:
+    """These are the hyperparameters of AdamW. The defaults are torch's."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    seed: int = 0
+    """Moments in bf16 are rounded with random bits that depend on this seed."""
+
+
+class _Part(NamedTuple):
+    """A `_Part` is a range of the elements of a unit, with the gradient of the whole unit."""
+
+    unit: str
+    grad: np.ndarray
+    start: int
+    stop: int
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def gradient(self) -> np.ndarray:
+        return self.grad[self.start : self.stop]
+
+
+class HostAdamW:
+    """A `HostAdamW` updates the units of one store. With moments in fp32, its results are those of
+    `torch.optim.AdamW` on fp32 masters except for rounding. They do not depend on `threads` (by
+    default all cores but two). The kernels are compiled by the constructor, not in the first step.
+    """
+
+    def __init__(self, store: HostStore, settings: AdamWSettings, threads: int | None = None):
+        self._store = store
+        self._beta1 = settings.beta1
+        self._beta2 = settings.beta2
+        self._weight_decay = settings.weight_decay
+        # With an eps that is 0 in fp32, 0 would be divided by 0 wherever the gradient has always
+        # been 0, which is at least the case in alignment gaps.
+        self._eps = max(settings.eps, float(np.finfo(np.float32).tiny))
+        # The root of the bias is 2**-54. It rounds away if it is below half a unit in the last
+        # place of eps.
+        bias_vanishes = settings.eps >= math.sqrt(_SQUARE_BIAS) * 2.0**25
+        self._bias = _SQUARE_BIAS if bias_vanishes else 0.0
+        self._seed = settings.seed
+        is_split = store.dtype == "bfloat16"
+        self._weights = ["weight_high", "weight_low"] if is_split else ["weight_high"]
+        weights = "split" if is_split else "float"
+        self._kernel = kernel(f"adamw_{weights}")
+        self._codes_kernel = self._halves_kernel = self._kernel
+        if store.optimizer != FP32_MOMENTS:
+            self._codes_kernel = moment_kernel(f"codes_{weights}")
+            self._halves_kernel = moment_kernel(f"halves_{weights}")
+            first, second = moment_map(signed=True), moment_map(signed=False)
+            self._maps = first.values, first.entries, second.values, second.entries
+        self._workers = Workers(threads, "adamw")
+
+    def scalars(self, step: int, learning_rate: float) -> np.ndarray:
+        """Returns the scalars of step `step` (from 1), float32 [8]: 1 - beta1, beta2, 1 - beta2,
+        the rate over the first bias correction, the inverse root of the second one, eps, the bias
+        for squared gradients, and the factor by which decay scales a weight.
+        """
+        return np.array(
+            [
+                1.0 - self._beta1,
+                self._beta2,
+                1.0 - self._beta2,
+                learning_rate / (1.0 - self._beta1**step),
+                1.0 / math.sqrt(1.0 - self._beta2**step),
+                self._eps,
+                self._bias,
+                1.0 - learning_rate * self._weight_decay,
+            ],
+            dtype=np.float32,
+        )
+
+    def update(
+        self,
+        unit: str,
+        step: int,
+        learning_rate: float,
+        clip_factor: float,
+        grad: np.ndarray | None = None,
+    ) -> None:
+        """Applies step number `step` (from 1) to one unit with the gradients ``clip_factor *
+        grad``. Returns once the update is complete.
+
+        It reads `grad`, flat, shape [numel], or the plane of that name if it is None, and changes
+        every other plane of the unit. The interpreter's lock is released during the update.
+        """
+        if grad is None:
+            grad = self._store.array(unit, "grad")
+        *others, keep = self.scalars(step, learning_rate)
+        scalars = (np.float32(clip_factor), keep, *others)
+        layout = self._store.layouts[unit]
+        if self._store.optimizer == FP32_MOMENTS:
+            planes = [self._store.array(unit, plane) for plane in MOMENTS]
+            self._update_fp32(_Part(unit, grad, 0, layout.numel), planes, scalars)
+            return
+        key = self.key(unit, step)
+        for range_ in layout.moment_ranges(self._store.optimizer):
+            if range_.kind == MomentKind.FP32:
+                moments = [plane.view(np.float32) for plane in self._moments(unit, range_)]
+                part = _Part(unit, grad, range_.start, range_.stop)
+                self._update_fp32(part, moments, scalars)
+                continue
+            for each, factors in _by_decay(range_, layout.decay_numel, scalars):
+                part = _Part(unit, grad, each.start, each.stop)
+                self._update_rounded(part, each, factors, key)
+
+    def key(self, unit: str, step: int) -> int:
+        """Returns the key of the random bits with which moments in bf16 are rounded."""
+        text = f"{self._seed} {step} {unit}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest())
+
+    def _update_fp32(self, part: _Part, moments: list[np.ndarray], scalars: Scalars) -> None:
+        """Updates elements whose moments are these fp32 arrays."""
+        decay_numel = self._store.layouts[part.unit].decay_numel
+        decayed = min(max(0, decay_numel - part.start), part.numel)
+        planes = (part.gradient, *self._weights_of(part), *moments)
+        self._workers.share(self._kernel, part.numel, decayed, planes, scalars)
+
+    def _update_rounded(self, part: _Part, range_: MomentRange, scalars: Scalars, key: int) -> None:
+        """Updates elements whose moments are in bf16 or in 8 bits. They are those of `range_`."""
+        grad, weights = part.gradient, self._weights_of(part)
+        first, second = self._moments(part.unit, range_)
+        if range_.kind == MomentKind.CODES:
+            codes = (first, first.view(np.float32), second, second.view(np.float32))
+            self._workers.share(
+                self._codes_kernel, part.numel, (grad, weights, codes), scalars, self._maps
+            )
+            return
+        halves = (first.view(np.uint16), second.view(np.uint16))
+        keyed = (np.uint32(key), np.uint32(part.start))
+        self._workers.share(
+            self._halves_kernel, part.numel, (grad, weights, halves), scalars, keyed
+        )
+
+    def _weights_of(self, part: _Part) -> tuple[np.ndarray, ...]:
+        planes = [self._store.array(part.unit, plane) for plane in self._weights]
+        return tuple(plane[part.start : part.stop] for plane in planes)
+
+    def _moments(self, unit: str, part: MomentRange) -> list[np.ndarray]:
+        """Returns the bytes of both moments of a range, uint8 [bytes]."""
+        end = part.place + part.bytes
+        return [self._store.array(unit, plane)[part.place : end] for plane in MOMENTS]
+
+    def close(self) -> None:
+        """Ends the threads. The planes stay with the store."""
+        self._workers.close()
+
+
+def _by_decay(
+    range_: MomentRange, decay_numel: int, scalars: Scalars
+) -> list[tuple[MomentRange, Scalars]]:
+    """Returns the part of a range that weight decay applies to, and the other one, each with its
+    scalars.
+    """
+    found = []
+    for start, stop, keep in (
+        (range_.start, decay_numel, scalars[1]),
+        (decay_numel, range_.stop, np.float32(1)),
+    ):
+        part = range_.within(start, stop)
+        if part is not None:
+            found.append((part, (scalars[0], keep, *scalars[2:])))
+    return found

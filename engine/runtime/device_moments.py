@@ -1,0 +1,236 @@
+"""The device updates weights whose moments are kept in bf16 or in 8 bits. The arithmetic is that of
+`engine.host.moment_kernels`, written as tensor operations.
+
+Given the same fp32 moments, the rounding has the bits of the host's: the same boundaries between
+codes, and the same random bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.host.moment_codes import moment_map
+from engine.planes.layout import WEIGHT_PLANES
+from engine.planes.moments import (
+    BLOCK,
+    BLOCK_BYTES,
+    MAXIMUM_BYTES,
+    MOMENTS,
+    MomentKind,
+    MomentRange,
+)
+from engine.runtime.device_adamw import (
+    StepFactors,
+    compiled_update,
+    new_moments,
+    run_in_pieces,
+    update,
+    write_weights,
+)
+
+_MASK = 0xFFFFFFFF
+
+
+def moment_tables(device: torch.device) -> list[torch.Tensor]:
+    """Returns the numbers and the boundaries of the map of exp_avg, then those of exp_avg_sq, on
+    the device: float32 [256] and [255] each.
+    """
+    maps = (moment_map(signed=True), moment_map(signed=False))
+    return [
+        torch.from_numpy(array).to(device)
+        for map_ in maps
+        for array in (map_.values, map_.boundaries)
+    ]
+
+
+@dataclass(frozen=True)
+class RoundedPlanes:
+    """`RoundedPlanes` are a piece of a unit's planes. Not all of its moments are in fp32."""
+
+    ranges: Sequence[MomentRange]
+    """These ranges of the unit are the whole piece."""
+    start: int
+    """The piece begins at this element of the unit."""
+    grad: torch.Tensor
+    """The gradients are flat, shape [elements]."""
+    weights: list[torch.Tensor]
+    """They are weight_high and, with split weights, weight_low, flat."""
+    moments: list[torch.Tensor]
+    """Each moment is a row of bytes, uint8, that begins with the first of the ranges."""
+
+
+@dataclass(frozen=True)
+class RoundedStep:
+    """A step is applied to rounded moments with these values."""
+
+    factors: StepFactors
+    tables: list[torch.Tensor]
+    """`moment_tables` returned these."""
+    key: int
+    """`HostAdamW.key` returned it for the unit and the step."""
+
+
+def update_rounded(
+    piece: RoundedPlanes, step: RoundedStep, decay_numel: int, compiled: bool
+) -> None:
+    """Applies a step to weights and moments in place. Where the flag in the clip factors is 0, no
+    bit changes. Weight decay applies to the first `decay_numel` elements of the unit.
+    """
+    undecayed = replace(step, factors=step.factors.undecayed())
+    for range_ in piece.ranges:
+        for start, stop, each in (
+            (range_.start, decay_numel, step),
+            (decay_numel, range_.stop, undecayed),
+        ):
+            part = range_.within(start, stop)
+            if part is not None:
+                _update_part(piece, part, each, compiled)
+
+
+def _update_part(
+    piece: RoundedPlanes, part: MomentRange, step: RoundedStep, compiled: bool
+) -> None:
+    """Updates a part of the piece whose moments are kept in one way."""
+    between = slice(part.start - piece.start, part.stop - piece.start)
+    grad, weights = piece.grad[between], [plane[between] for plane in piece.weights]
+    place = part.place - piece.ranges[0].place
+    moments = [moment[place : place + part.bytes] for moment in piece.moments]
+    if part.kind == MomentKind.CODES:
+        _update_part_in_codes(grad, weights, moments, step, compiled)
+        return
+    # A separate tensor on the same memory, as in `_blocks`.
+    if part.kind == MomentKind.FP32:
+        floats = [torch.from_dlpack(moment.view(torch.float32)) for moment in moments]
+        names = (*WEIGHT_PLANES[: len(weights)], *MOMENTS)
+        planes = dict(zip(names, (*weights, *floats)))
+        update(planes, grad, step.factors, grad.numel(), compiled)
+        return
+    halves = [torch.from_dlpack(moment.view(torch.bfloat16)) for moment in moments]
+    run = compiled_update(_update_halves, compiled)
+    for start, stop in run_in_pieces(grad.numel(), run):
+        pieces = [plane[start:stop] for plane in weights]
+        both = [half[start:stop] for half in halves]
+        base = torch.full((), (step.key + part.start + start) & _MASK, device=grad.device)
+        run(grad[start:stop], pieces, both, base, step.factors.clip, step.factors.scalars)
+
+
+def _update_part_in_codes(
+    grad: torch.Tensor,
+    weights: list[torch.Tensor],
+    moments: list[torch.Tensor],
+    step: RoundedStep,
+    compiled: bool,
+) -> None:
+    run = compiled_update(_update_codes, compiled)
+    for start, stop in _whole_blocks(grad.numel(), run):
+        pieces = [plane[start:stop] for plane in weights]
+        blocks = [part for moment in moments for part in _blocks(moment, start, stop)]
+        factors = step.factors
+        run(grad[start:stop], pieces, blocks, step.tables, factors.clip, factors.scalars)
+
+
+def _whole_blocks(numel: int, run: Callable[..., None]) -> Iterator[tuple[int, int]]:
+    """Yields the pieces of `run_in_pieces`, with a shorter last block as a piece of its own."""
+    whole = numel // BLOCK * BLOCK
+    yield from run_in_pieces(whole, run)
+    if whole < numel:
+        yield whole, numel
+
+
+def _blocks(moment: torch.Tensor, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the codes, uint8 [blocks, elements of a block], and the largest magnitudes, float32
+    [blocks], of the elements from `start` to `stop`, sharing the memory of `moment`.
+    """
+    first, count = start // BLOCK, -(-(stop - start) // BLOCK)
+    size = min(BLOCK, stop - start)
+    place = first * BLOCK_BYTES
+    memory = moment[place : place + count * (size + MAXIMUM_BYTES)]
+    codes = memory.view(count, size + MAXIMUM_BYTES)[:, MAXIMUM_BYTES:]
+    words = memory.view(torch.float32).view(count, -1)[:, 0]
+    # These are separate tensors on the same memory, because torch does not compile functions that
+    # change views of different dtypes.
+    return torch.from_dlpack(codes), torch.from_dlpack(words)
+
+
+# ---------------------------------------------------------------- 8 bits
+
+
+def _update_codes(  # noqa: PLR0913  a compiled function takes tensors and no values of our own
+    grad: torch.Tensor,
+    weights: list[torch.Tensor],
+    moments: list[torch.Tensor],
+    tables: list[torch.Tensor],
+    clip: torch.Tensor,
+    scalars: torch.Tensor,
+) -> None:
+    """Updates weights with moments in 8 bits. `moments` are codes and largest magnitudes of
+    exp_avg, then those of exp_avg_sq.
+    """
+    first_codes, first_largest, second_codes, second_largest = moments
+    first_numbers, first_boundaries, second_numbers, second_boundaries = tables
+    apply = clip[1] > 0
+    exp_avg = _decoded(first_codes, first_largest, first_numbers)
+    exp_avg_sq = _decoded(second_codes, second_largest, second_numbers)
+    m, v, taken = new_moments(grad, exp_avg, exp_avg_sq, clip, scalars)
+    write_weights(weights, taken, scalars[7], apply)
+    codes, largest = _encoded(m.view(first_codes.shape), first_boundaries)
+    first_codes.copy_(torch.where(apply, codes, first_codes))
+    first_largest.copy_(torch.where(apply, largest, first_largest))
+    codes, largest = _encoded(v.view(second_codes.shape), second_boundaries)
+    # A second moment never gets the code of 0, except in a block of zeros.
+    codes = torch.where(largest[:, None] > 0, codes.clamp(min=1), codes)
+    second_codes.copy_(torch.where(apply, codes, second_codes))
+    second_largest.copy_(torch.where(apply, largest, second_largest))
+
+
+def _decoded(codes: torch.Tensor, largest: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Returns moments in fp32, flat."""
+    return (numbers[codes.to(torch.int32)] * largest[:, None]).reshape(-1)
+
+
+def _encoded(moment: torch.Tensor, boundaries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the codes, uint8, and the largest magnitudes of a moment [blocks, elements of a
+    block].
+    """
+    largest = moment.abs().amax(1)
+    inverse = torch.where(largest > 0, 1.0 / largest, 1.0)
+    codes = torch.bucketize(moment * inverse[:, None], boundaries, out_int32=True)
+    return codes.to(torch.uint8), largest
+
+
+# ---------------------------------------------------------------- bf16
+
+
+def _update_halves(  # noqa: PLR0913  a compiled function takes tensors and no values of our own
+    grad: torch.Tensor,
+    weights: list[torch.Tensor],
+    moments: list[torch.Tensor],
+    base: torch.Tensor,
+    clip: torch.Tensor,
+    scalars: torch.Tensor,
+) -> None:
+    """Updates weights with moments in bf16, rounded stochastically. The random bits are those of
+    positions from `base` on, int64.
+    """
+    apply = clip[1] > 0
+    first, second = moments
+    m, v, taken = new_moments(grad, first.float(), second.float(), clip, scalars)
+    write_weights(weights, taken, scalars[7], apply)
+    noise = _noise(torch.arange(grad.numel(), device=grad.device) + base)
+    for moment, values, bits in ((first, m, noise & 0xFFFF), (second, v, noise >> 16)):
+        rounded = (values.view(torch.int32) + bits.to(torch.int32)) >> 16
+        halves = rounded.to(torch.int16).view(torch.bfloat16)
+        moment.copy_(torch.where(apply, halves, moment))
+
+
+def _noise(positions: torch.Tensor) -> torch.Tensor:
+    """Returns 32 random bits for each position (with the key added), int64. Products of int64 wrap,
+    which keeps their lower 32 bits.
+    """
+    word = positions & _MASK
+    word = ((word ^ (word >> 16)) * 0x7FEB352D) & _MASK
+    word = ((word ^ (word >> 15)) * 0x846CA68B) & _MASK
+    return word ^ (word >> 16)

@@ -1,0 +1,136 @@
+"""Parked gradients and a slot that embed and head share: the bits are those of a step with a plane
+of gradients on the host, whichever lane is late.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from engine.errors import NonFiniteError
+from engine.plan.build_step import build_step_plan
+from engine.plan.ops import Lane, OffloadParked, Prefetch
+from engine.plan.validate import validate
+from tests.engine.plan.test_laws import (
+    BASE,
+    SAME_BITS,
+    DelayedBackend,
+    assert_same_bits,
+    planes_after,
+)
+from tests.support.device_homes import HOMES, at_home
+from tests.support.tiers import PLAN_SWEEP, in_tiers
+from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+
+pytestmark = pytest.mark.computing
+
+FRAMES = {
+    "parked": dict(parked_gradients=True),
+    "shared slot": dict(shared_outer_slot=True),
+    "both": dict(parked_gradients=True, shared_outer_slot=True),
+}
+ROUNDS = {
+    "vertical": {},
+    "device": dict(micro_batches=4, rounds=2, gradient_sum="device"),
+}
+LATE = [
+    (),
+    (Lane.GRADIENTS_OUT,),
+    (Lane.HOST,),
+    (Lane.D2H, Lane.H2D),
+    (Lane.COMPUTE, Lane.GRADIENTS_OUT),
+]
+
+
+def without_gradients(planes: list[torch.Tensor], dtype: str) -> list[torch.Tensor]:
+    count = 5 if dtype == "bfloat16" else 4
+    return [plane for place, plane in enumerate(planes) if place % count != count - 1]
+
+
+def run(choices, late=(), dtype="bfloat16", **options) -> list[torch.Tensor]:
+    planes = planes_after(choices, DelayedBackend(late), dtype=dtype, **options)
+    return planes if choices.parked_gradients else without_gradients(planes, dtype)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
+@pytest.mark.parametrize("rounds", ROUNDS)
+@pytest.mark.parametrize("frame", FRAMES)
+def test_the_bits_are_those_of_a_plane_on_the_host(frame, rounds, optimizer):
+    base = dataclasses.replace(BASE, **ROUNDS[rounds])
+    expected = run(base, optimizer=optimizer)
+    framed = dataclasses.replace(base, **FRAMES[frame])
+    for changes in SAME_BITS.values():
+        assert_same_bits(run(dataclasses.replace(framed, **changes), optimizer=optimizer), expected)
+    for late in LATE:
+        assert_same_bits(run(framed, late, optimizer=optimizer), expected)
+
+
+@pytest.mark.parametrize("boundaries", [False, True])
+@pytest.mark.parametrize("homes", in_tiers(HOMES, ("some",), PLAN_SWEEP))
+def test_optimizers_on_the_device_read_parked_gradients(homes, boundaries):
+    choices = at_home(HOMES[homes], 2, host_boundaries=boundaries)
+    expected = run(choices, dtype="float32")
+    for frame in FRAMES.values():
+        for late in LATE:
+            framed = dataclasses.replace(choices, **frame)
+            assert_same_bits(run(framed, late, dtype="float32"), expected)
+
+
+def test_the_embedding_of_a_tied_model_parks_its_gradient_too():
+    expected = run(BASE, tied=True)
+    parked = dataclasses.replace(BASE, parked_gradients=True)
+    assert_same_bits(run(parked, tied=True), expected)
+    with pytest.raises(ValueError, match="tied model cannot share"):
+        run(dataclasses.replace(BASE, shared_outer_slot=True), tied=True)
+
+
+def test_a_step_that_is_not_applied_changes_nothing():
+    """Its parked gradients never leave the device."""
+    plain = plain_model(tiny_config("qwen3"))
+    engine = streamed(plain, dataclasses.replace(BASE, parked_gradients=True), dtype="bfloat16")
+    engine.engine.train_step(1, random_batches(2, seed=1), 1e-2)
+    engine.engine.drain()
+    engine.store.tensor("block 1", "weight_high")[0] = torch.inf
+    planes = [
+        engine.store.tensor(unit, name)
+        for unit in engine.store.layouts
+        for name in ("weight_high", "weight_low", "exp_avg", "exp_avg_sq")
+    ]
+    before = [plane.clone() for plane in planes]
+    with pytest.raises(NonFiniteError):
+        engine.engine.train_step(2, random_batches(2, seed=2), 1e-2)
+        engine.engine.drain()
+    assert_same_bits(planes, before)
+    engine.close()
+
+
+def test_boundaries_never_wait_for_parked_gradients():
+    """They leave on another lane than boundaries do, and each waits for the summary."""
+    blocks = [f"block {number}" for number in range(4)]
+    choices = dataclasses.replace(
+        BASE, host_boundaries=True, parked_gradients=True, shared_outer_slot=True
+    )
+    plan = build_step_plan(blocks, False, choices)
+    validate(plan)
+    sent = [op for op in plan.ops if isinstance(op, OffloadParked)]
+    assert [op.unit for op in sent] == ["embed", *blocks, "head"]
+    assert {op.lane for op in plan.ops if "boundary" in op.kind} == {Lane.H2D, Lane.D2H}
+    summary = next(op.index for op in plan.ops if op.kind == "summary")
+    assert summary in sent[0].waits and sent[0].index > summary
+    fetched = [op.unit for op in plan.ops if isinstance(op, Prefetch)]
+    assert fetched.count("embed") == 2 and fetched.count("head") == 1
+
+
+def test_neither_memory_of_the_host_nor_of_the_device_is_more_than_counted():
+    plain = plain_model(tiny_config("qwen3"))
+    choices = dataclasses.replace(BASE, parked_gradients=True)
+    engine = streamed(plain, choices, dtype="bfloat16")
+    units = {unit.name: unit.layout.numel for unit in engine.model.units}
+    assert engine.store.states == ("adamw", False)
+    assert engine.store.allocated_bytes == 12 * sum(units.values())
+    blocks = [size for unit, size in units.items() if unit.startswith("block")]
+    ring = 2 * max(blocks) + max(units["embed"], units["head"])
+    assert sum(each.nbytes for each in engine.engine._parts.gradient_rings.values()) == 2 * ring
+    engine.close()

@@ -1,0 +1,144 @@
+"""Training with moments in bf16 and in 8 bits: any plan has the same bits, the device rounds as the
+host does, and losses stay near those of fp32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from engine.host.host_store import HostStore
+from engine.host.moment_conversion import read_moments
+from engine.planes.moments import MOMENTS
+from tests.engine.plan.test_laws import (
+    BASE,
+    SAME_BITS,
+    DelayedBackend,
+    assert_same_bits,
+    planes_after,
+)
+from tests.support.device_homes import HOMES, LATE, at_home
+from tests.support.tiers import PLAN_SWEEP, in_tiers
+from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+
+pytestmark = pytest.mark.computing
+ROUNDED = ["adamw_bf16", "adamw_8bit"]
+
+
+@pytest.fixture(autouse=True)
+def tiny_is_not_small(monkeypatch):
+    """The matrices of a tiny model are kept in 8 bits, and its norms in fp32."""
+    monkeypatch.setattr("engine.planes.moments.SMALL", 256)
+
+
+def moments_of(store: HostStore, unit: str) -> dict[str, np.ndarray]:
+    """Both moments of a unit in fp32."""
+    ranges = store.layouts[unit].moment_ranges(store.optimizer)
+    return {
+        name: np.concatenate(
+            [read_moments(store.array(unit, name).view(np.uint8), part, name) for part in ranges]
+        )
+        for name in MOMENTS
+    }
+
+
+def trained(choices, optimizer: str, dtype: str, steps: int):
+    """An engine after some steps, and the losses of these steps."""
+    plain = plain_model(tiny_config("qwen3"))
+    run = streamed(plain, choices, dtype=dtype, max_grad_norm=0.5, optimizer=optimizer)
+    losses = []
+    for step in range(1, steps + 1):
+        batches = random_batches(choices.micro_batches, seed=step % 3)
+        run.engine.train_step(step, batches, 1e-2, lambda applied: losses.append(applied.loss))
+    run.engine.drain()
+    return run, losses
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("optimizer", ROUNDED)
+def test_any_plan_has_the_same_bits(optimizer, dtype):
+    expected = planes_after(BASE, dtype=dtype, optimizer=optimizer)
+    for changes in SAME_BITS.values():
+        choices = dataclasses.replace(BASE, **changes)
+        assert_same_bits(planes_after(choices, dtype=dtype, optimizer=optimizer), expected)
+
+
+@pytest.mark.parametrize("resident,tied", [(0, False), (2, True)])
+@pytest.mark.parametrize(
+    "gradient_sum", in_tiers(["vertical", "device"], ("vertical",), PLAN_SWEEP)
+)
+@pytest.mark.parametrize("optimizer", ROUNDED)
+def test_neither_buffers_nor_delays_change_a_bit(optimizer, gradient_sum, resident, tied):
+    for homes in HOMES.values():
+
+        def run(buffers: int, late: tuple[str, ...] = ()) -> list[torch.Tensor]:
+            choices = at_home(homes, buffers, gradient_sum, resident_blocks=resident, kept_blocks=1)
+            backend = DelayedBackend(late)
+            return planes_after(choices, backend, dtype="bfloat16", tied=tied, optimizer=optimizer)
+
+        expected = run(1)
+        for buffers in (2, 8):
+            assert_same_bits(run(buffers), expected)
+        for late in LATE[:2]:
+            assert_same_bits(run(3, late), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("optimizer", ROUNDED)
+def test_the_device_rounds_as_the_host_does(optimizer, dtype):
+    """After one step, nearly every byte is equal. Where a moment differs in its last bit, it may be
+    rounded to the next number.
+    """
+    host, _ = trained(BASE, optimizer, dtype, 1)
+    device, _ = trained(at_home(HOMES["all"], 2), optimizer, dtype, 1)
+    for unit in host.store.layouts:
+        for name in MOMENTS:
+            ours, theirs = (run.store.array(unit, name).view(np.uint8) for run in (device, host))
+            assert theirs.any() and np.mean(ours != theirs) < 0.02, (unit, name)
+            ours, theirs = (moments_of(run.store, unit)[name] for run in (device, host))
+            assert np.abs(ours - theirs).max() <= 0.02 * np.abs(theirs).max(), (unit, name)
+        ours, theirs = (run.store.tensor(unit, "weight_high").float() for run in (device, host))
+        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-5)
+    host.close()
+    device.close()
+
+
+@pytest.mark.parametrize("optimizer", ROUNDED)
+def test_losses_stay_near_those_of_fp32(optimizer):
+    exact, wanted = trained(BASE, "adamw", "float32", 12)
+    run, losses = trained(BASE, optimizer, "float32", 12)
+    assert wanted[-1] < 0.8 * wanted[0]
+    assert losses == pytest.approx(wanted, rel=0.05) and losses != wanted
+    for unit in run.store.layouts:
+        for name, ours in moments_of(run.store, unit).items():
+            theirs = moments_of(exact.store, unit)[name]
+            assert np.corrcoef(ours, theirs)[0, 1] > 0.9, (unit, name)
+    run.close()
+    exact.close()
+
+
+def test_a_second_moment_in_bf16_follows_small_changes():
+    """With beta2 0.999, each step changes it by less than half of a step of bf16."""
+    value, target = torch.tensor([1.0]), 2.0
+    nearest = value.clone().bfloat16()
+    for _ in range(2000):
+        nearest = (nearest.float() * 0.999 + 0.001 * target).bfloat16()
+    assert nearest == 1.0, "rounding to the nearest stalls"
+    run, _ = trained(BASE, "adamw_bf16", "float32", 1)
+    store, adamw = run.store, run.adamw
+    unit = "block 1"
+    part = store.layouts[unit].moment_ranges("adamw_bf16")[0]
+    place = slice(part.place, part.place + part.bytes)
+    grad = store.array(unit, "grad")
+    grad[:] = np.float32(np.sqrt(target))
+    halves = store.array(unit, "exp_avg_sq")[place].view(np.uint16)
+    halves[:] = 0x3F80  # 1 in bf16
+    for step in range(2, 2002):
+        adamw.update(unit, step, 0.0, 1.0)
+    moments = read_moments(store.array(unit, "exp_avg_sq"), part, "exp_avg_sq")
+    exact = target - (target - 1.0) * 0.999**2000
+    assert moments.mean() == pytest.approx(exact, rel=2e-3)
+    run.close()
