@@ -4,12 +4,14 @@
     ramstream train PRESET.yaml   train without a browser
     ramstream check PRESET.yaml   whether it fits this machine; without a preset: what fits
     ramstream export RUN_ID DIR   the trained model as a Hugging Face folder
+    ramstream push FOLDER REPO    an exported model to the Hugging Face hub
     ramstream runs                all runs and their states
+    ramstream track RUN_ID        a run's curves for TensorBoard and other trackers
     ramstream trace RUN_ID        a step's timeline as a file for Perfetto
+    ramstream eval RUN_ID --tasks TASK    benchmarks of lm-evaluation-harness
     ramstream bench [PRESET.yaml] how fast this machine and the engine are
 
-`ramstream` is the command that `pip install` makes. `python launch.py` is the same, and needs no
-installation. Both work from any folder. Bad input gives one plain sentence and exit code 2.
+`python launch.py` does the same without installation. Bad input gives a sentence and exit code 2.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ import sys
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
-from engine.cli import argument_types
+from engine.cli import argument_types, command_arguments
 from engine.cli.streams import OutputError, open_closed_streams, show, write_any_name
-from engine.config.export_choice import EXPORT_DTYPES, ExportChoice
+from engine.config.export_choice import EXPORT_DTYPES, EXPORT_FROM, ExportChoice
 from engine.errors import ConfigError, RamstreamError
 from engine.paths import program_command
 
@@ -65,16 +67,21 @@ def _run(argv: list[str] | None) -> int:
 
 def _app(arguments: argparse.Namespace) -> int:
     from app.main import serve
+    from app.session.data_in import DataOptions
+    from app.session.uploads import UploadLimits
     from app.web.address import Address, plain_host
 
     if (arguments.tls_cert is None) != (arguments.tls_key is None):
         raise ConfigError("--tls-cert, --tls-key", "both files are needed to serve by https.")
     tls = None if arguments.tls_cert is None else (arguments.tls_cert, arguments.tls_key)
+    given = {"largest": arguments.upload_limit, "quota": arguments.upload_quota}
+    limits = {name: size for name, size in given.items() if size is not None}
     serve(
         Address(plain_host(arguments.host), arguments.port, tls, tuple(arguments.proxy)),
         login=arguments.login,
         runs_dir=arguments.runs_dir,
         open_browser=not arguments.no_browser,
+        data_options=DataOptions(UploadLimits(**limits), tuple(arguments.data_folder)),
     )
     return 0
 
@@ -100,12 +107,11 @@ def _check(arguments: argparse.Namespace) -> int:
 
     job = CheckedJob(arguments.preset, arguments.model, arguments.set, arguments.optimizer)
     if arguments.table:
-        form = "text"
-        if arguments.json:
-            form = "json"
+        form = "json" if arguments.json else "text"
         if arguments.csv:
             form = "csv"
-        show(check_table(job, arguments.runs_dir, arguments.machine, form))
+        for text in check_table(job, arguments.runs_dir, arguments.machine, form):
+            show(text)
         return 0
     if arguments.csv or len(arguments.machine) > 1:
         raise ConfigError(
@@ -126,19 +132,32 @@ def _check(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from engine.checkpoints.export import export_run
 
-    choice = ExportChoice(arguments.checkpoint, arguments.dtype)
+    choice = ExportChoice(arguments.checkpoint, arguments.dtype, arguments.weights)
     checkpoint = export_run(arguments.runs_dir, arguments.run_id, arguments.folder, choice)
     for sentence in checkpoint.skipped:
         print(f"Note: {sentence}", file=sys.stderr)
-    show(f"Exported the model of step {checkpoint.step} to {arguments.folder}")
+    show(f"Exported the model of {checkpoint.in_words} to {arguments.folder}")
+    return 0
+
+
+def _push(arguments: argparse.Namespace) -> int:
+    from engine.cli.push_folder import push_folder
+
+    show(push_folder(arguments.folder, arguments.repository, arguments.public))
     return 0
 
 
 def _runs(arguments: argparse.Namespace) -> int:
-    from engine.cli.train import runs_as_text
+    from engine.cli.runs import runs_as_text
 
     show(runs_as_text(arguments.runs_dir, arguments.json))
     return 0
+
+
+def _track(arguments: argparse.Namespace) -> int:
+    from engine.cli.track import track
+
+    return track(arguments.runs_dir, arguments.run_id, arguments.to)
 
 
 def _trace(arguments: argparse.Namespace) -> int:
@@ -149,19 +168,28 @@ def _trace(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _eval(given: argparse.Namespace) -> int:
+    from engine.benchmarks.harness import AskedTasks
+    from engine.cli.evaluate import evaluate
+
+    names = [name.strip() for text in given.tasks for name in text.split(",")]
+    asked = AskedTasks(
+        tuple(dict.fromkeys(name for name in names if name)),
+        given.include,
+        given.limit,
+        given.shots,
+        given.chat,
+        given.max_tokens,
+    )
+    show(evaluate(given.runs_dir, given.run_id, asked, given.of, given.json))
+    return 0
+
+
 def _bench(arguments: argparse.Namespace) -> int:
     from engine.cli.bench import Measuring, Trainings, bench
 
-    def say(what: str) -> None:
-        print(f"{what} ...", file=sys.stderr)
-
     trainings = Trainings(arguments.preset, arguments.set, arguments.then)
-    how = Measuring(
-        arguments.seconds,
-        say,
-        compare=not arguments.streamed_only,
-        evaluation=arguments.evaluation,
-    )
+    how = Measuring(arguments.seconds, not arguments.streamed_only, arguments.evaluation)
     show(bench(trainings, how, arguments.json))
     return 0
 
@@ -193,8 +221,11 @@ def _parser() -> argparse.ArgumentParser:
     _train_arguments(commands)
     _check_arguments(commands)
     _export_arguments(commands)
+    _push_arguments(commands)
     _runs_arguments(commands)
+    _track_arguments(commands)
     _trace_arguments(commands)
+    _eval_arguments(commands)
     _bench_arguments(commands)
     return parser
 
@@ -204,8 +235,8 @@ def _train_arguments(commands: _Commands) -> None:
     train.add_argument(
         "preset", nargs="?", type=argument_types.preset, help="YAML preset (not with --resume)"
     )
-    _set_argument(train)
-    _runs_dir_argument(train)
+    command_arguments.set_argument(train)
+    command_arguments.runs_dir_argument(train)
     train.add_argument(
         "--resume",
         metavar="RUN_ID",
@@ -228,7 +259,7 @@ def _check_arguments(commands: _Commands) -> None:
     )
     check.add_argument("preset", nargs="?", type=argument_types.preset, help="YAML preset")
     check.add_argument("--model", metavar="ID_OR_FOLDER", help="a model instead of a preset")
-    _set_argument(check)
+    command_arguments.set_argument(check)
     check.add_argument(
         "--machine",
         action="append",
@@ -251,7 +282,7 @@ def _check_arguments(commands: _Commands) -> None:
     check.add_argument("--ram-gib", type=float, help="host RAM of the machine")
     check.add_argument("--gpu-gib", type=float, help="GPU memory of the machine")
     check.add_argument("--disk-gib", type=float, help="free disk of the machine")
-    _runs_dir_argument(check)
+    command_arguments.runs_dir_argument(check)
     check.add_argument("--json", action="store_true")
     check.set_defaults(run=_check)
 
@@ -261,7 +292,12 @@ def _export_arguments(commands: _Commands) -> None:
     export.add_argument("run_id")
     export.add_argument("folder", type=argument_types.path)
     export.add_argument(
-        "--checkpoint", type=int, metavar="N", help="of step N (the newest by default)"
+        "--checkpoint", type=int, metavar="N", help="the weights of step N, which has a checkpoint"
+    )
+    export.add_argument(
+        "--weights",
+        choices=EXPORT_FROM,
+        help="the best that the run has kept, or the last (as output.export_from by default)",
     )
     export.add_argument(
         "--dtype",
@@ -269,89 +305,55 @@ def _export_arguments(commands: _Commands) -> None:
         default="auto",
         help="of the weights (the model's own by default; float32 has all of the masters)",
     )
-    _runs_dir_argument(export)
+    command_arguments.runs_dir_argument(export)
     export.set_defaults(run=_export)
+
+
+def _push_arguments(commands: _Commands) -> None:
+    push = commands.add_parser("push", help="upload an exported model to the Hugging Face hub")
+    push.add_argument("folder", type=argument_types.path)
+    push.add_argument("repository", help="NAME or OWNER/NAME; it is made if it is missing")
+    push.add_argument("--public", action="store_true", help="a new repository is seen by everyone")
+    push.set_defaults(run=_push)
 
 
 def _runs_arguments(commands: _Commands) -> None:
     runs = commands.add_parser("runs", help="list all runs")
-    _runs_dir_argument(runs)
+    command_arguments.runs_dir_argument(runs)
     runs.add_argument("--json", action="store_true")
     runs.set_defaults(run=_runs)
+
+
+def _track_arguments(commands: _Commands) -> None:
+    track = commands.add_parser(
+        "track", help="give the curves of a run that is over to TensorBoard and other trackers"
+    )
+    command_arguments.track_arguments(track)
+    track.set_defaults(run=_track)
 
 
 def _trace_arguments(commands: _Commands) -> None:
     trace = commands.add_parser(
         "trace", help="write the timeline of a sampled step as a file for Perfetto"
     )
-    trace.add_argument("run_id")
-    trace.add_argument(
-        "--step", type=int, metavar="N", help="a step that was sampled (the latest by default)"
-    )
-    trace.add_argument(
-        "--out",
-        type=argument_types.path,
-        metavar="FILE",
-        help="where to (a file named after run and step by default)",
-    )
-    _runs_dir_argument(trace)
+    command_arguments.trace_arguments(trace)
     trace.set_defaults(run=_trace)
+
+
+def _eval_arguments(commands: _Commands) -> None:
+    evaluate = commands.add_parser(
+        "eval", help="ask tasks of lm-evaluation-harness of the weights of a run that is over"
+    )
+    command_arguments.eval_arguments(evaluate)
+    evaluate.set_defaults(run=_eval)
 
 
 def _bench_arguments(commands: _Commands) -> None:
     bench = commands.add_parser(
         "bench", help="ceilings of this machine, then the engine's throughput against them"
     )
-    bench.add_argument(
-        "preset",
-        nargs="?",
-        type=argument_types.preset,
-        help="YAML preset, trained from random weights on random tokens",
-    )
-    _set_argument(bench)
-    bench.add_argument(
-        "--then",
-        action="append",
-        default=[],
-        metavar='"a.b=v c.d=w"',
-        help="and once more with these settings changed, on the same weights",
-    )
-    bench.add_argument(
-        "--seconds",
-        type=argument_types.seconds,
-        default=60.0,
-        help="that each training runs, half of it to warm up",
-    )
-    bench.add_argument(
-        "--streamed-only",
-        action="store_true",
-        help="do not train with all states on the device beside it",
-    )
-    bench.add_argument(
-        "--evaluation",
-        type=argument_types.rows,
-        default=0,
-        metavar="ROWS",
-        help="after each training, also time an evaluation of so many rows, and its kernels alone",
-    )
-    bench.add_argument("--json", action="store_true")
+    command_arguments.bench_arguments(bench)
     bench.set_defaults(run=_bench)
-
-
-def _runs_dir_argument(command: argparse.ArgumentParser) -> None:
-    # Where the option is not given after the command's name, the value given before it is kept.
-    command.add_argument(
-        "--runs-dir",
-        type=argument_types.path,
-        default=argparse.SUPPRESS,
-        help="where runs are kept",
-    )
-
-
-def _set_argument(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--set", action="append", default=[], metavar="a.b=v", help="change one setting"
-    )
 
 
 def _app_arguments(parser: argparse.ArgumentParser) -> None:
@@ -379,6 +381,26 @@ def _app_arguments(parser: argparse.ArgumentParser) -> None:
         type=argument_types.path,
         default=Path(DEFAULT_RUNS),
         help="where runs are kept",
+    )
+    parser.add_argument(
+        "--data-folder",
+        action="append",
+        default=[],
+        type=argument_types.path,
+        metavar="FOLDER",
+        help="folder in which the page can look for data; may be repeated",
+    )
+    parser.add_argument(
+        "--upload-limit",
+        type=argument_types.gib,
+        metavar="GIB",
+        help="size of one uploaded file at most (20 GiB by default)",
+    )
+    parser.add_argument(
+        "--upload-quota",
+        type=argument_types.gib,
+        metavar="GIB",
+        help="size of all uploaded files at most (100 GiB by default)",
     )
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser window")
 

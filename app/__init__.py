@@ -5,8 +5,10 @@ and from `engine`; `tests/test_rooms.py` reads this list.
 
     words    how numbers are written on the screen
     form     settings as a form, and presets
+    verdict  says whether a run learns, whether its memory lasts, and what its time goes to
     view     turns a snapshot or a report into figures and words
-    session  what the server owns: the run, the queue, detached runs, jobs
+    watch    follows a run, and prepares what its pages draw
+    session  what the server owns: the run, the queue, detached runs, jobs, uploads
     pages    what each page answers, the page itself and its theme
     login    who is logged in, and where a request comes from
     web      access checks and routes

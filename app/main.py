@@ -22,6 +22,7 @@ from app.login.login import LOGIN_VARIABLE, resolve_login, tls_options
 from app.pages.checker import Checker
 from app.pages.page import build_page
 from app.pages.theme import css_variables, make_theme
+from app.session.data_in import DataIn, DataOptions
 from app.session.session import Session
 from app.web.address import Address, refuse_unusable
 from app.web.connections import server_config
@@ -46,6 +47,7 @@ def serve(
     login: bool | str | None = None,
     runs_dir: str | os.PathLike[str] = "runs",
     open_browser: bool = True,
+    data_options: DataOptions | None = None,
 ) -> None:
     """Serves the app until Ctrl-C. A run that is active then is stopped and saved; a second Ctrl-C
     ends the program at once.
@@ -70,13 +72,21 @@ def serve(
             f"--login or set {LOGIN_VARIABLE}."
         )
     runs_folder.refuse_unusable(runs)
+    data = DataIn.of_runs(runs, data_options)
+    data.uploads.remove_leftovers()
     session = Session(runs)
     checker = Checker(session)
     app = build_app(
         session,
         checker,
-        build_page(session, checker, has_login=policy.login is not None),
+        build_page(
+            session,
+            checker,
+            has_login=policy.login is not None,
+            has_folders=bool(data.folders.roots),
+        ),
         policy,
+        data,
         theme=make_theme(),
         css=css_variables(),
     )

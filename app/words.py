@@ -34,7 +34,7 @@ STATE_TONES = {
     "discarded": "calm",
     "unreadable": "bad",
 }
-"""Each state has a tone, and `dashboard.css` has a colour for each tone."""
+"""Each state has a tone, and `base.css` has a colour for each tone."""
 
 
 def in_bytes(count: float) -> str:

@@ -18,12 +18,17 @@ imports from its own room and from rooms listed before it. `tests/test_rooms.py`
     data            examples as rows of tokens; no torch
     model           a Hugging Face model as units, and as a shape that the planner sees
     runs            run folders and the records in them; no torch
+    summaries       a run's line in a list, its note, its benchmarks; no torch
     fit             which plan, what it takes, whether it fits, what would help; no torch
+    home            a model card, a Modelfile and the hub, for a model that is taken home
     host            planes in host memory, and AdamW on them
     runtime         device buffers, lanes, and the engine that runs a plan
     checkpoints     weights and states, into a run and out of it
+    memory          the memory of a run while it trains, and what it is short of
+    trackers        curves of a run for TensorBoard and others, from its record; no torch
     train           one run, from its folder to the last line of its record
     talk            conversations with weights
+    benchmarks      tasks of lm-evaluation-harness, asked of the weights of a run
     bench           how near the engine comes to what this machine can do
     cli             text for a terminal
 """

@@ -2,7 +2,8 @@
 
 A plain `pytest` runs the first tier, which covers every room in a few minutes. `pytest
 --everything` runs the second tier too: the tests that are marked
-`@pytest.mark.everything("the reason")`. CONTRIBUTING.md says what belongs where.
+`@pytest.mark.everything("the reason")`, and those that tests/second_tier.yaml lists.
+CONTRIBUTING.md says what belongs where.
 
 No test asks a hub: some families' code looks for kernels there and waits for the answer. Nor does
 a test find tokens that another test left, because each test has a cache of its own.
@@ -13,9 +14,11 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as launch.py does
@@ -30,6 +33,13 @@ MOST_PROCESSES = 4
 ALONE = "browser and GPU"
 """The group of the tests that need a browser or a GPU has this name."""
 
+LIST = Path(__file__).parent / "second_tier.yaml"
+"""This file lists tests of the second tier."""
+
+PLAIN = pytest.StashKey[set[str]]()
+"""The configuration of a run has under this key the names of those collected tests that a plain run
+has.
+"""
 LEFT_OUT = pytest.StashKey[int]()
 """The configuration of a run counts under this key the tests that its tier leaves out."""
 
@@ -60,6 +70,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leaves out the second tier unless it is asked for. Tests that need the GPU or a browser come
     first, because they take longest.
     """
+    _mark_listed(items)
+    config.stash[PLAIN] = {
+        item.nodeid for item in items if item.get_closest_marker("everything") is None
+    }
     named = _named_tests(config)
     left_out = [item for item in items if not _is_wanted(item, config, named)]
     if left_out:
@@ -88,6 +102,24 @@ def _group(nodeid: str) -> str:
     """
     file = nodeid.split("::")[0]
     return ALONE if "/browser/" in file or "/gpu/" in file else file
+
+
+def _mark_listed(items: list[pytest.Item]) -> None:
+    """Marks the tests of the second tier that the file lists."""
+    listed = yaml.safe_load(LIST.read_text(encoding="utf-8")) if LIST.exists() else {"tests": {}}
+    cases: Counter[tuple[Path, str]] = Counter()
+    for item in items:
+        if LIST.parent not in item.path.parents:
+            continue
+        test = item.name.split("[")[0]
+        cases[item.path, test] += 1
+        found = listed["tests"].get(item.path.relative_to(LIST.parent).as_posix())
+        if isinstance(found, dict):
+            found = found.get(test)
+        if isinstance(found, int):
+            found = "sweep" if cases[item.path, test] > found else None
+        if found is not None:
+            item.add_marker(pytest.mark.everything(listed["reasons"][found]))
 
 
 def _is_wanted(item: pytest.Item, config: pytest.Config, named: set[tuple[Path, str]]) -> bool:

@@ -27,6 +27,8 @@ from engine.config.data_settings import DataConfig, DataFormat
 from engine.config.settings import TrainConfig
 from engine.config.tree import build
 from engine.data.preview import preview
+from engine.fit.model_table import columns, counts_in_words, rows_of
+from engine.machine.read_machine import read_machine
 from engine.paths import PROGRAM_ROOT
 from engine.words import GIB
 from tests.support import references as reference
@@ -96,6 +98,15 @@ def test_data_has_an_example_of_every_format():
     assert {form for _, form, _ in examples().values() if form} == {
         *get_args(DataFormat),
     } - {"auto", "tokens"}
+
+
+def test_the_counts_of_models_on_desktops_are_those_of_the_table():
+    (line,) = between("performance.md", "counts").strip().splitlines()
+    names = [pair.rpartition(" ")[0] for pair in line.partition(": ")[2].split(", ")]
+    shown = columns(names, read_machine())[1:]
+    job = {"name": "table", "model": {"source": "m"}, "data": {"source": "d"}}
+    rows = list(rows_of(TrainConfig.from_dict(job), shown, timed=False, any_optimizer=True))
+    assert counts_in_words(rows, shown) == line
 
 
 def test_laws_name_tests_that_exist():

@@ -18,6 +18,7 @@ TRANSFORMERS = "transformers takes it, or tells it, in no other way"
 ATTENTION = "model.config.get_text_config()._attn_implementation"
 FINALIZER = "weakref.finalize(self, _unregister_all, self._registered, unregister)"
 ONE_CAPTURE = "what one capture hands to attention, by thread; both are of this file"
+READ_HERE = "how this thread reads weights; both are of this file"
 HANDED_ON = "a step under way is where an op leaves what the next ones take"
 
 REASONS: dict[str, dict[str, str]] = {
@@ -77,6 +78,9 @@ REASONS: dict[str, dict[str, str]] = {
         "_SHORT.maxlevel is set": "Repr takes them in no other way before Python 3.12",
     },
     "engine/data/identity.py": {"_code() at import": "the engine's code as this process read it"},
+    "engine/trackers/helper.py": {
+        "os._exit is private": "a public function of Python, in spite of its name"
+    },
     "engine/model/activations.py": {
         "block.__dict__ is changed": TORCH_MODULE,
         "tensor.untyped_storage()._cdata is private": "torch tells it in no other way",
@@ -100,6 +104,7 @@ REASONS: dict[str, dict[str, str]] = {
         "buffer._version is private": "torch tells it in no other way",
     },
     "engine/model/build.py": {
+        "setattr of part": TRANSFORMERS,
         "config.use_cache is set": TRANSFORMERS,
         "modules[owner]._parameters is changed": TORCH_MODULE,
         "modules[owner]._parameters is private": TORCH_MODULE,
@@ -125,6 +130,9 @@ REASONS: dict[str, dict[str, str]] = {
         "module.__dict__ is changed": TORCH_MODULE,
         "module.__dict__ is private": TORCH_MODULE,
         "model._get_dtype_plan is private": TRANSFORMERS,
+        "_READING.read is set": READ_HERE,
+        "threading.local() at import": READ_HERE,
+        "module.spawn_materialize is set": TRANSFORMERS,
     },
     "engine/model/packing_trial.py": {
         "model.get_submodule(owner)._parameters is changed": TORCH_MODULE,
@@ -140,8 +148,11 @@ REASONS: dict[str, dict[str, str]] = {
         "step.shapes is changed": HANDED_ON,
         "step.arguments is changed": HANDED_ON,
         "context.state.norms is changed": "the plan gives this element of the tensor to the op",
+        "step.lookups is changed": HANDED_ON,
         "step.saved is changed": HANDED_ON,
         "step.losses is changed": HANDED_ON,
+        "step.position_losses is changed": HANDED_ON,
+        "step.likeliest is changed": HANDED_ON,
         "step.logits is changed": HANDED_ON,
     },
     "engine/runtime/boundaries.py": {
@@ -193,11 +204,14 @@ REASONS: dict[str, dict[str, str]] = {
         "copy.meminfo is set": "numba takes it in no other way",
         "copy._getvalue is private": "numba gives it in no other way",
     },
+    "engine/checkpoints/mapped_reading.py": {
+        "_libc.madvise.argtypes is set": "ctypes takes it in no other way",
+    },
     "engine/host/host_store.py": {
         "_libc.madvise.argtypes is set": "ctypes takes it in no other way",
         f"{FINALIZER}.atexit is set": "a finalizer of Python takes it in no other way",
     },
-    "engine/train/explain.py": {
+    "engine/memory/explain.py": {
         "setattr of error": "an error carries a note to whoever explains it"
     },
     "engine/train/planning.py": {

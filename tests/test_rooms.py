@@ -40,6 +40,10 @@ LATE = {
         },
         "the page is served before torch is loaded",
     ),
+    "engine/benchmarks/harness.py": (
+        {"engine.benchmarks.streamed_lm"},
+        "it imports lm_eval, which may not be installed",
+    ),
     "engine/checkpoints/checkpoint.py": (
         {"engine.host.host_store"},
         "for types alone: the app lists checkpoints without torch",
@@ -64,10 +68,19 @@ LATE = {
         {"engine.train.prepare"},
         "for types alone: the app asks a paused run without torch",
     ),
+    "engine/trackers/open_tracker.py": (
+        {
+            "engine.trackers.to_mlflow",
+            "engine.trackers.to_tensorboard",
+            "engine.trackers.to_trackio",
+            "engine.trackers.to_wandb",
+        },
+        "each imports the package of a tracker, which may not be installed",
+    ),
     "engine/train/run.py": (
         {
             "engine.runtime.open_backend",
-            "engine.train.explain",
+            "engine.memory.explain",
             "engine.train.failures",
             "engine.train.prepare",
             "engine.train.session",

@@ -34,6 +34,7 @@ PAGES = (
     "docs/planner.md",
     "docs/record.md",
     "docs/remote.md",
+    "docs/verdict.md",
 )
 FOLDERS = "engine|app|tests|assets|presets|docs"
 PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./-]*\w")

@@ -9,13 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from engine.paths import PROGRAM_ROOT
+from tests.conftest import PLAIN
 from tests.support.tiny import MOST_USED
 from tests.test_rooms import TREES, rooms
 
 FP32 = "tests/engine/runtime/test_parity.py::test_streamed_training_equals_plain_training"
 BF16 = f"{FP32.replace('parity.py', 'parity_in_bf16.py')}_in_bf16"
+TESTS = PROGRAM_ROOT / "tests"
 STARTER = "tests/engine/train/test_starter.py::test_the_starter_learns_roman_numerals"
 TWO_TESTS = """
 import pytest
@@ -44,8 +47,13 @@ def told(folder: Path, *arguments: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def plain() -> set[str]:
-    """Returns the names of the tests of a plain run."""
+def plain(request) -> set[str]:
+    """Returns the names of the tests of a plain run. They are collected in another process only
+    where this run has not collected them all.
+    """
+    config = request.config
+    if config.args == config.getini("testpaths"):
+        return config.stash[PLAIN]
     return {line for line in told(PROGRAM_ROOT, "--collect-only") if "::" in line}
 
 
@@ -66,6 +74,16 @@ def test_a_plain_run_trains_eight_families_in_both_precisions(plain):
 def test_a_plain_run_has_flows_in_a_browser_and_the_starter(plain):
     assert sum(name.startswith("tests/browser/") for name in plain) >= 2
     assert f"{STARTER}[short]" in plain and f"{STARTER}[whole]" not in plain
+
+
+def test_the_list_of_the_second_tier_names_tests_that_are_there():
+    listed = yaml.safe_load((TESTS / "second_tier.yaml").read_text(encoding="utf-8"))
+    for file, tests in listed["tests"].items():
+        code = (TESTS / file).read_text(encoding="utf-8")
+        for test, found in tests.items() if isinstance(tests, dict) else ():
+            assert f"def {test}(" in code, (file, test)
+            assert isinstance(found, int) or found in listed["reasons"], (file, test)
+        assert isinstance(tests, dict) or tests in listed["reasons"], file
 
 
 # --------------------------------------------------------------------- how the others are asked for

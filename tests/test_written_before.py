@@ -83,6 +83,7 @@ def test_the_run_is_listed_as_before(place, capsys):
     assert launch.main(["runs", "--runs-dir", "runs", "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert listed.pop("path") == str(Path("runs") / RUN)
+    assert listed.pop("best") is None and listed.pop("tags") == [], "earlier versions kept none"
     assert listed == EXPECTED["listed"]
 
 
@@ -200,6 +201,9 @@ SINCE_THEN = {
     "model.start_from": None,
     "output.export_dtype": "auto",
     "output.checkpoint": "full",
+    "output.keep_best": "loss",
+    "output.export_from": "best",
+    "train.patience": 0,
     "train.optimizer": "adamw",
     "engine.gradients": "auto",
     "data.lost_turns": "turn_by_turn",
@@ -207,8 +211,11 @@ SINCE_THEN = {
     "data.columns.history": None,
     "data.columns.chosen": None,
     "data.columns.rejected": None,
+    "output.trackers": [],
 }
-"""These settings are newer than the preset. They have the values with which nothing changes."""
+"""These settings are newer than the preset. They have the values with which nothing changes, but
+for the best weights: they are kept and exported.
+"""
 
 
 def as_before(path: Path) -> dict:

@@ -1,24 +1,26 @@
 // The main script of the page. One loop polls the server for the run that the page shows, and
-// passes changes to the run bar and to the open tab. The script also updates the page's title, icon
-// and address.
+// passes changes to the line over the run and to the open page. The script also updates the page's
+// title, icon and address.
 //
 // Everything shown arrives as JSON and is set with textContent; nothing is ever parsed as markup.
 
 import { Account } from "./common/account.js";
 import { Connection, inTime } from "./common/connection.js";
-import { isShown, send } from "./common/dom.js";
+import { send } from "./common/dom.js";
 import { carryGradio } from "./common/gradio.js";
 import { JobStrip } from "./common/jobs.js";
 import { announce, NotifySwitch } from "./common/notify.js";
 import { RunBar, showProgress } from "./common/runbar.js";
+import { addressOf, readPlace } from "./frame/address.js";
+import { Sidebar } from "./frame/sidebar.js";
 import { Hardware } from "./hardware/hardware.js";
-import { Live } from "./live/live.js";
 import { Timeline } from "./live/timeline.js";
+import { RunPage } from "./run/run_page.js";
 import { RunList } from "./runs/runs.js";
 import { Talk } from "./talk/talk.js";
-import { mountTrain, runsFound, serverAnswers, trainShown } from "./train/train.js";
+import { DataFiles } from "./train/data_files.js";
+import { leadToMachines, mountTrain, runsFound, serverAnswers, trainShown } from "./train/train.js";
 
-const TABS = ["train", "live", "runs", "talk", "hardware"];
 // The loop polls again after this many ms.
 const AWAITING = 500; // a request to the run is pending
 const FOLLOWING = 1000; // the run is active
@@ -29,21 +31,19 @@ const RETRY = 1000; // the server does not answer
 const LOST_PATIENCE = 2500; // ms to wait for an answer after an outage
 const TICK = 1000; // ms between updates of the displayed age
 const ASLEEP = 10000; // ms of delay of a timer that show that the machine slept
-const LOOK = 20; // ms until a tab's button is searched for again
 const NOTHING_NEW = 999999999999999; // requests no part; as many digits as the server accepts
 
 // ---------------------------------------------------------------- the page's state
 
 const page = {
+    place: readPlace(), // what the address says
     run: null,
     chosen: false, // whether the address or a person named the run
     server: null,
     seq: 0, // the number of the last answer about the run
     seen: 0, // the number of the last answer that was drawn
     axis: "step",
-    step: null,
     active: undefined, // the active run, null for none, undefined before the first answer
-    tab: null,
     talkTo: null,
     bar: null,
     failures: 0, // in a row
@@ -53,30 +53,76 @@ const page = {
     delay: 500, // ms until the next poll
     reading: new AbortController(),
 };
-const places = { bar: null, live: null, runs: null, talk: null, hardware: null };
+const places = { sidebar: null, bar: null, run: null, runs: null, talk: null, hardware: null };
 
-function openRun(id, tab) {
-    page.run = id;
-    page.chosen = true;
-    page.seq = 0;
-    page.seen = 0;
-    places.live?.clear();
-    if (tab) goTo(tab);
-    writeAddress();
+// ---------------------------------------------------------------- which place is shown
+
+// Shows a place. What `change` leaves out stays, except that another run is shown without a step.
+function go(change) {
+    const before = page.place;
+    const isOther = "run" in change && change.run !== before.run;
+    const place = { ...before, ...(isOther ? { step: null } : {}), ...change };
+    if (place.page !== "run") Object.assign(place, { view: "overview", run: null, step: null });
+    else if (!("run" in change) && before.page !== "run") place.run = page.run;
+    const address = addressOf(place);
+    if (address !== location.pathname + location.search) history.pushState(null, "", address);
+    show(place);
+    if (place.page === "runs") places.runs?.comparison.writeAddress();
+}
+
+// Follows Back and Forward.
+window.addEventListener("popstate", () => {
+    show(readPlace());
+    places.runs?.comparison.followAddress();
+});
+
+function show(place) {
+    const before = page.place;
+    const isMoved = place.page !== before.page || place.view !== before.view;
+    page.chosen = place.page === "run" && place.run !== null;
+    page.place = null; // forgetting a run changes no address
+    if (page.chosen && place.run !== page.run) takeRun(place.run);
+    page.place = place;
+    places.run?.setStep(place.step);
+    draw();
+    if (isMoved) {
+        window.scrollTo(0, 0);
+        if (place.page === "new") trainShown(true);
+    }
     wake();
 }
 
+// Shows the page of the current place. All pages exist; the style sheet hides all others.
+function draw() {
+    const { place } = page;
+    document.body.dataset.page = place.page;
+    document.body.dataset.view = place.page === "run" ? place.view : "";
+    places.sidebar?.mark({ ...place, run: page.run });
+    places.bar?.mark({ ...place, run: page.run });
+    places.run?.setView(place.view);
+}
+
+// Forgets what was shown of the run before.
+function takeRun(id) {
+    Object.assign(page, { run: id, seq: 0, seen: 0 });
+    places.run?.clear();
+}
+
+function openRun(id, view = "overview") {
+    go({ page: "run", run: id, view });
+}
+
+// The run was deleted here.
 function closeRun(id) {
+    places.sidebar?.changed();
     if (page.run !== id) return;
-    Object.assign(page, { run: null, chosen: false, seq: 0, seen: 0 });
-    places.live?.clear();
+    page.chosen = false;
+    takeRun(null);
     places.bar?.clear();
-    writeAddress();
     wake();
 }
 
-// Passes the meant run to the Talk tab once that exists: Gradio creates a tab when it is first
-// opened.
+// Passes the meant run to Talk at the next poll.
 function talkTo(id) {
     page.talkTo = id;
     openRun(id, "talk");
@@ -88,45 +134,14 @@ function setAxis(axis) {
     wake();
 }
 
-// The step whose timeline is shown, null for the latest one. The address names a step only together
-// with a run.
+// The step whose timeline is shown, null for the latest one. It replaces the address, since Back
+// should not go through the steps one by one. An address with a step names the run too.
 function setStep(step) {
-    page.step = step;
-    if (step !== null) page.chosen = true;
-    writeAddress();
-}
-
-function goTo(tab) {
-    document.getElementById(`rs-tab-${tab}-button`)?.click();
-}
-
-// Opens the tab that the address names, as soon as Gradio has created its button.
-function openTab(tab) {
-    if (document.getElementById(`rs-tab-${tab}-button`)) goTo(tab);
-    else setTimeout(openTab, LOOK, tab);
-}
-
-function followTab() {
-    const tab = TABS.find((name) => {
-        const node = document.getElementById(`rs-tab-${name}`);
-        return node && isShown(node);
-    });
-    if (!tab || tab === page.tab) return;
-    const first = page.tab === null;
-    page.tab = tab;
-    if (tab === "train") trainShown(!first);
-    if (!first) writeAddress();
-    wake();
-}
-
-function writeAddress() {
-    const query = new URLSearchParams(location.search);
-    if (page.chosen && page.run) query.set("run", page.run);
-    else query.delete("run");
-    if (page.step !== null && query.has("run")) query.set("step", page.step);
-    else query.delete("step");
-    if (page.tab) query.set("tab", page.tab);
-    history.replaceState(null, "", `${location.pathname}?${query}`);
+    if (page.place?.page !== "run" || page.place.step === step) return;
+    const run = step === null ? page.place.run : page.run;
+    page.place = { ...page.place, run, step };
+    page.chosen = run !== null;
+    history.replaceState(null, "", addressOf(page.place));
 }
 
 // ---------------------------------------------------------------- the poll loop
@@ -148,7 +163,6 @@ async function poll() {
     const isLate = Date.now() - page.due > ASLEEP;
     if (isLate && !document.hidden) connection.wakeUp(); // the machine slept
     giveUpReading();
-    followTab();
     try {
         await readAll(turn);
         if (turn !== page.turn) return;
@@ -172,19 +186,24 @@ function giveUpReading() {
         : signal;
 }
 
-// Reads the run and the data of the open tab. `turn` is outdated once a newer poll has begun.
+// Reads the run and the data of the page. `turn` is outdated once a newer poll has begun.
 async function readAll(turn) {
     if (!page.run) await findRun(turn);
     if (page.run && turn === page.turn) await readRun(turn);
     if (turn !== page.turn) return;
     runsFound(Boolean(page.run));
     if (document.hidden) return;
-    if (page.tab === "runs") await places.runs?.refresh();
-    if (page.tab === "talk" && places.talk) {
-        places.talk.refresh(page.chosen ? page.run : null, page.talkTo);
-        page.talkTo = null;
-    }
-    if (page.tab === "hardware") places.hardware?.refresh();
+    places.sidebar?.refresh();
+    const { place } = page;
+    if (place.page === "runs") await places.runs?.refresh();
+    if (place.page === "hardware") places.hardware?.refresh();
+    if (place.page === "talk" || place.view === "talk") readTalk();
+}
+
+function readTalk() {
+    if (!places.talk) return;
+    places.talk.refresh(page.place.page === "run" ? page.run : null, page.talkTo);
+    page.talkTo = null;
 }
 
 function sayWhatHappened() {
@@ -199,8 +218,12 @@ function takeError(error) {
     // A refusal is an answer too: the server is reachable.
     else if (error.status) connection.answered(page.server, null);
     else console.error(error);
-    // A person who has the address of a run needs no introduction.
-    if (error.status === 404) runsFound(true);
+    if (error.status === 404 && page.chosen) {
+        runsFound(true); // a person who has the address of a run needs no introduction
+        places.run?.miss(error.message);
+        places.bar?.miss(page.run);
+        return;
+    }
     if (connection.isLost) {
         sayHowOld();
         return;
@@ -222,13 +245,18 @@ async function findRun(turn) {
     if (turn !== page.turn) return;
     page.server = home.server_id;
     setActive(home.active);
-    page.run = home.run_id;
     page.delay = RESTING;
-    if (!page.run) places.live?.clear();
+    page.run = home.run_id;
+    if (page.run) {
+        draw();
+        return;
+    }
+    places.run?.showNone();
+    places.bar?.clear();
 }
 
 async function readRun(turn) {
-    const draws = places.live?.isShown() && !document.hidden;
+    const draws = page.place.page === "run" && places.run?.reads() && !document.hidden;
     const answer = await askForRun(turn, draws ? page.seen : NOTHING_NEW);
     if (turn !== page.turn) return;
     if (answer.server_id !== page.server || answer.seq < page.seq) {
@@ -249,7 +277,7 @@ async function readRun(turn) {
         openActive(answer.active);
         return;
     }
-    show(answer, draws);
+    take(answer, draws);
 }
 
 // The server's data on the run after answer number `since`.
@@ -260,36 +288,37 @@ async function askForRun(turn, since) {
         return await send(address, undefined, page.signal);
     } catch (error) {
         // The run was deleted elsewhere: a page without a chosen run continues with another one.
-        const goesOn = !page.chosen || page.seq;
-        if (error.status === 404 && turn === page.turn && goesOn) closeRun(asked);
+        if (error.status === 404 && turn === page.turn && !page.chosen) closeRun(asked);
         throw error;
     }
 }
 
-function show(answer, draws) {
+function take(answer, draws) {
     page.bar = answer.bar;
     places.bar?.show(answer.bar, answer.active);
+    places.sidebar?.follow(answer.bar);
     showProgress(answer.bar);
     announce(answer.bar);
     if (draws) {
-        places.live.show(answer);
+        places.run.show(answer);
         page.seen = answer.seq;
     }
+    if (page.place.page === "run") places.run?.showView(answer);
     if (answer.bar.pending) page.delay = AWAITING;
     else page.delay = answer.bar.tone === "busy" ? FOLLOWING : RESTING;
 }
 
 // Switches to the active run, at once.
 function openActive(id) {
-    page.run = id;
-    page.seq = 0;
-    page.seen = 0;
+    takeRun(id);
     page.delay = 0;
+    draw();
 }
 
 function setActive(active) {
     if (page.active !== undefined && page.active !== active) {
         places.bar?.activeChanged();
+        places.sidebar?.changed();
         places.hardware?.outdated();
         places.talk?.activeChanged();
     }
@@ -323,40 +352,58 @@ setInterval(() => {
 // ---------------------------------------------------------------- mounting
 
 const mounts = {
+    sidebar: (place) => {
+        mountTrain(place);
+        if (place.props.value?.has_login) new Account(place.element);
+        places.sidebar = new Sidebar(place.element, go);
+        draw();
+    },
     run_bar: (place) => {
         places.bar = new RunBar(place, {
             wake,
-            open: () => openRun(page.active, "live"),
+            go,
+            open: () => openRun(page.active),
             opened: openRun,
         });
-        new NotifySwitch(place.element.querySelector('[data-part="notify"]'));
+        const notify = place.element.querySelector('[data-part="notify"]');
+        new NotifySwitch(notify, (text) => places.bar.tell(text, "warn"));
+        draw();
         wake();
     },
-    live: (place) => {
+    run: (place) => {
         const node = place.element.querySelector(".rs-timeline");
-        const timeline = new Timeline(node, page.step, setStep);
-        places.live = new Live(place.element, setAxis, timeline);
+        const timeline = new Timeline(node, page.place.step, setStep);
+        places.run = new RunPage(place.element, timeline, { go, setAxis, talkTo, wake });
         page.seen = 0;
+        draw();
         wake();
     },
     hardware: (place) => {
-        places.hardware = new Hardware(place.element, () => goTo("train"));
+        places.hardware = new Hardware(place.element, () => go({ page: "new" }));
+        leadToMachines((model) => {
+            go({ page: "hardware" });
+            places.hardware.offer(model);
+        });
         wake();
-    },
-    header: (place) => {
-        mountTrain(place);
-        if (place.props.value?.has_login) new Account(place.element);
     },
     jobs: (place) => {
         new JobStrip(place.element);
+    },
+    files: (place) => {
+        new DataFiles(place);
     },
     talk: (place) => {
         places.talk = new Talk(place.element);
         wake();
     },
     runs: (place) => {
-        places.runs = new RunList(place.element, { openRun, closeRun, talkTo });
+        const changed = () => places.sidebar?.changed();
+        places.runs = new RunList(place.element, { openRun, closeRun, talkTo, changed });
         wake();
+    },
+    queued: (place) => {
+        mountTrain(place);
+        place.watch("value", () => places.sidebar?.changed());
     },
 };
 
@@ -366,18 +413,13 @@ function mount(place) {
     mountHere(place);
 }
 
-const query = new URLSearchParams(location.search);
-if (query.get("run")) Object.assign(page, { run: query.get("run"), chosen: true });
-if (page.run && /^\d{1,15}$/.test(query.get("step"))) page.step = Number(query.get("step"));
-const asked = query.get("tab") ?? (query.has("compare") ? "runs" : null);
-if (TABS.includes(asked)) openTab(asked);
+if (page.place.run) Object.assign(page, { run: page.place.run, chosen: true });
+draw();
 // Gradio may have created places before this script ran; from here on it passes them directly.
 const waiting = window.ramstreamPlaces ?? [];
 window.ramstreamPlaces = { push: mount };
 for (const place of waiting) mount(place);
 
-for (const event of ["click", "keyup"])
-    document.addEventListener(event, () => setTimeout(followTab, 0));
 document.addEventListener("visibilitychange", () => {
     if (!document.hidden) wake();
 });

@@ -1,44 +1,117 @@
-"""Presets are files of settings that can fill the form."""
+"""Presets are files of settings that can fill the form: those of the program, and a person's own,
+which are kept beside the runs.
+"""
 
 from __future__ import annotations
 
+import re
+import threading
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 from engine.config.settings import TrainConfig
-from engine.errors import RamstreamError
+from engine.errors import RamstreamError, RunError
+from engine.files import write_whole
 from engine.paths import PROGRAM_ROOT
 
 PRESETS = PROGRAM_ROOT / "presets"
+OWN_FOLDER = ".presets"
+"""A person's own presets are in this folder, in that of the runs."""
+OWN = "own/"
+"""The key of a person's own preset begins so, and goes on with the name of its file."""
 FIRST_PRESET = "starter.yaml"
+LONGEST_NAME = 60
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A `Preset` is one file of `presets/`."""
+    """A `Preset` is one file of settings."""
 
     file: str
+    """This is its key: the name of its file, after `OWN` for a person's own."""
     name: str
     about: str
     """This is the comment at the top of the file, or the reason why the file cannot be used."""
     config: TrainConfig | None
     """This is None if the file cannot be used."""
 
+    @property
+    def is_own(self) -> bool:
+        return self.file.startswith(OWN)
 
-def read_presets(folder: Path = PRESETS) -> dict[str, Preset]:
-    """Returns the presets by file name, the starter first."""
+    @property
+    def label(self) -> str:
+        """Returns the name in the list of presets."""
+        return f"{self.name} (yours)" if self.is_own else self.name
+
+
+def read_presets(folder: Path = PRESETS, prefix: str = "") -> dict[str, Preset]:
+    """Returns the presets of a folder by key, the starter first."""
     files = sorted(folder.glob("*.yaml"), key=lambda path: (path.name != FIRST_PRESET, path.name))
-    return {path.name: _read_preset(path) for path in files}
+    return {prefix + path.name: _read_preset(path, prefix) for path in files}
 
 
-def _read_preset(path: Path) -> Preset:
+def _read_preset(path: Path, prefix: str) -> Preset:
+    key = prefix + path.name
     try:
         config = TrainConfig.load(path)
     except RamstreamError as error:
-        return Preset(path.name, f"{path.name} (cannot be used)", str(error), None)
+        return Preset(key, f"{path.name} (cannot be used)", str(error), None)
     comment: list[str] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
         comment.append(line.lstrip("# ").rstrip())
-    return Preset(path.name, config.name, " ".join(comment), config)
+    return Preset(key, config.name, " ".join(comment), config)
+
+
+class PresetShelf:
+    """A `PresetShelf` has all presets, and keeps a person's own in `runs_dir`."""
+
+    def __init__(self, runs_dir: Path):
+        self.own_folder = runs_dir / OWN_FOLDER
+        self._bundled = read_presets()
+        self._lock = threading.Lock()
+
+    def listed(self) -> dict[str, Preset]:
+        """Returns the presets by key: a person's own follow those of the program. Own ones are read
+        anew, since a person may edit their files.
+        """
+        return self._bundled | read_presets(self.own_folder, OWN)
+
+    def get(self, file: str | None) -> Preset | None:
+        return self.listed().get(file or "")
+
+    def save(self, name: str, config: TrainConfig, today: date) -> Preset:
+        """Writes an own preset. Raises RunError if there is one of this name, or none was given."""
+        name = " ".join(name.split())
+        if not name:
+            raise RunError("The preset has no name; type one.")
+        if len(name) > LONGEST_NAME:
+            raise RunError(f"The name is longer than {LONGEST_NAME} characters; shorten it.")
+        slug = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "preset"
+        with self._lock:
+            taken = {each.name.casefold() for each in self.listed().values()}
+            path = self.own_folder / f"{slug}.yaml"
+            if name.casefold() in taken or path.exists():
+                raise RunError(f"There is a preset named {name}; choose another name.")
+            self._write(path, config.with_values({"name": name}), today)
+        return _read_preset(path, OWN)
+
+    def _write(self, path: Path, config: TrainConfig, today: date) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            config.save(path)
+            text = path.read_text(encoding="utf-8")
+            write_whole(path, f"# Saved from the form on {today.isoformat()}.\n{text}")
+        except OSError as error:
+            raise RunError(f"The preset cannot be written to {path}: {error.strerror}.") from None
+
+    def remove(self, file: str) -> None:
+        """Deletes an own preset. Raises RunError for any other one."""
+        preset = self.get(file)
+        if preset is None or not preset.is_own:
+            raise RunError("There is no such preset of yours, so none was deleted.")
+        with self._lock:
+            (self.own_folder / file.removeprefix(OWN)).unlink(missing_ok=True)

@@ -72,19 +72,23 @@ LABELS = {
     "train.beta2": "AdamW beta 2",
     "train.max_grad_norm": "Gradient norm to clip to",
     "train.nonfinite": "A loss that is not finite",
+    "train.patience": "End early after (evaluations)",
     "engine.gpu_memory_gib": "GPU memory cap (GiB)",
     "output.checkpoint": "Kind of checkpoints",
     "output.checkpoint_every": "Checkpoint every (steps)",
     "output.keep_checkpoints": "Checkpoints to keep",
     "output.eval_every": "Evaluate every (steps)",
+    "output.keep_best": "Best weights",
     "output.exact_match_samples": "Exact-match samples",
     "output.sample_prompts": "Sample prompts (one a line)",
     "output.sample_tokens": "Sample tokens",
     "output.timeline_every": "Timeline every (steps)",
     "output.export": "Export when finished",
+    "output.export_from": "Weights to export",
     "output.export_dtype": "Precision of the export",
     "output.price_per_kwh": "Price of electricity (a kWh)",
     "output.webhook": "Web address to tell when the run ends",
+    "output.trackers": "Trackers (one a line)",
 }
 
 CHOICE_LABELS = {
@@ -103,6 +107,12 @@ CHOICE_LABELS = {
         "weights": "weights alone: no resume",
         "none": "none are written",
     },
+    "output.keep_best": {
+        "loss": "kept: those with the lowest held-out loss",
+        "exact_match": "kept: those with the most exact answers",
+        "none": "not kept",
+    },
+    "output.export_from": {"best": "the best that are kept", "last": "those of the last step"},
     "output.export_dtype": {
         "bfloat16": "bfloat16",
         "float32": "float32, the whole masters",
@@ -115,6 +125,7 @@ CHOICE_LABELS = {
     "data.typed_tokens": {"text": "are text", "tokens": "are tokens, as a server reads them"},
     "engine.save_level": {
         "boundary_host": "block inputs, in host RAM",
+        "boundary_pairs": "every second block's input, in host RAM",
         "boundary": "block inputs, on the GPU",
         "all": "all activations",
     },
@@ -123,6 +134,7 @@ CHOICE_LABELS = {
 }
 
 PROMINENT = (
+    "name",
     "model.source",
     "model.dtype",
     "data.source",

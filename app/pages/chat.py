@@ -1,4 +1,4 @@
-"""These classes make up a conversation of the Talk tab: the chosen weights, the messages, and the
+"""These classes make up a conversation of Talk: the chosen weights, the messages, and the
 answers.
 """
 

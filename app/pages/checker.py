@@ -1,4 +1,4 @@
-"""The Train tab requests checks of a draft here before its start: whether it is valid, whether it
+"""The form requests checks of a draft here before its start: whether it is valid, whether it
 fits, and what its data look like.
 
 Answers are plain data for `train.js`. No user input raises an exception here.
@@ -8,25 +8,41 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import date
 from typing import Any
 
+from app.form.presets import PresetShelf
 from app.form.settings_form import as_labelled, describe_error, read_config, settings
+from app.form.settling import default_values, settled, with_even_rows
 from app.pages.draft import Draft
 from app.pages.faults import unforeseen
-from app.pages.verdict import unchecked, verdict_of
+from app.pages.verdict import REMEDIES_SHOWN, Beside, unchecked, verdict_of
 from app.session.session import Session
 from app.view.data_figures import lengths_figure, lengths_words
+from app.view.effort_words import Effort, Sample, effort, effort_words
+from engine.config.data_settings import DataConfig
+from engine.config.doubts import doubts
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, DataError, RamstreamError
-from engine.fit.report import FitReport
+from engine.fit.needs import Verdict
+from engine.fit.offers import smaller_models
+from engine.fit.report import FitReport, with_times
 from engine.machine.rates import rates_file
 from engine.machine.read_machine import Machine, read_machine
+from engine.model.catalog import catalog_shape
+from engine.trackers.known_trackers import destinations
 
 MACHINE_SECONDS = 10
 """Free memory is read again after this many seconds; estimates are repeated if it has changed."""
 PREVIEW_ROWS = 5
 PREVIEW_CHARACTERS = 1200
 """A row of the preview shows at most this many characters."""
+SMALLER_SHOWN = 3
+"""Instead of a model that does not fit, so many smaller ones are offered."""
+SAMPLES_KEPT = 32
+"""What was measured of so many data sets is kept."""
 UNKNOWN_COLUMNS = (
     "A run would refuse the names of these columns: say which one is what, in the preview of the "
     "data."
@@ -53,22 +69,38 @@ class Checker:
 
     def __init__(self, session: Session):
         self.draft = Draft(session.runs_dir)
+        self.presets = PresetShelf(session.runs_dir)
         self._session = session
         self._read: tuple[float, Machine | None] = (0.0, None)
         """The machine was last read at this time of the monotonic clock."""
         self._estimate = functools.lru_cache(maxsize=128)(self._estimate_now)
+        self._timed = functools.lru_cache(maxsize=128)(self._timed_now)
         self._preview = functools.lru_cache(maxsize=16)(self._preview_now)
+        self._smaller = functools.lru_cache(maxsize=64)(_smaller_than)
+        self._samples: dict[tuple[str, DataConfig], Sample] = {}
+        self._rows: dict[DataConfig, float | None] = {}
+        """These data have so many rows; None if that is not known before a run."""
 
-    def check(self, preset: str | None, shown: dict[str, Any], keep: bool) -> dict[str, Any]:
-        """Returns the verdict of a draft; `keep` makes it the session's draft."""
+    def check(
+        self, preset: str | None, shown: dict[str, Any], keep: bool, timed: bool = False
+    ) -> dict[str, Any]:
+        """Returns the verdict of a draft; `keep` makes it the session's draft. timed: as for
+        `verdict`.
+        """
         if keep:
             self.draft.remember(preset, shown)
-        return self.verdict(shown)
+        return self.verdict(shown, timed)
 
-    def verdict(self, shown: dict[str, Any]) -> dict[str, Any]:
-        """Returns the verdict on component values by dotted name; see `app.pages.verdict`."""
+    def verdict(self, shown: dict[str, Any], timed: bool = False) -> dict[str, Any]:
+        """Returns the verdict on component values by dotted name; see `app.pages.verdict`. timed:
+        it says how long a step takes with each remedy, and which smaller models fit, which may take
+        as long again as the verdict.
+        """
+        shown, notes = with_even_rows(shown)
         try:
-            report = self._estimate(read_config(shown), self._machine(), _rates_written())
+            config = read_config(shown)
+            asked = config, self._machine(), _rates_written()
+            report = self._timed(*asked) if timed else self._estimate(*asked)
         except ConfigError as error:
             sentence = as_labelled(describe_error(error))
             field = _component_id(error.field)
@@ -77,7 +109,43 @@ class Checker:
             return unchecked("This cannot be checked yet.", as_labelled(str(error)))
         except Exception as error:  # noqa: BLE001  the page shows any fault of the program
             return unchecked("This cannot be checked.", unforeseen(error))
-        return verdict_of(report, self._session.why_not_start())
+        found = self._effort(config)
+        remarks = [*notes, *(as_labelled(doubt.text) for doubt in doubts(config))]
+        if found is not None and found.doubt:
+            remarks.append(found.doubt)
+        said = effort_words(config, found, report.time["run_seconds"], report.time["step_seconds"])
+        # These are asked outside the cached estimate: a package may be installed meanwhile.
+        tracked = destinations(config.output.trackers, self._session.runs_dir)
+        lacks = timed and report.verdict == Verdict.DOES_NOT_FIT
+        smaller = self._smaller(config, asked[1]) if lacks else ()
+        beside = Beside(remarks, tracked, said, smaller)
+        return verdict_of(report, self._session.why_not_start(), beside)
+
+    def settle(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the `changes` of other settings that follow from what a person changed, and
+        `notes`, the sentences about them.
+        """
+        names = {preset.name for preset in self.presets.listed().values()}
+        found = settled(before, after, names, date.today())
+        return {"changes": found.changes, "notes": list(found.notes)}
+
+    def count_rows(self, shown: dict[str, Any]) -> None:
+        """Counts the rows of the form's data, of which later verdicts tell. It reads all of them,
+        and takes about a second for 100 MB; rows that cannot be read are not counted.
+        """
+        try:
+            data = read_config(with_even_rows(shown)[0]).data
+            sample = next((one for (_, of), one in self._samples.items() if of == data), None)
+            if data not in self._rows and sample is not None and not sample.is_all:
+                _keep(self._rows, data, self._session.engine.count_rows(data))
+        except RamstreamError:
+            return  # the verdict and the preview say what is wrong
+
+    def _effort(self, config: TrainConfig) -> Effort | None:
+        sample = self._samples.get((config.model.source, config.data))
+        if sample is None:
+            return None
+        return effort(config, sample, self._rows.get(config.data))
 
     def preview(self, shown: dict[str, Any]) -> dict[str, Any]:
         """Returns the first rows with the trained parts marked, and how the data were interpreted.
@@ -92,7 +160,8 @@ class Checker:
             if name == "model.source" or name.startswith("data.")
         }
         try:
-            config = read_config(shown)
+            # What is wrong with other settings says nothing about the data.
+            config = read_config({**default_values(), **given})
             found = self._preview(config.model.source, config.data)
         except ConfigError as error:
             return _unread(describe_error(error)) | {"given": given}
@@ -104,14 +173,16 @@ class Checker:
         except BaseException as error:  # noqa: BLE001  a library in Rust raises no Exception
             return _unread(unforeseen(error)) | {"given": given}
         if found["finding"] is not None:
-            self._preview.cache_clear()  # the file must be read again once it is corrected
+            # The file must be read again once it is corrected.
+            self._preview.cache_clear()
+            self._rows.pop(config.data, None)
         return found | {"given": given}
 
     def read_trainable(self, shown: dict[str, Any]) -> TrainConfig:
         """Returns the config for component values by dotted name. Raises RamstreamError for an
         invalid value, and for data on this machine that a run would refuse at once.
         """
-        config = read_config(shown)
+        config = read_config(with_even_rows(shown)[0])
         self._session.engine.check_data(config.data)
         return config
 
@@ -126,12 +197,18 @@ class Checker:
     def _estimate_now(self, config: TrainConfig, machine: Machine, _rates: int) -> FitReport:
         return self._session.engine.estimate(config, machine)
 
-    def _preview_now(self, model: str, data: Any) -> dict[str, Any]:
+    def _timed_now(self, config: TrainConfig, machine: Machine, rates: int) -> FitReport:
+        report = self._estimate(config, machine, rates)
+        shown = replace(report, remedies=report.remedies[:REMEDIES_SHOWN])
+        return with_times(shown, config, machine, quick=True)
+
+    def _preview_now(self, model: str, data: DataConfig) -> dict[str, Any]:
         engine = self._session.engine
         found = engine.preview(data, engine.load_tokenizer(model), rows=PREVIEW_ROWS)
         mapping = _as_in_form(found.get("mapping"))
         if "error" in found:
             return _unread(found["error"]) | {"mapping": mapping}
+        _keep(self._samples, (model, data), Sample.of(found))
         columns = dict(found["columns"])
         return {name: found[name] for name in TAKEN_OVER} | {
             "mapping": mapping,
@@ -141,6 +218,21 @@ class Checker:
             "lengths": lengths_figure(found),
             "said": lengths_words(found),
         }
+
+
+def _smaller_than(config: TrainConfig, machine: Machine) -> tuple[str, ...]:
+    """Returns the ids of smaller models of the catalog that fit."""
+    shape = catalog_shape(config.model.source, config.model.dtype)
+    if shape is None:
+        return ()
+    return tuple(entry.id for entry in smaller_models(config, shape, machine, SMALLER_SHOWN))
+
+
+def _keep(known: dict[Any, Any], key: Any, value: Any) -> None:
+    """Adds an entry to `known`, which loses its oldest one where it has `SAMPLES_KEPT`."""
+    while len(known) >= SAMPLES_KEPT:
+        known.pop(next(iter(known)), None)
+    known[key] = value
 
 
 def _rates_written() -> int:

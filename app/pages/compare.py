@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.view.comparison import Axis, Compared, comparison
+from app.view.setting_differences import by_dotted_name
 from engine.errors import RamstreamError, RunError
-from engine.runs.about import read_about
 from engine.runs.folder import RunFolder, shown_state
 from engine.runs.following import Follower, catch_up
 from engine.runs.snapshot import RunSnapshot
+from engine.summaries.about import read_about
 
 LEAST_RUNS, MOST_RUNS = 2, 6
 KEPT_RECORDS = 12
@@ -101,14 +102,3 @@ class _Fold:
             catch_up(self.snapshot, self.follower)
             self.size = size
             self.mtime = mtime
-
-
-def by_dotted_name(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the leaves of nested settings by dotted name; lists are leaves."""
-    leaves: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            leaves |= by_dotted_name(value, f"{prefix}{name}.")
-        else:
-            leaves[f"{prefix}{name}"] = value
-    return leaves

@@ -101,8 +101,8 @@ def _refuse_without_weights(folder: RunFolder) -> None:
             f"Run {folder.id} is still training, so its newest weights change; stop it or wait for "
             "its end, then train on from it."
         )
-    if saved_steps(folder.checkpoints_path).newest is None:
+    if saved_steps(folder.checkpoints_path, folder.best_path).trained_on is None:
         raise RunError(
-            f"Run {folder.id} has no checkpoint, so there are no weights to train on from; New run "
-            "from this one takes its settings alone."
+            f"Run {folder.id} has no checkpoint and has kept no best weights, so there are no "
+            "weights to train on from; New run from this one takes its settings alone."
         )

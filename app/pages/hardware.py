@@ -1,4 +1,4 @@
-"""The Hardware tab gets its data here: the current state of this machine, the models that it and
+"""Hardware gets its data here: the current state of this machine, the models that it and
 known machines can train, the machines for a model, and the measurement of this machine.
 
 Answers are plain data for `hardware.js`, and are cached by the values that they depend on.
@@ -38,16 +38,14 @@ from engine.fit.model_table import (
     SHOWN,
     Cell,
     Column,
-    Offer,
     Row,
     as_csv,
     as_dicts,
     columns,
-    largest_model,
-    machines_for,
-    table,
+    rows_of,
 )
 from engine.fit.needs import Verdict
+from engine.fit.offers import Offer, largest_model, machines_for
 from engine.machine.known_machines import KnownMachine, known_machine, known_rates, machines
 from engine.machine.rates import Rates, measured_at, stored_rates
 from engine.machine.read_machine import Machine, read_machine
@@ -73,7 +71,7 @@ MOST_MACHINES = 12
 
 
 def choices() -> dict[str, Any]:
-    """Returns the models and machines that can be chosen in the tab.
+    """Returns the models and machines that can be chosen on the page.
 
     They come with the sources of the machines' figures, and the initial settings.
     """
@@ -99,7 +97,7 @@ def _model_choice(entry: CatalogEntry) -> dict[str, Any]:
 
 
 class Hardware:
-    """Prepares the tab's answers for one session. Any thread may call; some calls take seconds."""
+    """Prepares the page’s answers for one session. Any thread may call; some calls take seconds."""
 
     def __init__(
         self,
@@ -339,7 +337,7 @@ def wants_any_optimizer(settings: Mapping[str, Any]) -> bool:
 def _rows_of(
     config: TrainConfig, any_optimizer: bool, column: Column, timed: bool, _rates: Rates | None
 ) -> list[Row]:
-    return table(config, (column,), timed=timed, any_optimizer=any_optimizer)
+    return list(rows_of(config, (column,), timed=timed, any_optimizer=any_optimizer))
 
 
 def _largest_of(

@@ -11,13 +11,12 @@ from engine.words import counted
 
 
 def machine_words(machine: Machine) -> str:
-    """Returns one line that describes a machine."""
+    """Returns one line that describes a machine, without what changes while a page is open."""
     cores = counted(machine.cpu_cores, "CPU core")
     gpus = ", ".join(f"{gpu.name} ({in_bytes(gpu.total)})" for gpu in machine.gpus)
     return (
         f"{cores} · {in_bytes(machine.ram_limit)} of RAM · "
-        f"{gpus or 'no GPU, so blocks compute on the CPU'} · {in_bytes(machine.disk_free)} of disk "
-        "free"
+        f"{gpus or 'no GPU, so blocks compute on the CPU'}"
     )
 
 
@@ -27,4 +26,7 @@ def known_models() -> list[list[str]]:
 
     A verdict on such a model needs no request to the hub.
     """
-    return [[name, entry.title] for entry in catalog() for name in (entry.id, *entry.also)]
+    named = [[entry.id, entry.title] for entry in catalog()]
+    # An entry's title is that of its first model. Others of the same shape go by their id.
+    alike = [[name, name.rpartition("/")[2]] for entry in catalog() for name in entry.also]
+    return sorted([*named, *alike], key=lambda each: each[0].lower())

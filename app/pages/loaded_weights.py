@@ -1,4 +1,4 @@
-"""The Talk tab keeps loaded weights in memory between two messages."""
+"""Talk keeps loaded weights in memory between two messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Talk tab offers weights to talk to: those of a run, its export, a folder, and the model
+"""Talk offers weights to talk to: those of a run, its export, a folder, and the model
 before training.
 """
 
@@ -10,9 +10,10 @@ from app.pages.chat import CURRENT, Choice
 from app.session.engine_calls import TalkCalls
 from app.session.session import Session
 from engine.checkpoints.checkpoint import folders_by_step
-from engine.errors import RunError
+from engine.errors import ConfigError, RunError
 from engine.runs.folder import RunFolder, open_run
-from engine.talk.conversation import Source, base_of, checkpoint_of
+from engine.summaries.about import read_about
+from engine.talk.conversation import Source, base_of, best_of, checkpoint_of
 
 
 class OfferedWeights:
@@ -81,27 +82,39 @@ class OfferedWeights:
         return paused if paused is not None and paused.is_open else None
 
     def _of_run(self, run_id: str) -> dict[str, str]:
-        """Returns the weights of a run that can be talked to: a label for each choice value."""
+        """Returns the weights of a run that can be talked to: a label for each choice value. There
+        are none where the run's settings cannot be read, since they say how its model is built.
+        """
         try:
             folder = open_run(self._session.runs_dir, run_id)
-        except RunError:
+            is_best = folder.config.output.export_from == "best"
+        except (RunError, ConfigError):
             return {}
         steps = sorted(folders_by_step(folder.checkpoints_path), reverse=True)
         weights: dict[str, str] = {}
         if self._session.active_id == run_id and self._paused_calls() is not None:
             run: Any = self._session.active_run
             weights[CURRENT] = f"Now, paused after step {run.recorder.snapshot.step:,}"
-        for step in steps:
-            newest = ", the newest" if step == steps[0] else ""
-            weights[f"step-{step}"] = f"Step {step:,}{newest}"
+        best = {
+            f"best-{step}": f"Best, step {step:,}" for step in folders_by_step(folder.best_path)
+        }
+        saved = {f"step-{step}": f"Step {step:,}" for step in steps}
+        if steps:
+            saved[f"step-{steps[0]}"] += ", the newest"
+        # What is exported comes first: whoever only wants to ask gets its answers.
+        weights |= {**best, **saved} if is_best else {**saved, **best}
         if (folder.export_path / "config.json").exists():
             weights["export"] = "Its export"
         return weights
 
     def _source(self, folder: RunFolder, run_id: str, value: str, words: str) -> Source:
         """Returns the weights that `value` names, labelled with the run's name and `words`."""
-        label = f"{folder.config.name}, {words[0].lower()}{words[1:]}"
+        name = read_about(folder.path).name or folder.config.name
+        label = f"{name}, {words[0].lower()}{words[1:]}"
         if value == "export":
             return self._engine.folder_of(str(folder.export_path), label)
+        if value.startswith("best-"):
+            best = int(value.removeprefix("best-"))
+            return best_of(self._session.runs_dir, run_id, folder.config, best, label)
         step = None if value == CURRENT else int(value.removeprefix("step-"))
         return checkpoint_of(self._session.runs_dir, run_id, folder.config, step, label)

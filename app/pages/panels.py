@@ -49,12 +49,12 @@ def drawn(name: str, value: Any = None) -> gr.HTML:
     )
 
 
-# ------------------------------------------------------------------ the Train tab
+# ------------------------------------------------------------------ the page New
 
 
 @dataclass(frozen=True)
 class TrainPanel:
-    """The Train tab consists of these components."""
+    """The page New consists of these components."""
 
     preset: gr.Dropdown
     about: gr.HTML
@@ -62,6 +62,8 @@ class TrainPanel:
     """These are the components of the settings by dotted name. They are `Any` because Gradio adds
     the events of a component at run time.
     """
+    files: gr.HTML
+    """Here a person uploads files, and chooses among those of the server."""
     preview: gr.HTML
     verdict: gr.HTML
     remedies: list[gr.Button]
@@ -70,11 +72,12 @@ class TrainPanel:
     queue: gr.Button
     queued: gr.HTML
     why_not: gr.HTML
+    tools: gr.HTML
 
 
-def train_panel(presets: dict[str, Preset]) -> TrainPanel:
+def train_panel(presets: dict[str, Preset], has_folders: bool = False) -> TrainPanel:
     """Lays out the form, filled with the first preset, on the left, and the verdict with the Start
-    button on the right.
+    button on the right. has_folders: there are folders of the server to browse for data.
     """
     first = next(iter(presets.values()), None)
     values = shown_values(first.config) if first is not None and first.config is not None else {}
@@ -82,17 +85,18 @@ def train_panel(presets: dict[str, Preset]) -> TrainPanel:
     with gr.Row(elem_classes="rs-train"):
         with gr.Column(scale=7, min_width=440):
             with gr.Column(elem_classes="rs-card"):
+                form.name()
                 preset = gr.Dropdown(
-                    [(each.name, each.file) for each in presets.values()],
+                    [(each.label, each.file) for each in presets.values()],
                     label="Start from a preset",
                     value=first.file if first is not None else None,
                     elem_id="preset",
                 )
                 about = drawn("about", {"about": first.about if first is not None else ""})
             form.model_card()
-            preview = form.data_card()
+            files, preview = form.data_card(has_folders)
             form.effort_card()
-            form.other_settings()
+            tools = form.other_settings()
         with (
             gr.Column(scale=4, min_width=320, elem_classes="rs-side"),
             gr.Column(elem_classes="rs-card"),
@@ -116,6 +120,7 @@ def train_panel(presets: dict[str, Preset]) -> TrainPanel:
         preset=preset,
         about=about,
         fields=form.fields,
+        files=files,
         preview=preview,
         verdict=verdict,
         remedies=remedies,
@@ -124,6 +129,7 @@ def train_panel(presets: dict[str, Preset]) -> TrainPanel:
         queue=queue,
         queued=queued,
         why_not=why_not,
+        tools=tools,
     )
 
 
@@ -135,6 +141,10 @@ class _Form:
         self._values = values
         self._settings = {setting.dotted: setting for setting in settings()}
 
+    def name(self) -> None:
+        """Lays out the name of the run."""
+        self._place("name", min_width=220)
+
     def model_card(self) -> None:
         """Lays out the settings of the model."""
         with gr.Column(elem_classes="rs-card"):
@@ -143,14 +153,16 @@ class _Form:
                 self._place("model.source", min_width=220, scale=5)
                 self._place("model.dtype", min_width=160, scale=3)
 
-    def data_card(self) -> gr.HTML:
-        """Lays out the settings of the data, and returns the preview below them."""
+    def data_card(self, has_folders: bool) -> tuple[gr.HTML, gr.HTML]:
+        """Lays out the settings of the data, and returns what is below them: the person's files and
+        the preview.
+        """
         with gr.Column(elem_classes="rs-card"):
             gr.HTML(_step(2, "Data", "what to learn from"))
             with gr.Row():
                 self._place("data.source", min_width=220, scale=5)
                 self._place("data.max_seq_len", min_width=160, scale=3)
-            return drawn("preview", {})
+            return drawn("files", {"has_folders": has_folders}), drawn("preview", {})
 
     def effort_card(self) -> None:
         """Lays out the settings for the length and the speed of training."""
@@ -159,16 +171,21 @@ class _Form:
             with gr.Row():
                 for name in ("steps", "epochs", "batch_size", "learning_rate"):
                     self._place(f"train.{name}", min_width=120)
+            drawn("effort", {})
 
-    def other_settings(self) -> None:
-        """Lays out all other settings, folded away, section by section."""
+    def other_settings(self) -> gr.HTML:
+        """Lays out all other settings, folded away, section by section; returns what finds and
+        keeps settings, above them.
+        """
         with gr.Accordion("All other settings", open=False, elem_classes="rs-card rs-rest"):
+            tools = drawn("settings_tools", "")
             for section, title in SECTION_TITLES.items():
                 gr.HTML(f"<h4>{title}</h4>", apply_default_css=False)
                 with gr.Row(elem_classes="rs-settings"):
                     for name, setting in self._settings.items():
                         if setting.section == section and name not in PROMINENT:
                             self._place(name, min_width=200)
+        return tools
 
     def _place(self, name: str, min_width: int, scale: int = 1) -> None:
         """Adds the component of a setting in a column of its own."""

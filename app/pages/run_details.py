@@ -1,19 +1,26 @@
-"""These details of one run are shown in the Runs tab on request: its name and note, its exact
-settings, and command lines for them.
+"""These details of one run are shown in its views Settings and Take home: its name and note, its
+exact settings, command lines for them, and how its model is taken home.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 from app.session.detached import STDERR_FILE, STDOUT_FILE, last_lines
+from app.view.benchmark_rows import benchmark_table
 from engine.checkpoints.saved_steps import saved_steps
+from engine.config.export_choice import ExportFrom
 from engine.errors import RamstreamError
+from engine.home.commands import what_to_type
+from engine.home.modelfile import MODELFILE
 from engine.paths import program_command
-from engine.runs.about import NAME_LIMIT, NOTE_LIMIT, read_about
 from engine.runs.folder import CONFIG_FILE, RunFolder
-from engine.runs.listing import summarise
+from engine.summaries.about import NAME_LIMIT, NOTE_LIMIT, read_about
+from engine.summaries.benchmark_results import read_benchmarks
+from engine.summaries.listing import summarise
 
 PRINTED_LINES = 40
 """This many lines are shown of each of the two files that hold a detached run's output."""
@@ -24,7 +31,8 @@ def run_details(folder: RunFolder) -> dict[str, Any]:
 
     They are its name and note, with the limits of both; `config` as stored in the run folder, or
     `config_problem`; `commands` as label and text; and `printed`, the last lines of its output if
-    it ran in a process of its own.
+    it ran in a process of its own. `home` says which weights can be exported, where to, what to
+    type, and what benchmarks say of the weights.
     """
     about = read_about(folder.path)
     summary = summarise(folder)
@@ -39,14 +47,87 @@ def run_details(folder: RunFolder) -> dict[str, Any]:
         "path": str(folder.path.resolve()),
         "name": about.name,
         "note": about.note,
+        "tags": ", ".join(about.tags),
         "config_name": _config_name(folder),
         "name_limit": NAME_LIMIT,
         "note_limit": NOTE_LIMIT,
         "config": config,
         "config_problem": problem,
         "commands": _commands(folder, summary.state if summary else ""),
+        "home": _home(folder),
         "printed": [*_printed(folder, STDOUT_FILE), *_printed(folder, STDERR_FILE)],
     }
+
+
+def _home(folder: RunFolder) -> dict[str, Any]:
+    there = saved_steps(folder.checkpoints_path, folder.best_path)
+    saved = there.exported(_export_from(folder))
+    exported = folder.export_path.resolve()
+    has_export = (exported / "config.json").is_file()
+    target = f"exports/{folder.id}"
+    loaded = str(exported) if has_export else target
+    typed = what_to_type(loaded, _ollama_name(folder))
+    rows = [{"label": label, "text": text} for label, text in typed]
+    if saved is not None:
+        runs = str(folder.path.resolve().parent)
+        words = shlex.join(["export", folder.id, target, "--runs-dir", runs])
+        rows.append(
+            {"label": "Export it without a browser", "text": f"{program_command()} {words}"}
+        )
+    if saved is not None or has_export:
+        rows.append({"label": "Measure it on benchmarks", "text": _eval_command(folder)})
+    if saved is None:
+        said = "No checkpoint is saved, so there are no weights to export."
+    else:
+        which = "best" if saved == there.best else "newest saved"
+        said = f"The {which} weights are those of step {saved:,}; an export takes these."
+    if has_export:
+        said += f" The run itself exported to {exported}."
+    pushed = loaded if has_export else ""
+    return {
+        "folder": target,
+        "can_export": saved is not None,
+        "said": said,
+        "rows": rows,
+        "pushed": pushed,
+        "benchmarks": benchmark_table(read_benchmarks(folder.path)),
+        "template": _template_in_words(exported) if has_export else "",
+    }
+
+
+def _eval_command(folder: RunFolder) -> str:
+    """Returns the command that asks a first task; the person names others in its place."""
+    runs = str(folder.path.resolve().parent)
+    words = shlex.join(["eval", folder.id, "--tasks", "arc_easy", "--runs-dir", runs])
+    return f"{program_command()} {words}"
+
+
+def _export_from(folder: RunFolder) -> ExportFrom:
+    try:
+        return folder.config.output.export_from
+    except RamstreamError:
+        return "last"
+
+
+def _ollama_name(folder: RunFolder) -> str:
+    """Returns a name for the model in Ollama, which takes small letters, digits and dashes."""
+    words = re.findall(r"[a-z0-9]+", _config_name(folder).lower())
+    return "-".join(words) or "my-model"
+
+
+def _template_in_words(exported: Path) -> str:
+    """Returns what the Modelfile of an exported folder says of its template."""
+    try:
+        text = (exported / MODELFILE).read_text(encoding="utf-8")
+    except OSError:
+        return "This folder has no Modelfile, as it was exported by an earlier version."
+    if "\nTEMPLATE " in text:
+        return (
+            "Its Modelfile writes conversations for Ollama with the tokens of the model's own chat "
+            "template; both were compared."
+        )
+    why = re.search(r"^# There is no TEMPLATE here: (.*)$", text, re.MULTILINE)
+    return f"Its Modelfile has no TEMPLATE: {why[1] if why else 'it was changed by hand.'}"
 
 
 def _printed(folder: RunFolder, name: str) -> list[str]:
@@ -68,10 +149,10 @@ def _commands(folder: RunFolder, state: str) -> list[dict[str, str]]:
     runs = str(folder.path.resolve().parent)
     config = str(folder.path.resolve() / CONFIG_FILE)
     commands = []
-    saved = saved_steps(folder.checkpoints_path)
+    saved = saved_steps(folder.checkpoints_path, folder.best_path)
     if state not in ("finished", "unreadable") and not saved.is_weights_alone:
         commands.append(("Go on with this run", ["--resume", folder.id, "--runs-dir", runs]))
-    if state != "unreadable" and saved.newest is not None:
+    if state != "unreadable" and saved.trained_on is not None:
         trained_on = ["--from", folder.id, "--runs-dir", runs]
         commands.append(("A new run that starts from its weights", trained_on))
     if state != "unreadable":

@@ -1,4 +1,4 @@
-"""The Talk tab has one chat, which the server keeps, so that it outlives a page.
+"""Talk has one chat, which the server keeps, so that it outlives a page.
 
 A message is handled like this:
 

@@ -1,4 +1,4 @@
-"""The events of the Train tab are connected here, and their answers are computed.
+"""The events of the page for a new run are connected here, and their answers are computed.
 
 Some events never reach the server: a script in the page handles them. Names in capitals are
 placeholders in such a script, which `_filled_in` replaces by values.
@@ -13,7 +13,6 @@ from typing import Any
 
 import gradio as gr
 
-from app.form.presets import Preset
 from app.form.settings_form import as_labelled, shown_values
 from app.pages.checker import Checker
 from app.pages.faults import unforeseen
@@ -36,7 +35,7 @@ OFFER = """({can_start, can_queue, remedies}) => [\
 ...[1, 2].map(() => ({__type__: 'update', interactive: can_start})),
   {__type__: 'update', visible: Boolean(can_queue)}, ...SLOTS.map((number) => (
   {__type__: 'update', value: remedies[number]?.text ?? '', visible: number in remedies}))]"""
-# Fills the form with the columns that a person chose in the preview.
+# Fills the form with the columns that a person chose in the preview, or with the files.
 MAP = "({changes}) => FIELDS.map((name) => changes[name])"
 # Fills the form with the changes of a remedy; an undefined value leaves its box unchanged.
 APPLY = "({remedies}) => FIELDS.map((name) => remedies[NUMBER]?.changes[name])"
@@ -59,25 +58,21 @@ def _filled_in(script: str, values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class PageParts:
-    """The events of the Train tab connect these parts of the page."""
+    """The events of a new run connect these parts of the page."""
 
     panel: TrainPanel
     bar: gr.HTML
-    tabs: gr.Tabs
 
 
 class TrainEvents:
     """Connects the form to its checker, and the Start buttons to the session."""
 
-    def __init__(
-        self, session: Session, checker: Checker, presets: dict[str, Preset], parts: PageParts
-    ):
+    def __init__(self, session: Session, checker: Checker, parts: PageParts):
         self._session = session
         self._checker = checker
-        self._presets = presets
+        self._presets = checker.presets
         self._panel = parts.panel
         self._bar = parts.bar
-        self._tabs = parts.tabs
         self._names = list(parts.panel.fields)
         self._fields = list(parts.panel.fields.values())
         ask = _filled_in(ASK, {"FIELDS": self._names})
@@ -95,7 +90,7 @@ class TrainEvents:
         self._ask_for_verdicts()
         self._show_data()
         self._take_presets()
-        self._take_columns()
+        self._take_choices()
         self._open_with_the_draft(page)
         self._start_and_queue()
         self._offer_remedies()
@@ -113,8 +108,8 @@ class TrainEvents:
         fields = self._panel.fields
         columns = [field.blur for name, field in fields.items() if name.startswith("data.columns.")]
         shows_data = [
-            # `train.js` triggers this when the form is first shown: a page that is opened on
-            # another tab needs no preview.
+            # `train.js` triggers this when the form is first shown: who opens another page needs
+            # no preview.
             self._panel.preview.submit,
             fields["data.format"].input,
             fields["data.train_on"].input,
@@ -131,16 +126,23 @@ class TrainEvents:
 
     def _take_presets(self) -> None:
         panel = self._panel
-        loaded = panel.preset.input(
+        # Not `.input`: Gradio sends that too when the list loses the focus, and the preset would
+        # take the place of what a person has typed.
+        loaded = panel.preset.select(
             self.load_preset, panel.preset, [*self._fields, panel.about], **QUIET
         )
         loaded.then(**self._ask).then(self.preview, **self._previewed)
+        # `settings_tools.js` triggers this when a preset was saved or deleted.
+        panel.tools.submit(
+            self.list_presets, panel.tools, [panel.preset, panel.about], **QUIET
+        ).then(**self._ask)
 
-    def _take_columns(self) -> None:
-        """Turns the columns that a person chose in the preview into settings."""
+    def _take_choices(self) -> None:
+        """Turns the columns and the files that a person chose into settings."""
         fill = _filled_in(MAP, {"FIELDS": self._names})
-        filled = self._panel.preview.input(**in_page(fill, self._panel.preview, [*self._fields]))
-        filled.then(**self._ask).then(self.preview, **self._previewed)
+        for place in (self._panel.preview, self._panel.files):
+            filled = place.input(**in_page(fill, place, [*self._fields]))
+            filled.then(**self._ask).then(self.preview, **self._previewed)
 
     def _open_with_the_draft(self, page: gr.Blocks) -> None:
         panel = self._panel
@@ -151,7 +153,7 @@ class TrainEvents:
 
     def _start_and_queue(self) -> None:
         panel = self._panel
-        outputs = [self._bar, self._tabs, panel.why_not]
+        outputs = [self._bar, panel.why_not]
         start = self._starting(self._session.start)
         start_detached = self._starting(self._session.start_detached)
         panel.start.click(start, self._inputs, outputs, **AT_ONCE)
@@ -178,21 +180,37 @@ class TrainEvents:
         about = self._panel.about
         if file is None:
             return {about: gr.skip()}
-        preset = self._presets[file]
+        preset = self._presets.get(file)
+        if preset is None:
+            return {about: {"about": "This preset was deleted."}}
         shown = self._filled(shown_values(preset.config)) if preset.config is not None else {}
         return shown | {about: {"about": preset.about}}
+
+    def list_presets(self, file: str) -> dict[Any, Any]:
+        """Lists the presets anew, and chooses the one whose settings the form shows already."""
+        panel, chosen = self._panel, self._presets.get(file)
+        choices = [(each.label, each.file) for each in self._presets.listed().values()]
+        about = chosen.about if chosen is not None else ""
+        return {
+            panel.preset: gr.update(choices=choices, value=file if chosen is not None else None),
+            panel.about: {"about": about},
+        }
 
     def open_page(self) -> dict[Any, Any]:
         panel = self._panel
         file, shown = self._checker.draft.recall() or (None, None)
-        updates: dict[Any, Any] = {}
-        if file in self._presets:
-            updates = {panel.preset: file, panel.about: {"about": self._presets[file].about}}
+        preset = self._presets.get(file)
+        choices = [(each.label, each.file) for each in self._presets.listed().values()]
+        updates: dict[Any, Any] = {panel.preset: gr.update(choices=choices)}
+        if preset is not None:
+            updates[panel.preset] = gr.update(choices=choices, value=file)
+            updates[panel.about] = {"about": preset.about}
         elif shown is not None:  # these settings come from a run, not from a preset
-            updates = {panel.preset: None, panel.about: {"about": ""}}
+            updates[panel.preset] = gr.update(choices=choices, value=None)
+            updates[panel.about] = {"about": ""}
         if shown is not None:
             updates |= self._filled(shown)
-        return updates or {panel.about: gr.skip()}  # Gradio accepts no empty answer
+        return updates
 
     def _starting(
         self, begin: Callable[[TrainConfig], str]
@@ -204,7 +222,7 @@ class TrainEvents:
                 run_id = begin(self._checker.read_trainable(self._shown_in(values)))
             except Exception as error:  # noqa: BLE001  the page shows any fault of the program
                 return {self._panel.why_not: {"why_not": as_labelled(unforeseen(error))}}
-            return {self._bar: {"open": run_id}, self._tabs: gr.Tabs(selected="live")}
+            return {self._bar: {"open": run_id}}
 
         return start
 

@@ -5,14 +5,16 @@ A verdict is plain data for `train.js`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from app.form.settings_form import as_labelled, settings
-from app.view.fit_figures import fit_figure, item_colour, item_words
+from app.view.fit_figures import fit_figure, item_colour
 from app.words import in_bytes, in_count
 from engine.fit.memory_items import Item, PartName
 from engine.fit.needs import Part, Verdict
+from engine.fit.remedies import Remedy
 from engine.fit.report import HOST_WATTS, FitReport
 from engine.words import counted, in_hours, in_seconds
 
@@ -44,8 +46,12 @@ def unchecked(headline: str, sentence: str, field: str | None = None) -> dict[st
         "bars": [],
         "time": [],
         "remedies": [],
+        "to_be_timed": False,
         "help": "",
         "size": "",
+        "effort": "",
+        "smaller": [],
+        "model": None,
         "field": field,
         "can_start": False,
         "can_queue": False,
@@ -53,28 +59,49 @@ def unchecked(headline: str, sentence: str, field: str | None = None) -> dict[st
     }
 
 
-def verdict_of(report: FitReport, busy: str | None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Beside:
+    """`Beside` is what the verdict says beside the estimate."""
+
+    remarks: Sequence[str] = ()
+    """A person should read these sentences before a start."""
+    tracked: Sequence[str] = ()
+    """These sentences say where curves also go."""
+    effort: str = ""
+    """This says what the length of the run means."""
+    smaller: Sequence[str] = ()
+    """Models with these ids would fit instead."""
+
+
+def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str, Any]:
     """Returns the verdict on a draft whose estimate is `report`.
 
     `busy` says why nothing can be started now, or is None. `remedies` are texts with the component
-    values that each changes, and `help` is shown above them. `why_not` says why Start is disabled.
+    values that each changes, and `help` is shown above them. `to_be_timed` tells whether a verdict
+    with their times, and with smaller models, would say more. `why_not` says why Start is disabled.
     """
     tone, headline = VERDICTS[report.verdict]
+    if beside.remarks and report.verdict == Verdict.FITS:
+        tone, headline = "warn", "It fits this machine, but look at this:"
     fits = report.verdict != Verdict.DOES_NOT_FIT
     why_not = busy if fits else "It would not fit, so it cannot be started."
-    remedies = [
-        {"text": as_labelled(remedy.text), "changes": _as_shown(remedy.changes)}
-        for remedy in report.remedies[:REMEDIES_SHOWN]
-    ]
+    shown = report.remedies[:REMEDIES_SHOWN]
+    remedies = [_remedy(remedy) for remedy in shown]
+    is_timed = all(remedy.seconds is not None for remedy in shown)
     return {
         "tone": tone,
         "headline": headline,
-        "reasons": [as_labelled(reason) for reason in report.reasons],
+        "reasons": [*map(as_labelled, report.reasons), *beside.remarks, *beside.tracked],
         "bars": _bars(report),
         "time": _time_rows(report) if fits else [],
         "remedies": remedies,
+        "to_be_timed": (bool(report.time["step_seconds"]) and not is_timed) or not fits,
         "help": HELP[report.verdict] if remedies else "",
         "size": _size_words(report),
+        "effort": beside.effort,
+        "smaller": list(beside.smaller),
+        # Of a model that does not fit, the page offers to look for machines that train it.
+        "model": None if fits else report.model["source"],
         "field": None,
         "can_start": fits and not busy,
         # This includes drafts that do not fit: the memory that the active run takes now will be
@@ -82,6 +109,25 @@ def verdict_of(report: FitReport, busy: str | None) -> dict[str, Any]:
         "can_queue": busy is not None,
         "why_not": why_not or "",
     }
+
+
+def _remedy(remedy: Remedy) -> dict[str, Any]:
+    """Returns a remedy with its text for a button. The first line says what changes and what the
+    job then takes, the second one how long a step takes and what happens to results.
+    """
+    said = remedy.exactness_in_words
+    if remedy.time_in_words:
+        said = f"{_capital(remedy.time_in_words)}. {said}"
+    return {
+        "text": f"{as_labelled(remedy.text)}\n{said}",
+        "changes": _as_shown(remedy.changes),
+        "exactness": [kind.value for kind in remedy.exactness],
+        "seconds": remedy.seconds,
+    }
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _as_shown(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,7 +174,7 @@ def _why_no_time(report: FitReport) -> str:
     if report.choices["device"] != "cpu":
         return "This card's rates are measured when a run starts."
     if report.model["dtype"] == "float32":
-        return "Measure, on the Hardware tab, makes the times of this CPU known."
+        return "Measure, in Hardware, makes the times of this CPU known."
     return "On a CPU, times are predicted in float32 only."
 
 
@@ -183,14 +229,14 @@ def _bar(name: PartName, label: str, part: Part) -> dict[str, Any]:
         "tone": VERDICTS[part.verdict][0],
         "items": [_item(item) for item in part.items if item.bytes],
         "note": _part_note(part),
-        "said": f"{label}: {text}, most of it {item_words(largest)} ({in_bytes(largest.bytes)}).",
+        "said": f"{label}: {text}, most of it {largest.words} ({in_bytes(largest.bytes)}).",
         "figure": fit_figure(part),
     }
 
 
 def _item(item: Item) -> dict[str, Any]:
     return {
-        "name": item_words(item),
+        "name": item.words,
         "text": in_bytes(item.bytes),
         "note": item.note,
         "colour": item_colour(item.kind),

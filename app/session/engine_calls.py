@@ -16,6 +16,8 @@ from engine.config.data_settings import DataConfig
 from engine.config.settings import ModelConfig, TrainConfig
 from engine.data.preview import check_first_rows, preview
 from engine.fit.report import estimate
+from engine.home.push import push
+from engine.sources.row_count import count_rows
 from engine.talk.conversation import Message, Sampling, Source
 from engine.train.run import resume_run, start_run
 
@@ -59,10 +61,12 @@ class EngineCalls:
     start_run: Callable[..., Run] = start_run
     resume_run: Callable[..., Run] = resume_run
     export_run: Callable[..., Any] = _export_run
+    push: Callable[..., str] = push
     estimate: Callable[..., Any] = estimate
     preview: Callable[..., dict[str, Any]] = preview
     check_data: Callable[[DataConfig], None] = check_first_rows
     """It raises DataError if the first rows of data on this machine cannot be read."""
+    count_rows: Callable[[DataConfig], float | None] = count_rows
     load_tokenizer: Callable[[str], Any] = _load_tokenizer
     warm_up: Callable[[ModelConfig], None] = _warm_up
     """It imports the modules that the first Start and Talk need and runs a model once, so that

@@ -52,6 +52,8 @@ class Queued:
     """This text says why the run could not be started. A run with such a text waits no longer."""
     detached: bool = False
     """If this is set, the run gets a process of its own."""
+    resumes: str = ""
+    """If this is set, the run with this id is resumed, and no new run is started."""
 
 
 class RunQueue:
@@ -62,14 +64,14 @@ class RunQueue:
     def __init__(
         self,
         runs_dir: Path,
-        start: Callable[[TrainConfig, bool], str],
+        start: Callable[[Queued], str],
         why_not: Callable[[], str | None],
         going_on: Callable[[], str | None] = lambda: None,
         went_its_way: Callable[[str], bool] = lambda _run_id: True,
     ):
         """Reads the queue's file. These four functions belong to the session.
 
-        - `start(config, detached)` starts a run, or raises RamstreamError if it cannot.
+        - `start(queued)` starts or resumes a run, or raises RamstreamError if it cannot.
         - `why_not` returns why no run can be started now, or None if one can.
         - `going_on` returns the id of the run that is active in another process, or None.
         - `went_its_way` returns, once that run is over, whether it ended without a person ending
@@ -120,9 +122,16 @@ class RunQueue:
         with self._change:
             return list(self._queued)
 
-    def add(self, config: TrainConfig) -> int:
-        """Queues a run and returns its position among the waiting runs, from 1. Raises RunError if
-        the queue is full or cannot be written.
+    @property
+    def waits(self) -> bool:
+        """Returns whether a run waits to be started."""
+        with self._change:
+            return self._next() is not None
+
+    def add(self, config: TrainConfig, resumes: str = "") -> int:
+        """Queues a run and returns its position among the waiting runs, from 1. `resumes` is the id
+        of a run to resume, with its settings. Raises RunError if the queue is full or cannot be
+        written, or if that run is queued already.
         """
         queued = Queued(
             secrets.token_hex(4),
@@ -131,8 +140,11 @@ class RunQueue:
             config.data.title,
             time.time(),
             lasting_config(config).to_dict(),
+            resumes=resumes,
         )
         with self._change:
+            if resumes and any(resumes == other.resumes for other in self._queued):
+                raise RunError(f"The resume of run {resumes} is in the queue already.")
             if len(self._queued) >= LIMIT:
                 raise RunError(
                     f"The queue holds {LIMIT} runs already; remove some of them in Runs first."
@@ -304,7 +316,7 @@ class RunQueue:
         request started a run first, or the run with the reason why it cannot start.
         """
         try:
-            self._start(TrainConfig.from_dict(queued.config), queued.detached)
+            self._start(queued)
         except RamstreamError as error:
             somebody_was_quicker = self._why_not() is not None
             return queued if somebody_was_quicker else replace(queued, problem=str(error))
@@ -376,7 +388,7 @@ class RunQueue:
 def _queued(values: dict[str, Any]) -> Queued:
     """Returns the run that the values describe. Raises TypeError if they do not describe one."""
     queued = Queued(**values)
-    texts = (queued.id, queued.name, queued.model, queued.data, queued.problem)
+    texts = (queued.id, queued.name, queued.model, queued.data, queued.problem, queued.resumes)
     are_texts = all(isinstance(text, str) for text in texts)
     has_config = isinstance(queued.config, dict)
     has_time = isinstance(queued.added, (int, float))

@@ -1,25 +1,70 @@
 """The runs of a folder are listed here, and the run that another process is running is found.
 
 Many pages request the list again and again. The list is cached for a second, and requests that
-arrive during a read wait for its result.
+arrive during a read wait for its result. A read takes a run as it was before if nothing in its
+folder has changed, so that a list of a thousand runs costs little.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.session.detached import PROCESS_FILE, DetachedRuns, is_starting
-from app.view.run_row import Weights
+from app.session.glances import Glances
+from app.view.run_row import NOTHING_SEEN, Weights
+from app.view.run_table import ORDERS, Asked, ListedRun, found_runs
 from engine.checkpoints.saved_steps import saved_steps
-from engine.runs.folder import RUN_ID, RunFolder
-from engine.runs.listing import RunSummary, list_runs, summarise
+from engine.runs.folder import LOCK_FILE, RUN_ID, RunFolder
+from engine.runs.following import EVENTS_FILE
+from engine.summaries.listing import RunSummary, summarise
 
 LIST_SECONDS = 1.0
 """The folder is read again once the last read is older than this many seconds."""
+
+
+@dataclass(frozen=True)
+class RunsToShow:
+    """A `RunsToShow` is the answer to what a page asked for."""
+
+    every: list[ListedRun]
+    """These are all runs of the folder, the newest first."""
+    found: int
+    """So many of them are asked for."""
+    shown: list[ListedRun]
+    """These are the first of those, in the order that was asked for."""
+    is_complete: bool
+    """Each of these runs, and of those that had to be sorted, was looked at."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """An `_Entry` is one run, and of what state of its folder it is."""
+
+    folder: RunFolder
+    state: _FolderState
+    """Two equal states give the same run, unless it `is_starting`."""
+    run: RunSummary
+    weights: Weights
+    is_starting: bool
+    """The run has a process of its own that has not written a record yet."""
+
+
+@dataclass(frozen=True)
+class _FolderState:
+    """A `_FolderState` changes with anything that the list shows of a run."""
+
+    stamps: tuple[tuple[str, int, int, int], ...]
+    """These are the name, size, modification time and inode of everything in the folder."""
+    is_running: bool
+    """A process holds the run's lock."""
+    may_be_starting: bool
+    """The run was given a process of its own, and has no record yet."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +77,8 @@ class _Listing:
     """The read ended at this monotonic time."""
     runs: list[RunSummary]
     """The newest run comes first."""
-    weights: dict[str, Weights]
-    """These are the weights that each run has, by its id."""
+    entries: dict[str, _Entry]
+    """These are the runs by their ids, as they were found in their folders."""
 
     def is_good_at(self, moment: object) -> bool:
         """Returns whether nothing has changed since the read, and the read is recent."""
@@ -52,22 +97,18 @@ class RunList:
         # run again.
         self._reading = threading.Lock()
         self._listing: _Listing | None = None
+        self._glances = Glances(runs_dir)
         self._moment = object()
         """Each change of the folder replaces this object, so that a list whose read was in progress
         is known to be outdated.
         """
-        self._elsewhere: tuple[float, str | None] = (-LIST_SECONDS, None)
-        """These are the monotonic time of the latest `running_elsewhere` call, and its result."""
 
     # ------------------------------------------------------------------ what is remembered
 
     def forget(self) -> None:
-        """Makes the next request read the folder again, since a run began or ended."""
-        self.forget_listing()
-        self._elsewhere = (-LIST_SECONDS, None)
-
-    def forget_listing(self) -> None:
-        """Makes the next request read the list again, since something that it shows has changed."""
+        """Makes the next request read the folder again, since something that the list shows has
+        changed.
+        """
         self._moment = object()
 
     # ------------------------------------------------------------------ the list
@@ -76,10 +117,25 @@ class RunList:
         """Returns every run, newest first; the folder is read at most once a second."""
         return self._list().runs
 
-    def runs_to_show(self) -> list[tuple[RunSummary, Weights]]:
-        """Returns every run with the weights that it has."""
-        listing = self._list()
-        return [(run, listing.weights[run.id]) for run in listing.runs]
+    def runs_to_show(self, asked: Asked) -> RunsToShow:
+        """Returns the runs that a page asks for. What takes longer to find out about them is in a
+        later answer.
+        """
+        entries = self._list().entries
+        every = self._with_looks(entries.values())
+        found = found_runs(every, asked)
+        shown = [listed.run.id for listed in found[: asked.limit]]
+        sorted_by_looks = entries if ORDERS[asked.sort].needs_looks else ()
+        is_complete = self._glances.ask(dict.fromkeys([*shown, *sorted_by_looks]))
+        return RunsToShow(every, len(found), found[: asked.limit], is_complete)
+
+    def _with_looks(self, entries: Iterable[_Entry]) -> list[ListedRun]:
+        listed = list(entries)
+        looks = self._glances.known(entry.run.id for entry in listed)
+        return [
+            ListedRun(entry.run, entry.weights, looks.get(entry.run.id, NOTHING_SEEN))
+            for entry in listed
+        ]
 
     def _list(self) -> _Listing:
         with self._reading:
@@ -89,11 +145,36 @@ class RunList:
             moment = self._moment
             if listing is not None and listing.is_good_at(moment):
                 return listing
-            found = [self._as_it_is(run) for run in list_runs(self._runs_dir)]
-            runs = [run for run in found if run is not None]
-            weights = {run.id: self._weights_of(run) for run in runs}
-            self._listing = _Listing(moment, time.monotonic(), runs, weights)
+            before = {} if listing is None else listing.entries
+            found = [self._entry(run_id, before.get(run_id)) for run_id in self._run_ids()]
+            entries = sorted(
+                (entry for entry in found if entry is not None),
+                key=lambda entry: (entry.run.created, entry.run.id),
+                reverse=True,
+            )
+            self._listing = _Listing(
+                moment,
+                time.monotonic(),
+                [entry.run for entry in entries],
+                {entry.run.id: entry for entry in entries},
+            )
+            self._glances.forget_others(self._listing.entries)
             return self._listing
+
+    def _entry(self, run_id: str, before: _Entry | None) -> _Entry | None:
+        """Returns the run with this id, or None if it was deleted meanwhile. `before` is the run as
+        the last read found it.
+        """
+        folder = RunFolder(self._runs_dir / run_id) if before is None else before.folder
+        state = _state_of(folder)
+        starts = state.may_be_starting and is_starting(folder)
+        is_same = before is not None and before.state == state and not state.may_be_starting
+        # A run of this process is paused and goes on without a sign in its folder.
+        if before is not None and is_same and run_id != self._active_id():
+            return before
+        summary = summarise(folder)
+        run = None if summary is None else self._as_it_is(summary)
+        return None if run is None else _Entry(folder, state, run, self._weights_of(run), starts)
 
     def _as_it_is(self, run: RunSummary) -> RunSummary | None:
         """Returns a run with its true state, or None if it was deleted meanwhile.
@@ -111,10 +192,10 @@ class RunList:
 
     def _weights_of(self, run: RunSummary) -> Weights:
         folder = RunFolder(Path(run.path))
-        saved = saved_steps(folder.checkpoints_path)
+        saved = saved_steps(folder.checkpoints_path, folder.best_path)
         is_paused_here = run.state == "paused" and run.id == self._active_id()
         return Weights(
-            can_talk=is_paused_here or saved.newest is not None or _has_export(folder),
+            can_talk=is_paused_here or saved.trained_on is not None or _has_export(folder),
             saved=saved,
         )
 
@@ -124,32 +205,41 @@ class RunList:
         """Returns the id of a run whose lock another process holds or is about to take. Each call
         searches the folder, since Start depends on the result.
         """
-        found = None
-        for folder in self._folders():
+        for run_id in self._run_ids():
+            folder = RunFolder(self._runs_dir / run_id)
             if folder.is_running() or is_starting(folder):
-                found = folder.id
-                break
-        self._elsewhere = (time.monotonic(), found)
-        return found
+                return run_id
+        return None
 
     def running_elsewhere_lately(self) -> str | None:
         """Returns the result of `running_elsewhere`, which may be a second old."""
-        looked_at, run_id = self._elsewhere
-        if time.monotonic() - looked_at >= LIST_SECONDS:
-            return self.running_elsewhere()
-        return run_id
+        for run_id, entry in self._list().entries.items():
+            if entry.state.is_running or entry.is_starting:
+                return run_id
+        return None
 
-    def _folders(self) -> list[RunFolder]:
-        """Returns the run folders. The newest come first, as they are likeliest to be running."""
+    def _run_ids(self) -> list[str]:
+        """Returns the ids of all runs, the newest first, as they are likeliest to be running."""
         try:
-            names = [
-                path.name
-                for path in self._runs_dir.iterdir()
-                if RUN_ID.fullmatch(path.name) and path.is_dir()
-            ]
+            with os.scandir(self._runs_dir) as found:
+                names = [at.name for at in found if RUN_ID.fullmatch(at.name) and at.is_dir()]
         except OSError:
             return []
-        return [RunFolder(self._runs_dir / name) for name in sorted(names, reverse=True)]
+        return sorted(names, reverse=True)
+
+
+def _state_of(folder: RunFolder) -> _FolderState:
+    """Returns the state of a run's folder, which has no stamps if the folder cannot be read."""
+    stamps: list[tuple[str, int, int, int]] = []
+    with contextlib.suppress(OSError), os.scandir(folder.path) as found:
+        for entry in found:
+            with contextlib.suppress(FileNotFoundError):
+                stat = entry.stat()
+                stamps.append((entry.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
+    sizes = {name: size for name, size, *_ in stamps}
+    has_process = PROCESS_FILE in sizes and not sizes.get(EVENTS_FILE)
+    is_running = LOCK_FILE in sizes and folder.is_running()
+    return _FolderState(tuple(sorted(stamps)), is_running, has_process)
 
 
 def _has_export(folder: RunFolder) -> bool:

@@ -13,25 +13,27 @@ import secrets
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from app.session.detached import DetachedRuns, is_starting, request_when_started
 from app.session.engine_calls import EngineCalls, Run
+from app.session.home_jobs import export_work, push_work
 from app.session.jobs import BYTES, Job, Jobs
-from app.session.queue import RunQueue
-from app.session.run_list import RunList
-from app.view.run_row import Weights
-from app.view.run_watch import Watch
+from app.session.queue import Queued, RunQueue
+from app.session.run_list import RunList, RunsToShow
+from app.view.run_bar import actions_in
+from app.view.run_table import Asked
+from app.watch.run_watch import Watch
+from engine.checkpoints.saved_steps import saved_steps
 from engine.config.changes import CHANGE, Change
-from engine.config.export_choice import NEWEST, ExportChoice
+from engine.config.export_choice import AS_CONFIGURED, ExportChoice
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
-from engine.paths import named_folder
-from engine.runs.about import About, write_about
 from engine.runs.control import COMMANDS
 from engine.runs.folder import RunFolder, delete_run, open_run
-from engine.runs.listing import RunSummary, summarise
+from engine.summaries.about import About, read_about, write_about
+from engine.summaries.listing import RunSummary, summarise
 
 KEPT_WATCHES = 8
 ENDED_BY_A_PERSON = ("stopped", "discarded")
@@ -160,8 +162,25 @@ class Session:
         """
         return self._launch(lambda: self.engine.resume_run(self.runs_dir, run_id), run_id)
 
-    def _start_queued(self, config: TrainConfig, detached: bool) -> str:
-        return self.start_detached(config) if detached else self.start(config)
+    def queue_resume(self, run_id: str) -> int:
+        """Queues the resume of a run that is over, and returns its position among the waiting runs,
+        from 1. Raises RunError if it cannot be resumed, and as `RunQueue.add` does.
+        """
+        folder = open_run(self.runs_dir, run_id)
+        run = summarise(folder)
+        if (
+            run is None
+            or self._goes_on(folder)
+            or "resume" not in actions_in(run.state, saved_steps(folder.checkpoints_path))
+        ):
+            raise RunError(f"Run {run_id} cannot be resumed now: it goes on or has finished.")
+        return self.queue.add(folder.config.with_values({"name": run.name}), resumes=run_id)
+
+    def _start_queued(self, queued: Queued) -> str:
+        if queued.resumes:
+            return self.resume(queued.resumes)
+        config = TrainConfig.from_dict(queued.config)
+        return self.start_detached(config) if queued.detached else self.start(config)
 
     def _went_its_way(self, run_id: str) -> bool:
         """Returns whether a run of another process, which is over, finished or failed rather than
@@ -353,16 +372,25 @@ class Session:
         """Returns every run, newest first; the folder is read at most once a second."""
         return self._list.runs()
 
-    def runs_to_show(self) -> list[tuple[RunSummary, Weights]]:
-        """Returns every run with the weights that it has."""
-        return self._list.runs_to_show()
+    def runs_to_show(self, asked: Asked) -> RunsToShow:
+        """Returns the runs that a page asks for; see `RunList.runs_to_show`."""
+        return self._list.runs_to_show(asked)
 
-    def describe(self, run_id: str, name: str, note: str) -> About:
-        """Sets the name and the note of a run; its id stays. Raises RunError if they cannot be
-        stored.
+    @property
+    def is_busy(self) -> bool:
+        """Returns whether a run is active or waits to be started, so that another one waits."""
+        return self.busy_id is not None or self.queue.waits
+
+    def describe(
+        self, run_id: str, name: str, note: str, tags: Sequence[str] | None = None
+    ) -> About:
+        """Sets the name, the note and the tags of a run; its id stays, and so do its tags if `tags`
+        is None. Raises RunError if they cannot be stored.
         """
-        about = write_about(open_run(self.runs_dir, run_id), name, note)
-        self._list.forget_listing()
+        folder = open_run(self.runs_dir, run_id)
+        kept = read_about(folder.path).tags if tags is None else tags
+        about = write_about(folder, name, note, kept)
+        self._list.forget()
         return about
 
     def delete(self, run_id: str) -> None:
@@ -372,7 +400,7 @@ class Session:
         delete_run(self.runs_dir, run_id)
         with self._watching:
             self._watches.pop(run_id, None)
-        self._list.forget_listing()
+        self._list.forget()
 
     def run_to_open(self) -> str | None:
         """Returns the id of the run that a page shows if its address names none: the active run, or
@@ -386,25 +414,21 @@ class Session:
 
     # ------------------------------------------------------------------ long work
 
-    def export(self, run_id: str, folder: str, choice: ExportChoice = NEWEST) -> Job:
+    def export(self, run_id: str, folder: str, choice: ExportChoice = AS_CONFIGURED) -> Job:
         """Starts a job that exports a run's weights as a Hugging Face folder, as `choice` says.
         Raises RunError if no folder is given, and as `Jobs.start` does.
         """
-        open_run(self.runs_dir, run_id)
-        if not folder.strip():
-            raise RunError("No folder is given; name the folder to write the model to.")
-        target = named_folder(folder.strip())
-
-        def work(job: Job) -> str:
-            job.stage("Opening the run", BYTES)
-            found = self.engine.export_run(
-                self.runs_dir, run_id, target, choice=choice, progress=job.progress
-            )
-            return " ".join(
-                [f"Exported the model of step {found.step:,} to {target}.", *found.skipped]
-            )
-
+        run = open_run(self.runs_dir, run_id)
+        work = export_work(self.engine, run, folder, choice)
         return self.jobs.start(f"The export of {run_id}", work, about=run_id, unit=BYTES)
+
+    def push(self, run_id: str, folder: str, repository: str, private: bool) -> Job:
+        """Starts a job that uploads the exported `folder` to a repository of the hub. Raises
+        RunError if a name is missing, and as `Jobs.start` does.
+        """
+        open_run(self.runs_dir, run_id)
+        work = push_work(self.engine, folder, repository.strip(), private)
+        return self.jobs.start(f"The push to {repository.strip()}", work, about=run_id, unit=BYTES)
 
 
 def _name_of(command: str | Change) -> str:

@@ -7,6 +7,7 @@ x is the step, or milliseconds since the run was started, or the tokens trained 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -36,6 +37,25 @@ def places(snapshot: RunSnapshot, table: EventTable, axis: Axis) -> np.ndarray:
     if axis == "time":
         return 1000 * (np.asarray(table.time, dtype=float) - (snapshot.started_time or 0.0))
     # Tables of other events have rows for only some steps; tokens are counted at every step.
+    return _tokens_at(snapshot, steps)
+
+
+def places_of_steps(snapshot: RunSnapshot, steps: Sequence[int], axis: Axis) -> np.ndarray:
+    """Returns the positions x[steps] of `steps` on the axis. On the axis of time, they are those of
+    the ends of the steps.
+    """
+    wanted = np.asarray(steps, dtype=float)
+    if axis == "step":
+        return wanted
+    if axis == "tokens":
+        return _tokens_at(snapshot, wanted)
+    known = np.asarray(snapshot.steps.step, dtype=float)
+    times = places(snapshot, snapshot.steps, "time")
+    return np.interp(wanted, known, times) if len(known) else np.zeros(len(wanted))
+
+
+def _tokens_at(snapshot: RunSnapshot, steps: np.ndarray) -> np.ndarray:
+    """Returns how many tokens were trained on up to each of steps[n]."""
     known = np.asarray(snapshot.steps.step, dtype=float)
     tokens = np.asarray(snapshot.steps.tokens_so_far, dtype=float)
     return np.interp(steps, np.concatenate([[0.0], known]), np.concatenate([[0.0], tokens]))

@@ -23,7 +23,7 @@ from app.view.drawing import (
     vertical_line,
 )
 from app.words import GIB, in_bytes
-from engine.fit.memory_items import Item, MemoryItem
+from engine.fit.memory_items import MemoryItem
 from engine.fit.needs import Part
 
 PART_COLOURS = {
@@ -45,6 +45,7 @@ PART_COLOURS = {
     MemoryItem.KEPT_ACTIVATIONS: AMBER,
     MemoryItem.BOUNDARIES: AMBER,
     MemoryItem.WORKING_SET: GREEN,
+    MemoryItem.BEST: TEAL,
     MemoryItem.CHECKPOINTS: BLUE,
     MemoryItem.EXPORT: GREEN,
 }
@@ -61,18 +62,13 @@ def item_colour(kind: MemoryItem) -> str:
     return PART_COLOURS.get(kind, GREY)
 
 
-def item_words(item: Item) -> str:
-    """Returns the displayed name of an item."""
-    return item.name.replace("_", " ")
-
-
 def fit_figure(part: Part) -> Figure:
     """Returns one stacked bar in GiB: a segment for each item, then the free rest. The limit is
     drawn as a line if it is known.
     """
     total = part.total / GIB
     data = [
-        _segment(item_words(item), item.bytes, item_colour(item.kind))
+        _segment(item.words, item.bytes, item_colour(item.kind))
         for item in part.items
         if item.bytes
     ]

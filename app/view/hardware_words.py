@@ -1,4 +1,4 @@
-"""Machines, their rates and what they can train are described in words here for the Hardware tab.
+"""Machines, their rates and what they can train are described in words here for Hardware.
 All functions are pure.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from app.words import GIB, in_bytes
-from engine.fit.model_table import Cell, speed_in_words
+from engine.fit.model_table import PAIRS, PARKED, Cell, speed_in_words
 from engine.fit.needs import Verdict
 from engine.machine.gpus import GpuInfo
 from engine.machine.known_machines import KnownMachine
@@ -20,6 +20,10 @@ VERDICT_WORDS = {
     Verdict.FITS: ("good", "fits"),
     Verdict.TIGHT: ("warn", "just fits"),
     Verdict.DOES_NOT_FIT: ("bad", "too large"),
+}
+WAY_SENTENCES = {
+    PARKED: "Gradients wait on the GPU until they are applied.",
+    PAIRS: "Only every second block keeps a boundary.",
 }
 FIGURE_NAMES = {
     "memory_mib": "Memory",
@@ -194,12 +198,14 @@ def free_memory_words(machine: Machine) -> str:
 
 def cell_words(found: Cell) -> dict[str, str]:
     """Returns the verdict as a word, with its tone, and the speed. Where the cell is about any
-    optimizer, the word says how the first that fits keeps its moments, as in "fits, bf16".
+    optimizer, the word says how the first that fits keeps its moments, as in "fits, bf16", and
+    `ways` what else its plan does to take less RAM, as in "parked, pairs".
     """
     tone, word = VERDICT_WORDS[found.verdict]
     if found.any_optimizer and found.verdict != Verdict.DOES_NOT_FIT:
         word = f"{word}, {KINDS[found.optimizer]}"
-    return {"tone": tone, "word": word, "speed": speed_words(found)}
+    ways = ", ".join(found.ways) if found.any_optimizer else ""
+    return {"tone": tone, "word": word, "speed": speed_words(found), "ways": ways}
 
 
 def speed_words(found: Cell) -> str:
@@ -220,17 +226,17 @@ def rounded_rate(rate: float) -> str:
 
 
 def cell_detail(found: Cell) -> str:
-    """Returns one or two sentences about one cell."""
+    """Returns a few sentences about one cell."""
     takes = (
         f"Takes {in_bytes(found.host_bytes)} of RAM{and_gpu_memory(found)} at least, "
         f"{moments_words(found)}."
     )
     if found.missing:
         return f"{takes} Missing: {found.missing}."
-    if found.tokens_per_second is None:
-        return takes
-    origin = "estimated from the specification" if found.estimated else "from measured rates"
-    return f"{takes} {speed_in_words(found)}, {origin}."
+    if found.tokens_per_second is not None:
+        origin = "estimated from the specification" if found.estimated else "from measured rates"
+        takes += f" {speed_in_words(found)}, {origin}."
+    return " ".join([takes, *(WAY_SENTENCES[way] for way in found.ways)])
 
 
 def moments_words(found: Cell) -> str:

@@ -9,9 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from app.view.axes import Axis, Line, curve, figure, one_row, places, two_rows
+from app.view.axes import (
+    Axis,
+    Line,
+    curve,
+    figure,
+    one_row,
+    places,
+    places_of_steps,
+    two_rows,
+)
+from app.view.best import best_of
 from app.view.curve_points import downsample, smooth, smoothing_window
 from app.view.drawing import BLUE, GREEN, ORANGE, VIOLET, Figure, escaped, rounded
+from engine.runs.held_out import Best
 from engine.runs.snapshot import RunSnapshot
 
 MAP_COLUMNS = 200
@@ -29,7 +40,9 @@ NEAREST_TICK = 0.08
 
 
 def loss_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
-    """Returns the loss of each step, its smoothed mean, and the loss on held-out rows."""
+    """Returns the loss of each step, its smoothed mean, and the loss on held-out rows, with its
+    best.
+    """
     steps = snapshot.steps
     evals = snapshot.evals
     x = places(snapshot, steps, axis)
@@ -38,11 +51,48 @@ def loss_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     each, mean = downsample(x, loss), downsample(x, smooth(loss, window))
     held_out = np.asarray(evals.loss, dtype=float)
     data = [
-        curve("each step", *each, Line(BLUE, opacity=0.35, width=1)),
+        curve("each step", *each, Line(BLUE, opacity=0.55, width=1)),
         curve(f"mean of {window}", *mean, Line(BLUE)),
         curve("held out", places(snapshot, evals, axis), held_out, Line(ORANGE, markers=True)),
     ]
+    best = best_of(snapshot)
+    at = np.flatnonzero(np.asarray(evals.step) == best.step) if best is not None else ()
+    if best is not None and len(at):
+        place = places(snapshot, evals, axis)[at[-1:]]
+        data.append(_mark(_best_name(best), place, best.loss))
     return figure(data, axis, {"yaxis": one_row()}) | {"log_axes": ["yaxis"]}
+
+
+def _best_name(best: Best) -> str:
+    by = "" if best.by == "loss" else " by exact match"
+    return f"best{by}: step {best.step:,}"
+
+
+def _mark(name: str, x: np.ndarray, height: float) -> dict[str, Any]:
+    """Returns a star at x[1], at this height."""
+    star = curve(name, x, np.array([height]), Line(GREEN, markers=True))
+    star["marker"] = {"size": 13, "color": GREEN, "symbol": "star"}
+    return star | {"mode": "markers"}
+
+
+def accuracy_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
+    """Returns the share of held-out prompts that were answered exactly as expected, in percent,
+    with the best where the run chooses by it. The figure `is_absent` if none were asked.
+    """
+    matches = sorted(
+        (match for match in snapshot.exact_matches if match.total), key=lambda match: match.step
+    )
+    y = one_row("%", from_zero=True) | {"range": [0, 105], "autorange": False}
+    if not matches:
+        return figure([], axis, {"yaxis": y}, "No prompts were asked.") | {"is_absent": True}
+    x = places_of_steps(snapshot, [match.step for match in matches], axis)
+    shares = np.array([100 * match.correct / match.total for match in matches])
+    data = [curve("exact", x, shares, Line(GREEN, markers=True))]
+    best = best_of(snapshot)
+    if best is not None and best.share is not None:
+        place = places_of_steps(snapshot, [best.step], axis)
+        data.append(_mark(_best_name(best), place, 100 * best.share))
+    return figure(data, axis, {"yaxis": y})
 
 
 def optimizer_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:

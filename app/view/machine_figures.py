@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from app.verdict.step_shares import step_parts
 from app.view.axes import LIMIT_SHARE, Axis, Line, curve, figure, level, one_row, places, two_rows
 from app.view.curve_points import downsample
 from app.view.drawing import AMBER, BLUE, GREEN, GREY, ORANGE, PINK, RED, VIOLET, Figure, rounded
-from app.view.step_time import PARTS, step_parts
+from app.view.step_time import PARTS
 from app.words import GIB
 from engine.runs.snapshot import RunSnapshot
 
@@ -44,6 +45,18 @@ def throughput_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     rows = two_rows("tokens/s", "TFLOPS", from_zero=True)
     rows["yaxis"]["tickformat"] = "~s"
     return figure(data, axis, rows)
+
+
+def tflops_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
+    """Returns TFLOPS alone, with the measured ceiling, for a small place."""
+    steps = snapshot.steps
+    x = places(snapshot, steps, axis)
+    tflops = np.asarray(steps.tflops, dtype=float)
+    data = [curve("TFLOPS", *downsample(x, tflops), Line(AMBER, width=1.5))]
+    ceiling = snapshot.ceiling_tflops
+    if len(tflops) and 0 < LIMIT_SHARE * ceiling <= tflops.max():
+        data.append(level("ceiling", x, ceiling, RED))
+    return figure(data, axis, {"yaxis": one_row(from_zero=True)})
 
 
 def step_time_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:

@@ -1,5 +1,5 @@
-"""The run bar is above the tabs. It describes in plain data how a run is doing, or how it ended,
-and which requests are possible. All functions are pure and need neither Plotly nor Gradio.
+"""The run bar is the line over a run. It describes in plain data how a run is doing, or how it
+ended, and which requests are possible. All functions are pure and need neither Plotly nor Gradio.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from app.view.headline import headline
-from app.view.outcome import how_it_can_go_on, how_it_ended
+from app.verdict.findings import Verdict
+from app.verdict.judge import verdict
+from app.verdict.outcome import how_it_can_go_on, how_it_ended
 from app.words import STATE_TONES, STATE_WORDS, in_count, in_share, in_time
 from engine.checkpoints.saved_steps import NOTHING_SAVED, SavedSteps
 from engine.runs.folder import shown_state
@@ -87,8 +88,10 @@ class ShownRun:
     """The run's folder is gone, so nothing can be requested."""
 
 
-def run_bar(snapshot: RunSnapshot, run: ShownRun) -> dict[str, Any]:
-    """Returns the texts and numbers of the bar, and the possible requests to the run."""
+def run_bar(snapshot: RunSnapshot, run: ShownRun, said: Verdict | None = None) -> dict[str, Any]:
+    """Returns the texts and numbers of the bar, and the possible requests to the run. `said` is the
+    verdict, where it is known already.
+    """
     state = shown_state(snapshot.state, run.is_running)
     tone = STATE_TONES[state]
     rates = snapshot.steps.tokens_per_second
@@ -111,7 +114,7 @@ def run_bar(snapshot: RunSnapshot, run: ShownRun) -> dict[str, Any]:
         "step": f"{snapshot.step:,} of {snapshot.total_steps:,}" if snapshot.total_steps else "–",
         "left": _time_left(snapshot, state),
         "rate": in_count(recent_median(rates)) if rates else "–",
-        "sentence": _pending(pending, stop_saves) or sentence(snapshot, state, run.saved),
+        "sentence": _pending(pending, stop_saves) or sentence(snapshot, state, run.saved, said),
         "actions": [each for each in actions if not pending and (run.saves or each != "save")],
         "pending": pending,
         "waits": bool(lacks_space_for),
@@ -129,10 +132,12 @@ def run_bar(snapshot: RunSnapshot, run: ShownRun) -> dict[str, Any]:
 
 def actions_in(state: str, saved: SavedSteps) -> tuple[str, ...]:
     """Returns the requests that a person can make to a run in `state`. A run of which weights alone
-    are kept is not resumed.
+    are kept is not resumed. Nor is a failed one with nothing saved: with the same settings it would
+    fail again.
     """
     actions = ACTIONS.get(state, ())
-    if saved.is_weights_alone and state != "paused":
+    is_hopeless = state == "failed" and saved.newest is None
+    if is_hopeless or (saved.is_weights_alone and state != "paused"):
         return tuple(action for action in actions if action != "resume")
     return actions
 
@@ -167,15 +172,17 @@ def _pending(command: str | None, stop_saves: bool) -> str:
     return PENDING_WORDS[command] if command else ""
 
 
-def sentence(snapshot: RunSnapshot, state: str, saved: SavedSteps = NOTHING_SAVED) -> str:
+def sentence(
+    snapshot: RunSnapshot,
+    state: str,
+    saved: SavedSteps = NOTHING_SAVED,
+    said: Verdict | None = None,
+) -> str:
     """Returns one sentence on how the run is doing, or how it ended. `saved` are its checkpoints
-    on the disk.
+    on the disk. `said` is the verdict, where it is known already.
     """
     if state in OVER_STATES or state == "interrupted":
-        ended = how_it_ended(snapshot, state)
-        # A recorded reason, which an interrupted run lacks, says by itself what can be done.
-        tells_all = snapshot.reason and state != "interrupted"
-        return ended if tells_all else f"{ended} {how_it_can_go_on(state, saved)}".rstrip()
+        return _over_sentence(snapshot, state, saved, said)
     if snapshot.job is not None:
         return _job_sentence(snapshot.job)
     if state == "paused":
@@ -183,8 +190,19 @@ def sentence(snapshot: RunSnapshot, state: str, saved: SavedSteps = NOTHING_SAVE
             return snapshot.reason
         return f"Paused at step {snapshot.step:,}: Resume continues at once."
     if state == "running":
-        return headline(snapshot, state).text
+        return (said or verdict(snapshot, state)).headline.text
     return snapshot.reason or PASSING_WORDS[state]
+
+
+def _over_sentence(
+    snapshot: RunSnapshot, state: str, saved: SavedSteps, said: Verdict | None
+) -> str:
+    if state == "finished" and said is not None and said.headline.is_alarm:
+        return said.headline.text  # the line is no greener than the verdict
+    ended = how_it_ended(snapshot, state)
+    # A recorded reason, which an interrupted run lacks, says by itself what can be done.
+    tells_all = snapshot.reason and state != "interrupted"
+    return ended if tells_all else f"{ended} {how_it_can_go_on(state, saved)}".rstrip()
 
 
 def _job_sentence(job: Job) -> str:

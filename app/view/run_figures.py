@@ -8,22 +8,32 @@ from collections.abc import Callable
 
 import numpy as np
 
+from app.verdict.memory_kinds import growth_words, memory_kinds
+from app.verdict.memory_rules import in_danger
+from app.verdict.step_shares import recent_shares
 from app.view.axes import Axis
 from app.view.drawing import Figure
-from app.view.learning_figures import loss_figure, norms_figure, optimizer_figure
+from app.view.learning_figures import (
+    accuracy_figure,
+    loss_figure,
+    norms_figure,
+    optimizer_figure,
+)
 from app.view.machine_figures import (
     memory_figure,
     power_figure,
     step_time_figure,
+    tflops_figure,
     throughput_figure,
 )
-from app.view.memory_words import growth_words, is_in_danger, memory_kinds
-from app.view.step_time import PARTS, recent_shares
+from app.view.step_time import PARTS
 from app.words import GIB, in_digits, in_share, in_step_time
-from engine.runs.snapshot import RunSnapshot
+from engine.runs.snapshot import RECENT_STEPS, RunSnapshot
 
 FIGURES: dict[str, Callable[[RunSnapshot, Axis], Figure]] = {
     "loss": loss_figure,
+    "accuracy": accuracy_figure,
+    "tflops": tflops_figure,
     "throughput": throughput_figure,
     "optimizer": optimizer_figure,
     "memory": memory_figure,
@@ -42,8 +52,14 @@ def summaries(snapshot: RunSnapshot) -> dict[str, str]:
     if len(snapshot.steps):
         said["loss"] = _loss_words(snapshot)
         said["optimizer"] = _optimizer_words(snapshot)
+        said["tflops"] = _tflops_words(snapshot)
         said["throughput"] = _throughput_words(snapshot)
         said["step_time"] = _step_time_words(snapshot)
+    asked = [match for match in snapshot.exact_matches if match.total]
+    if asked:
+        said["accuracy"] = "; ".join(
+            f"{match.correct} of {match.total} at step {match.step:,}" for match in asked[-2:]
+        )
     memory = snapshot.memory
     if len(memory):
         said["memory"] = _memory_words(snapshot)
@@ -59,8 +75,7 @@ def summaries(snapshot: RunSnapshot) -> dict[str, str]:
 
 def alarms(snapshot: RunSnapshot) -> set[str]:
     """Returns the names of the figures that show a problem."""
-    in_danger = any(is_in_danger(snapshot, kind) for kind in memory_kinds(snapshot))
-    return {"memory"} if in_danger else set()
+    return {"memory"} if in_danger(snapshot) else set()
 
 
 def _loss_words(snapshot: RunSnapshot) -> str:
@@ -108,6 +123,14 @@ def _throughput_words(snapshot: RunSnapshot) -> str:
             f"{in_digits(ceiling)} that large matrix products reach here"
         )
     return told
+
+
+def _tflops_words(snapshot: RunSnapshot) -> str:
+    tflops = float(np.median(snapshot.steps.tflops[-RECENT_STEPS:]))
+    if not snapshot.ceiling_tflops:
+        return f"{in_digits(tflops)} in the latest steps"
+    share = in_share(tflops / snapshot.ceiling_tflops)
+    return f"{in_digits(tflops)} in the latest steps, {share} of this machine’s ceiling"
 
 
 def _step_time_words(snapshot: RunSnapshot) -> str:

@@ -1,14 +1,18 @@
-"""A row of the Runs tab describes one run of the list, as plain data."""
+"""A row of Runs describes one run of the list, and an entry of the sidebar one of the latest. Both
+are plain data.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from app.view.run_bar import actions_in
-from app.words import STATE_TONES, STATE_WORDS, in_digits, in_time
+from app.words import STATE_TONES, STATE_WORDS, in_bytes, in_digits, in_time
 from engine.checkpoints.saved_steps import NOTHING_SAVED, SavedSteps
-from engine.runs.listing import RunSummary
+from engine.summaries.glance import NO_GLANCE, Glance
+from engine.summaries.listing import RunSummary
 
 
 @dataclass(frozen=True)
@@ -16,20 +20,64 @@ class Weights:
     """`Weights` says which weights of a run there are."""
 
     can_talk: bool = False
-    """There are weights to talk to: a checkpoint, an export, or those of a paused run."""
+    """There are weights to talk to: a checkpoint, the best, an export, or those of a paused run."""
     saved: SavedSteps = NOTHING_SAVED
-    """These checkpoints of the run are on the disk."""
+    """These weights of the run are on the disk."""
 
 
 NO_WEIGHTS = Weights()
 
 
-def run_row(run: RunSummary, weights: Weights = NO_WEIGHTS) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Look:
+    """A `Look` is what the server finds out about a run after it was listed."""
+
+    glance: Glance = NO_GLANCE
+    folder_bytes: int | None = None
+    """The files of the run's folder have this many bytes; None if they were not counted yet."""
+
+
+NOTHING_SEEN = Look()
+RECENT = 6
+"""So many runs stand in the sidebar, and all that go on."""
+
+
+def recent_rows(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
+    """Returns the entries of the sidebar: the runs that go on, then the latest ones. `runs` are all
+    runs, the newest first.
+    """
+    going = [run for run in runs if _goes_on(run)]
+    over = [run for run in runs if not _goes_on(run)]
+    return [_recent(run) for run in [*going, *over[: max(0, RECENT - len(going))]]]
+
+
+def _goes_on(run: RunSummary) -> bool:
+    return STATE_TONES[run.state] == "busy" or run.state == "paused"
+
+
+def _recent(run: RunSummary) -> dict[str, Any]:
+    return {
+        "id": run.id,
+        "name": run.name,
+        "word": STATE_WORDS[run.state],
+        "tone": STATE_TONES[run.state],
+        "progress": round(min(1.0, run.step / run.total_steps), 4) if run.total_steps else 0.0,
+        "goes_on": _goes_on(run),
+    }
+
+
+def run_row(
+    run: RunSummary,
+    weights: Weights = NO_WEIGHTS,
+    look: Look = NOTHING_SEEN,
+    is_busy: bool = False,
+) -> dict[str, Any]:
     """Returns one row. A run that cannot be shown gets a row that says it is unreadable, so that
-    the other runs are still listed.
+    the other runs are still listed. While the server `is_busy` with a run or a queue, a run that
+    can be resumed can only be queued for that.
     """
     try:
-        return _run_row(run, weights)
+        return _run_row(run, weights, look, is_busy)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         unreadable = replace(
             run,
@@ -40,10 +88,11 @@ def run_row(run: RunSummary, weights: Weights = NO_WEIGHTS) -> dict[str, Any]:
             seconds=0.0,
             reason=f"What its record says cannot be shown ({type(error).__name__}: {error}).",
         )
-        return _run_row(unreadable, NO_WEIGHTS)
+        return _run_row(unreadable, NO_WEIGHTS, NOTHING_SEEN, is_busy)
 
 
-def _run_row(run: RunSummary, weights: Weights) -> dict[str, Any]:
+def _run_row(run: RunSummary, weights: Weights, look: Look, is_busy: bool) -> dict[str, Any]:
+    glance = look.glance
     steps = f"{run.step:,} of {run.total_steps:,}" if run.total_steps else f"{run.step:,}"
     return {
         "id": run.id,
@@ -54,18 +103,23 @@ def _run_row(run: RunSummary, weights: Weights) -> dict[str, Any]:
         "tone": STATE_TONES[run.state],
         "steps": steps,
         "loss": in_digits(run.loss),
+        "curve": [float(f"{loss:.4g}") for loss in glance.losses],
+        "held_out": "" if glance.held_out is None else in_digits(glance.held_out),
+        "accuracy": f"{glance.correct:,} of {glance.total:,}" if glance.total else "",
+        "size": "" if look.folder_bytes is None else in_bytes(look.folder_bytes),
+        "tags": list(run.tags),
         "model": run.model,
         "data": run.data,
         "created": run.created,
         "at_work": in_time(run.seconds),
         "reason": run.reason,
-        "actions": _row_actions(run, weights),
+        "actions": _row_actions(run, weights, is_busy),
         "begins_anew": weights.saved.newest is None,
         "export_folder": f"exports/{run.id}",
     }
 
 
-def _row_actions(run: RunSummary, weights: Weights) -> list[str]:
+def _row_actions(run: RunSummary, weights: Weights, is_busy: bool) -> list[str]:
     """Returns the actions of a row, in the order of its buttons."""
     asked = actions_in(run.state, weights.saved)
     is_readable = run.state != "unreadable"
@@ -74,12 +128,13 @@ def _row_actions(run: RunSummary, weights: Weights) -> list[str]:
     can_delete = "stop" not in asked and STATE_TONES[run.state] != "busy"
     offers = [
         ("open", is_readable),
-        ("resume", can_resume),
+        ("resume", can_resume and not is_busy),
+        ("queue", can_resume and is_busy and weights.saved.full is not None),
         ("talk", weights.can_talk and is_readable),
-        ("export", is_readable and weights.saved.newest is not None),
+        ("export", is_readable and weights.saved.trained_on is not None),
         ("details", True),
         ("draft", is_readable),
-        ("train-on", is_readable and can_delete and weights.saved.newest is not None),
+        ("train-on", is_readable and can_delete and weights.saved.trained_on is not None),
         ("compare", is_readable),
         ("delete", can_delete),
     ]

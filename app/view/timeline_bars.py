@@ -32,7 +32,7 @@ OP_GROUPS = {
         ),
     ),
     "Forward": (GREEN, (OpKind.EMBED, OpKind.FORWARD, OpKind.LOSS)),
-    "Backward": (VIOLET, (OpKind.BACKWARD, OpKind.EMBED_BACKWARD)),
+    "Backward": (VIOLET, (OpKind.RECOMPUTE, OpKind.BACKWARD, OpKind.EMBED_BACKWARD)),
     "Gradients out": (ORANGE, (OpKind.OFFLOAD, OpKind.OFFLOAD_PARKED)),
     "States in and out": (
         TEAL,

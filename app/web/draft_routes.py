@@ -1,4 +1,4 @@
-"""One route fills the Train form with the settings of a run.
+"""One route fills the form for a new run with the settings of a run.
 
 POST /api/runs/RUN/draft {changes, trains_on}
     The form gets this run's settings with `changes`, which are config values by dotted name. With

@@ -7,6 +7,7 @@ page needs none of them, so none is served, and neither is any route that a late
 from __future__ import annotations
 
 import re
+from urllib.parse import parse_qsl, urlencode
 
 from starlette.responses import JSONResponse
 
@@ -22,6 +23,10 @@ _READ = re.compile(
 _SENT = re.compile(r"/gradio_api/(queue/join|run/predict)")
 _OWN = ("/api/", "/ramstream/")
 LONGEST_PATH = 200
+GRADIO_WORDS = ("page", "deep_link")
+"""Gradio reads these words of an address. This app has no page of that kind, for which Gradio would
+fail.
+"""
 
 
 class OnlyNeeded:
@@ -36,8 +41,19 @@ class OnlyNeeded:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_needed(scope["method"], scope["path"]):
             await JSONResponse({"error": "There is no such page."}, 404)(scope, receive, send)
+        elif scope["type"] == "http" and scope["path"] == "/":
+            await self.app(_without_gradio_words(scope), receive, send)
         else:
             await self.app(scope, receive, send)
+
+
+def _without_gradio_words(scope: Scope) -> Scope:
+    """Returns the scope of a request without what only Gradio reads in its query."""
+    words = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    kept = [(name, value) for name, value in words if name not in GRADIO_WORDS]
+    if len(kept) == len(words):
+        return scope
+    return {**scope, "query_string": urlencode(kept).encode("ascii")}
 
 
 def is_needed(method: str, path: str) -> bool:

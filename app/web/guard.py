@@ -7,10 +7,11 @@ the guard answers with the status in brackets:
 - Its head is small (431).
 - Its Host is one of ours (400).
 - It was not sent by a page of another origin (403).
-- Its body is JSON, or that of the login form (415).
+- Its body is JSON, that of the login form, or an upload (415).
 - If a login is set, it carries our cookie (401, or the login form for a page). An answer that goes
   on for long ends with that login.
-- Its body is small (413) and arrives in time (408).
+- Its body is small (413) and arrives in time (408). Only an upload has other limits, which its
+  route checks while the bytes arrive.
 
 Web sockets are not served. What is behind the guard sees no cookies, and of the headers on
 forwarding only what a named proxy says.
@@ -21,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import re
 import socket
 from dataclasses import dataclass
 from urllib.parse import parse_qs, quote, urlsplit
@@ -44,6 +46,8 @@ LONGEST_LENGTH = 20
 """A Content-Length has at most this many digits."""
 NO_PROXY = Proxies()
 FORM = "application/x-www-form-urlencoded"
+FILE = "application/octet-stream"
+UPLOAD_PATH = re.compile(r"/api/uploads/[0-9a-f]{16}")
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})
 READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -122,7 +126,7 @@ class Guard:
         if refusal is None and self.policy.login is not None:
             session = self.policy.login.session_of(scope)
             refusal = self._refusal_of_stranger(self.policy.login, session, scope, headers)
-        if refusal is None and scope["method"] not in READ_METHODS:
+        if refusal is None and not _reads(scope) and not _is_upload(scope):
             body = await self._read_body(receive, headers, self._largest_body(scope))
             if isinstance(body, _Refusal):
                 refusal = body
@@ -142,7 +146,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         self.policy.login.sessions.saw(session, client_of(scope).address)
-        if not _reads(scope):
+        if not _reads(scope) and not _is_upload(scope):
             # What was asked for in time is done, and its answer is short. Logging out is among it.
             await self.app(scope, receive, send)
         elif not await answer_while_logged_in(session, self.app, scope, receive, send):
@@ -203,6 +207,8 @@ class Guard:
         if _reads(scope):
             return None
         sent = (headers.get("content-type") or "").partition(";")[0].strip().lower()
+        if _is_upload(scope):
+            return None if sent == FILE else _Refusal(415, f"Refused: an upload is {FILE}.")
         expected = FORM if self._is_login_post(scope) else "application/json"
         return None if sent == expected else _Refusal(415, "Refused: only JSON is accepted here.")
 
@@ -295,6 +301,11 @@ class _Refusal:
 
 def _reads(scope: Scope) -> bool:
     return scope["method"] in READ_METHODS
+
+
+def _is_upload(scope: Scope) -> bool:
+    """Returns whether a request sends a file, which is streamed to its route."""
+    return scope["method"] == "PUT" and UPLOAD_PATH.fullmatch(scope["path"]) is not None
 
 
 def _asks_for_page(scope: Scope, headers: _Headers) -> bool:

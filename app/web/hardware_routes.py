@@ -1,9 +1,9 @@
-"""These routes answer the Hardware tab.
+"""These routes answer the page Hardware.
 
 GET  /api/hardware
     The current state of this machine.
 GET  /api/hardware/choices
-    The choices that the tab offers.
+    The choices that the page offers.
 POST /api/hardware/column {machine, timed, settings}
     One machine of the table of models.
 POST /api/hardware/csv {machines, models, settings}

@@ -1,5 +1,7 @@
 """These routes change the queue, which `GET /api/runs` lists together with the runs.
 
+POST /api/queue/resume {run}
+    Queues the resume of a run that is over.
 POST /api/queue/continue {}
     Continues the queue that was held after a restart.
 POST /api/queue/QUEUED/remove {}
@@ -22,7 +24,8 @@ from starlette.routing import Route
 
 from app.session.queue import RunQueue
 from app.session.session import Session
-from app.web.requests import answering_errors, json_body, switch_of
+from app.view.setting_differences import queued_differences
+from app.web.requests import answering_errors, json_body, switch_of, text_of
 
 
 def queue_routes(session: Session) -> list[Route]:
@@ -42,7 +45,11 @@ def queue_routes(session: Session) -> list[Route]:
     def set_detached(queued: str, body: dict[str, Any]) -> None:
         queue.set_detached(queued, switch_of(body, "detached"))
 
+    def queue_resume(_queued: str, body: dict[str, Any]) -> None:
+        session.queue_resume(text_of(body, "run"))
+
     return [
+        changing("resume", queue_resume),
         changing("continue", lambda _queued, _body: queue.go_on()),
         changing("{queued}/remove", lambda queued, _body: queue.remove(queued)),
         changing("{queued}/up", lambda queued, _body: queue.move_up(queued)),
@@ -51,7 +58,9 @@ def queue_routes(session: Session) -> list[Route]:
 
 
 def queue_rows(queue: RunQueue) -> dict[str, Any]:
-    """Returns the queue as the Runs tab shows it."""
+    """Returns the queue as the page Runs shows it."""
+    listed = queue.listed()
+    differences = queued_differences([queued.config for queued in listed])
     rows = [
         {
             "id": queued.id,
@@ -60,8 +69,10 @@ def queue_rows(queue: RunQueue) -> dict[str, Any]:
             "data": queued.data,
             "problem": queued.problem,
             "detached": queued.detached,
+            "resumes": queued.resumes,
+            "differs": differs,
         }
-        for queued in queue.listed()
+        for queued, differs in zip(listed, differences)
     ]
     return {
         "rows": rows,

@@ -4,20 +4,29 @@ GET  /api/live
     Which run to open.
 GET  /api/live/RUN?since=SEQ&axis=AXIS
     What the page draws of a run, over steps, time or tokens.
-GET  /api/runs
-    Every run, and the queue.
+GET  /api/runs?search=WORDS&state=STATE&tag=TAG&sort=ORDER&limit=COUNT
+    The runs that are asked for, what can be asked for, and the queue.
+GET  /api/recent
+    The runs of the sidebar: those that go on, and the latest ones; and the queue.
+GET  /api/runs/RUN/log?after=COUNT
+    The log of a run after its first entries.
+GET  /api/runs/RUN/curves.csv
+    The curves of a run as a CSV file, with one row for each step.
 GET  /api/runs/RUN/details
-    Its name and note, its settings, and command lines for them.
+    Its name and note, its settings, command lines for them, and how to take the model home.
 POST /api/runs/RUN/control {command, seen}
     Stops, discards, pauses, resumes or saves; `seen` is the state that the page showed then.
-POST /api/runs/RUN/describe {name, note}
-    Sets the run's name and note.
+POST /api/runs/RUN/describe {name, note, tags?}
+    Sets the run's name, its note and, if they are named, its tags, a list of texts.
 POST /api/runs/RUN/change {values}
     Sets a new learning rate or number of steps.
 POST /api/runs/RUN/delete {}
     Deletes the run's folder.
 POST /api/runs/RUN/export {folder, dtype?}
     Starts the job that exports the model, in the dtype auto (the model's own), bfloat16 or float32.
+POST /api/runs/RUN/push {folder, repository, seen_by?}
+    Starts the job that uploads an exported folder to the Hugging Face hub. A new repository is seen
+    by its owner alone, or by everyone.
 """
 
 from __future__ import annotations
@@ -33,12 +42,14 @@ from starlette.routing import Route
 from app.pages.run_details import run_details
 from app.session.session import Session
 from app.view.axes import AXES
-from app.view.run_row import run_row
+from app.view.run_row import recent_rows, run_row
+from app.view.run_table import MOST_SHOWN, ORDERS, SHOWN_AT_FIRST, Asked, choices
 from app.web.queue_routes import queue_rows
-from app.web.requests import answering_errors, count_of, json_body, text_of
+from app.web.requests import answering_errors, count_of, json_body, text_of, texts_of
 from engine.config.changes import Change
 from engine.config.export_choice import ExportChoice
 from engine.runs.folder import open_run
+from engine.summaries.curves_csv import curves_csv
 
 
 def run_routes(session: Session) -> list[Route]:
@@ -48,6 +59,9 @@ def run_routes(session: Session) -> list[Route]:
         "/api/live": answers.which_run,
         "/api/live/{run_id}": answers.live,
         "/api/runs": answers.runs,
+        "/api/recent": answers.recent,
+        "/api/runs/{run_id}/log": answers.log,
+        "/api/runs/{run_id}/curves.csv": answers.curves,
         "/api/runs/{run_id}/details": answers.details,
     }
     acting = {
@@ -56,6 +70,7 @@ def run_routes(session: Session) -> list[Route]:
         "/api/runs/{run_id}/change": answers.change,
         "/api/runs/{run_id}/delete": answers.delete,
         "/api/runs/{run_id}/export": answers.export,
+        "/api/runs/{run_id}/push": answers.push,
     }
     return [
         *(Route(path, answering_errors(work), methods=["GET"]) for path, work in reading.items()),
@@ -71,12 +86,9 @@ class _RunAnswers:
 
     async def which_run(self, _: Request) -> Response:
         run_id = await asyncio.to_thread(self._session.run_to_open)
+        active = await asyncio.to_thread(lambda: self._session.busy_id)
         return JSONResponse(
-            {
-                "server_id": self._session.server_id,
-                "active": self._session.busy_id,
-                "run_id": run_id,
-            }
+            {"server_id": self._session.server_id, "active": active, "run_id": run_id}
         )
 
     async def live(self, request: Request) -> Response:
@@ -90,12 +102,39 @@ class _RunAnswers:
         # unparsed to the members that the server adds.
         return Response(server[:-1] + b"," + body + b"}", media_type="application/json")
 
-    async def runs(self, _: Request) -> Response:
+    async def runs(self, request: Request) -> Response:
         queue = await asyncio.to_thread(queue_rows, self._session.queue)
-        return JSONResponse({"runs": await asyncio.to_thread(self._rows), "queue": queue})
+        table = await asyncio.to_thread(self._table, _asked(request))
+        return JSONResponse(table | {"queue": queue})
 
-    def _rows(self) -> list[dict[str, Any]]:
-        return [run_row(run, weights) for run, weights in self._session.runs_to_show()]
+    def _table(self, asked: Asked) -> dict[str, Any]:
+        to_show = self._session.runs_to_show(asked)
+        is_busy = self._session.is_busy
+        rows = [run_row(at.run, at.weights, at.look, is_busy) for at in to_show.shown]
+        counts = {
+            "found": to_show.found,
+            "total": len(to_show.every),
+            "is_complete": to_show.is_complete,
+        }
+        return {"runs": rows} | counts | choices(to_show.every)
+
+    async def recent(self, _: Request) -> Response:
+        runs = await asyncio.to_thread(self._session.runs)
+        queue = await asyncio.to_thread(queue_rows, self._session.queue)
+        queued = [{"name": row["name"], "problem": row["problem"]} for row in queue["rows"]]
+        return JSONResponse({"runs": recent_rows(runs), "queued": queued})
+
+    async def log(self, request: Request) -> Response:
+        after = count_of(request.query_params.get("after", "")) or 0
+        watch = self._session.watch(_run_id(request))
+        return JSONResponse(await asyncio.to_thread(watch.log, after))
+
+    async def curves(self, request: Request) -> Response:
+        folder = open_run(self._session.runs_dir, _run_id(request))
+        lines = await asyncio.to_thread(lambda: "".join(curves_csv(folder.events_path)))
+        name = f'attachment; filename="{folder.id}-curves.csv"'
+        headers = {"content-disposition": name}
+        return Response(lines, media_type="text/csv; charset=utf-8", headers=headers)
 
     async def details(self, request: Request) -> Response:
         folder = open_run(self._session.runs_dir, _run_id(request))
@@ -104,8 +143,9 @@ class _RunAnswers:
     async def describe(self, request: Request) -> Response:
         body = await json_body(request)
         name, note = text_of(body, "name"), text_of(body, "note")
-        about = await asyncio.to_thread(self._session.describe, _run_id(request), name, note)
-        return JSONResponse({"name": about.name, "note": about.note})
+        tags = texts_of(body, "tags") if "tags" in body else None
+        about = await asyncio.to_thread(self._session.describe, _run_id(request), name, note, tags)
+        return JSONResponse({"name": about.name, "note": about.note, "tags": list(about.tags)})
 
     async def control(self, request: Request) -> Response:
         body = await json_body(request)
@@ -126,9 +166,34 @@ class _RunAnswers:
 
     async def export(self, request: Request) -> Response:
         body = await json_body(request)
-        choice = ExportChoice(dtype=text_of(body, "dtype") if "dtype" in body else "auto")
+        choice = ExportChoice(
+            dtype=text_of(body, "dtype") if "dtype" in body else "auto",
+            weights=text_of(body, "weights") if "weights" in body else None,
+        )
         job = self._session.export(_run_id(request), text_of(body, "folder"), choice)
         return JSONResponse(job.to_dict())
+
+    async def push(self, request: Request) -> Response:
+        body = await json_body(request)
+        folder, repository = text_of(body, "folder"), text_of(body, "repository")
+        private = "seen_by" not in body or text_of(body, "seen_by") != "everyone"
+        job = self._session.push(_run_id(request), folder, repository, private)
+        return JSONResponse(job.to_dict())
+
+
+def _asked(request: Request) -> Asked:
+    """Returns which runs a request asks for. What it does not name, or wrongly, is left at its
+    default.
+    """
+    given = request.query_params
+    sort = given.get("sort", "")
+    return Asked(
+        search=given.get("search", ""),
+        state=given.get("state", ""),
+        tag=given.get("tag", ""),
+        sort=sort if sort in ORDERS else Asked.sort,
+        limit=min(MOST_SHOWN, count_of(given.get("limit", "")) or SHOWN_AT_FIRST),
+    )
 
 
 def _run_id(request: Request) -> str:

@@ -6,7 +6,6 @@ sentence}`. Each module of routes lists its own.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import gzip
 import hashlib
@@ -21,14 +20,16 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from app.form.settings_form import settings
 from app.login.login_form import login_routes
 from app.pages.checker import Checker
 from app.pages.hardware import Hardware
 from app.pages.talk import Talk
+from app.session.data_in import DataIn
 from app.session.session import Session
 from app.web.compare_routes import compare_routes
 from app.web.draft_routes import draft_routes
+from app.web.folder_routes import folder_routes
+from app.web.form_routes import form_routes
 from app.web.gradio_calls import CheckedCalls
 from app.web.gradio_paths import OnlyNeeded
 from app.web.gradio_streams import KnownStreams
@@ -37,21 +38,26 @@ from app.web.hardware_routes import hardware_routes
 from app.web.job_routes import job_routes
 from app.web.opening import Opening
 from app.web.queue_routes import queue_routes
-from app.web.requests import answering_errors, json_body, object_of, switch_of, text_of
 from app.web.run_routes import run_routes
 from app.web.session_routes import session_routes
 from app.web.talk_routes import talk_routes
 from app.web.timeline_routes import timeline_routes
-from engine.errors import RunError
+from app.web.upload_routes import upload_routes
 
 BROWSER_FILES = Path(__file__).parent.parent / "browser"
 FOREVER = "public, max-age=31536000, immutable"
 
 
 def build_app(
-    session: Session, checker: Checker, page: gr.Blocks, policy: GuardPolicy, **mount: Any
+    session: Session,
+    checker: Checker,
+    page: gr.Blocks,
+    policy: GuardPolicy,
+    data: DataIn | None = None,
+    **mount: Any,
 ) -> FastAPI:
     """Returns the whole ASGI application. `mount` goes to Gradio: its theme and style sheet."""
+    data = data or DataIn.of_runs(session.runs_dir)
     opening = Middleware(
         Opening,
         session=session,
@@ -63,7 +69,7 @@ def build_app(
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        routes=_routes(session, checker, policy),
+        routes=_routes(session, checker, policy, data),
         middleware=[
             Middleware(Guard, policy=policy),
             Middleware(OnlyNeeded),
@@ -93,19 +99,23 @@ def build_app(
     return app
 
 
-def _routes(session: Session, checker: Checker, policy: GuardPolicy) -> list[BaseRoute]:
+def _routes(
+    session: Session, checker: Checker, policy: GuardPolicy, data: DataIn
+) -> list[BaseRoute]:
     """Returns our own routes. The first one that matches a request answers it."""
     routes: list[BaseRoute] = [
         *_file_routes(),
         *run_routes(session),
         *job_routes(session.jobs),
-        *_check_routes(checker),
+        *form_routes(checker),
         *hardware_routes(Hardware(session)),
         *talk_routes(Talk(session)),
         *draft_routes(session, checker),
         *compare_routes(session),
         *queue_routes(session),
         *timeline_routes(session),
+        *upload_routes(session, data.uploads),
+        *folder_routes(data.folders),
     ]
     if policy.login is not None:
         routes += [*login_routes(policy.login), *session_routes(policy.login)]
@@ -190,42 +200,3 @@ def _nothing_routes() -> list[Route]:
         Route(f"/{folder}/{{rest:path}}", nothing, methods=methods)
         for folder in ("api", "ramstream")
     ]
-
-
-# ------------------------------------------------------------------ the form
-
-
-def _check_routes(checker: Checker) -> list[Route]:
-    """Returns POST /api/check {preset, shown, keep}, which answers with the verdict on the form.
-
-    The form is kept as the draft unless `keep` is false. This route bypasses Gradio's events: their
-    queue, and the copies that Gradio's page makes of an answer, took longer than the estimate
-    itself.
-    """
-
-    async def check(request: Request) -> Response:
-        body = await json_body(request)
-        preset = text_of(body, "preset") if body.get("preset") is not None else None
-        keep = switch_of(body, "keep") if "keep" in body else True
-        shown = _shown(body)
-        return JSONResponse(await asyncio.to_thread(checker.check, preset, shown, keep))
-
-    return [Route("/api/check", answering_errors(check), methods=["POST"])]
-
-
-def _shown(body: dict[str, Any]) -> dict[str, Any]:
-    """Returns the value of every component of the form by dotted name.
-
-    Raises RunError if one is missing, unknown, or of the wrong type.
-    """
-    shown = object_of(body, "shown")
-    known = {setting.dotted: setting for setting in settings()}
-    for name in [*known, *shown]:
-        if name not in shown:
-            raise RunError(f"shown: {name} is missing.")
-        if name not in known:
-            raise RunError(f"shown: {name!r} is not a setting.")
-        if not known[name].holds(shown[name]):
-            expected = "true or false" if known[name].kind == "switch" else "a text"
-            raise RunError(f"shown: {name} is not {expected}.")
-    return shown

@@ -1,4 +1,4 @@
-"""These routes answer the Talk tab.
+"""These routes answer the page Talk.
 
 GET  /api/talk?since=VERSION
     The chat, or only its version if the page already has that one.

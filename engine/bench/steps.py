@@ -23,7 +23,8 @@ from engine.host.host_store import HostStore
 from engine.model.build import build_model
 from engine.model.units import StreamedModel
 from engine.plan.choices import PlanChoices
-from engine.plan.ops import Lane, OpKind, Span
+from engine.plan.ops import Lane, OpKind
+from engine.plan.step_plan import Span
 from engine.plan.waits import as_records, overlap_seconds, seconds_by_cause, waits_of
 from engine.planes.layout import PLANE_ITEM_BYTES
 from engine.runtime.backend import Backend

@@ -54,6 +54,7 @@ from engine.files import (
 from engine.planes.layout import UnitLayout, checkpoint_planes
 from engine.planes.moments import FP32_MOMENTS
 from engine.progress import Progress, untold
+from engine.runs.folder import BEST_FOLDER
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -141,6 +142,12 @@ class CheckpointInfo:
     """Writing took this many seconds; 0.0 for a checkpoint that was found on disk."""
     skipped: tuple[str, ...] = ()
     """Each sentence says which newer checkpoint could not be used, and why."""
+
+    @property
+    def in_words(self) -> str:
+        """Returns which weights these are: "step 8", or "step 8 (the best weights)"."""
+        best = " (the best weights)" if self.path.parent.name == BEST_FOLDER else ""
+        return f"step {self.step:,}{best}"
 
 
 def checkpoint_bytes(store: HostStore, holds: Literal["full", "weights"] = "full") -> int:

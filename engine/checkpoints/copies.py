@@ -22,8 +22,8 @@ PIECE_BYTES = COPY_PIECE_BYTES
 class CopyMemory:
     """A `CopyMemory` of `nbytes` bytes lends room for one piece at a time, each of `PIECE_BYTES`.
 
-    Its user serialises `take` and `give`. The last room may be smaller than a piece, and is not
-    used then.
+    Any thread may call `take` and `give`: a list takes and gives its last entry at once. The last
+    room may be smaller than a piece, and is not used then.
     """
 
     def __init__(self, nbytes: int):
@@ -45,14 +45,12 @@ class CopyMemory:
             for begin in range(0, nbytes - PIECE_BYTES + 1, PIECE_BYTES)
         ]
 
-    @property
-    def has_room(self) -> bool:
-        """Tells whether `take` would return room for a piece."""
-        return bool(self._free)
-
-    def take(self) -> memoryview:
-        """Returns room for a piece. Raises IndexError where there is none."""
-        return self._free.pop()
+    def take(self) -> memoryview | None:
+        """Returns room for a piece, or None where there is none."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return None
 
     def give(self, room: memoryview) -> None:
         """Takes room back. `room` is a whole view that `take` returned."""

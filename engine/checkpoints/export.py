@@ -19,14 +19,20 @@ from torch import nn
 from engine.checkpoints.checkpoint import CheckpointInfo
 from engine.checkpoints.export_parts import parts_of, save_in_parts
 from engine.checkpoints.open_for_sampling import open_checkpoint
-from engine.config.export_choice import NEWEST, ExportChoice, written_dtype
+from engine.config.export_choice import AS_CONFIGURED, ExportChoice, written_dtype
 from engine.errors import RunError
 from engine.files import disk_free
+from engine.home.model_card import CARD, Exported, model_card
+from engine.home.modelfile import MODELFILE, modelfile
 from engine.host.host_store import HostStore
 from engine.model.library import empty_model, no_progress_bars, told_progress, transformers
 from engine.model.pretrained_files import load_generation_config
 from engine.model.units import TORCH_DTYPES, StreamedModel
 from engine.progress import Progress, saying, untold
+from engine.runs.folder import open_run
+from engine.runs.following import Follower, catch_up
+from engine.runs.snapshot import RunSnapshot
+from engine.summaries.benchmark_results import latest, read_benchmarks
 
 FILE_SIZE = "2GB"
 """A weight file has at most this size. While one is being written, the program does nothing else
@@ -45,6 +51,8 @@ class TrainedModel:
     """The generation settings of this source are copied."""
     dtype: str = "auto"
     """The weights are written in this dtype; `auto` means the model's own."""
+    card: str = ""
+    """The folder gets this model card; an empty one is not written."""
 
     @property
     def written_dtype(self) -> str:
@@ -55,21 +63,29 @@ def export_run(
     runs_dir: str | os.PathLike[str],
     run_id: str,
     folder: str | os.PathLike[str],
-    choice: ExportChoice = NEWEST,
+    choice: ExportChoice = AS_CONFIGURED,
     progress: Progress = untold,
 ) -> CheckpointInfo:
     """Writes the model from a run's checkpoint to `folder`, and returns which checkpoint was used.
 
-    `choice` names the checkpoint and the dtype. The folder must be empty or missing. An exception
+    `choice` names the weights and the dtype. The folder must be empty or missing. An exception
     from `progress` cancels the export, and no files are left.
     """
     target = Path(folder).expanduser().resolve()
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise RunError(f"{target} is not an empty folder; name a new one for the export.")
     reading = saying(progress, "Reading the checkpoint")
-    with open_checkpoint(runs_dir, run_id, choice.checkpoint, reading) as opened:
-        source = opened.config.model.source
-        trained = TrainedModel(opened.model, opened.store, opened.tokenizer, source, choice.dtype)
+    checkpoint, weights = choice.checkpoint, choice.weights
+    with open_checkpoint(runs_dir, run_id, checkpoint, reading, weights) as opened:
+        config, dtype = opened.config, written_dtype(choice.dtype, opened.model.dtype)
+        snapshot = RunSnapshot()
+        catch_up(snapshot, Follower(open_run(runs_dir, run_id).events_path))
+        step, known = opened.checkpoint.step, read_benchmarks(open_run(runs_dir, run_id).path)
+        measured = [one for one in latest(known.results) if one.step == step]
+        card = model_card(config, snapshot, Exported(step, dtype, measured))
+        trained = TrainedModel(
+            opened.model, opened.store, opened.tokenizer, config.model.source, choice.dtype, card
+        )
         write_model(trained, target, progress)
         return opened.checkpoint
 
@@ -106,6 +122,9 @@ def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold
         with no_progress_bars():
             _save(trained, whole, partial, written)
         trained.tokenizer.save_pretrained(partial)
+        (partial / MODELFILE).write_text(modelfile(trained.tokenizer), encoding="utf-8")
+        if trained.card:
+            (partial / CARD).write_text(trained.card, encoding="utf-8")
         written(1.0)
         if folder.is_dir():  # an empty folder, or an earlier export of the run
             shutil.rmtree(folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.checkpoints.saved_steps import SavedSteps
-from engine.config.settings import CheckpointKind
+from engine.config.output_settings import CheckpointKind
 from engine.host.held_step import HeldStep
 
 _NONE = "as this run writes no checkpoints"
@@ -28,6 +28,10 @@ class Kept:
             f"Finished all {steps} steps, of which no checkpoint was written, {_NONE}; the "
             f"checkpoint of step {self.saved.newest:,} is still there."
         )
+
+    def when_ended_early(self, why: str) -> str:
+        """Returns the reason of a run that has ended before its last step; `why` says why."""
+        return why if self.kind != "none" else f"{why} No checkpoint is kept, {_NONE}."
 
     def when_stopped(self, step: int) -> str:
         """Returns the reason of a run that was stopped after `step`, which was then saved."""
@@ -82,4 +86,6 @@ class Kept:
                 "be resumed"
             )
         begins = "a resume begins anew"
+        if self.saved.best is not None:
+            begins = f"the best weights, those of step {self.saved.best:,}, are kept, and {begins}"
         return begins if self.kind == "none" else f"as there is no checkpoint, {begins}"

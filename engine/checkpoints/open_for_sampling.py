@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.checkpoints.checkpoint import CheckpointInfo
 from engine.checkpoints.restore import load_checkpoint, load_newest_checkpoint, newest_checkpoint
+from engine.checkpoints.saved_steps import saved_steps
 from engine.config.settings import TrainConfig
 from engine.errors import CheckpointError, RunError
 from engine.host.host_store import HostStore
@@ -91,16 +92,32 @@ def open_checkpoint(
     run_id: str,
     checkpoint: int | None = None,
     progress: Progress = untold,
+    weights: str | None = "last",
 ) -> Iterator[OpenedModel]:
-    """Opens the checkpoint of step `checkpoint` of a run, by default the newest that verifies.
+    """Opens the checkpoint of step `checkpoint` of a run. Without a step, it opens the newest that
+    verifies, or the best weights that the run has kept, as `ExportChoice.weights` says.
 
     Raises RunError if the run has no such checkpoint.
     """
     folder = open_run(runs_dir, run_id)
-    root = folder.checkpoints_path
+    if weights is None and checkpoint is None:
+        saved = saved_steps(folder.checkpoints_path, folder.best_path)
+        chosen = saved.exported(folder.config.output.export_from)
+        is_best = chosen is not None and chosen == saved.best
+        weights = "best" if is_best else "last"
+    root = folder.best_path if weights == "best" else folder.checkpoints_path
     path = None if checkpoint is None else _checkpoint_path(root, run_id, checkpoint)
     # Building the model takes long, so a missing checkpoint is reported first.
     if path is None and newest_checkpoint(root) is None:
+        if weights == "best":
+            raise RunError(
+                f"Run {run_id} has kept no best weights (output.keep_best, output.eval_every); "
+                "take the last."
+            )
+        if saved_steps(root, folder.best_path).best is not None:
+            raise RunError(
+                f"Run {run_id} has no checkpoint; take its best weights, which are kept."
+            )
         raise RunError(f"Run {run_id} has no checkpoint yet; save one first.")
     with open_model(folder.config) as opened:
         opened.load(root, path, progress)

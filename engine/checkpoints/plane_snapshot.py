@@ -229,11 +229,11 @@ class Snapshot:
         for its copy.
         """
         with self._changed:
-            piece = self._taken(unit)
-            if piece is None or self._copies is None:
+            taken = self._taken(unit)
+            if taken is None:
                 return False
+            piece, room = taken
             self._copying += 1
-            room = self._copies.take()
         try:
             copy = piece.copy_to(room)
         except BaseException:
@@ -257,16 +257,19 @@ class Snapshot:
             self._pending.appendleft(piece)
             self._changed.notify_all()
 
-    def _taken(self, unit: str | None) -> Piece | None:
-        """Returns a piece that nobody works on yet, of `unit` or of any, if there is room for its
-        copy.
+    def _taken(self, unit: str | None) -> tuple[Piece, memoryview] | None:
+        """Returns a piece that nobody works on yet, of `unit` or of any, and room for its copy, if
+        there are both.
         """
-        if self._ended or self._copies is None or not self._copies.has_room:
+        if self._ended or self._copies is None:
             return None
         for piece in self._pending:
             if unit in (None, piece.unit):
+                room = self._copies.take()
+                if room is None:  # another snapshot may have it
+                    return None
                 self._pending.remove(piece)
-                return piece
+                return piece, room
         return None
 
     def _give_back(self, piece: Piece) -> None:

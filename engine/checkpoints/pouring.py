@@ -3,7 +3,9 @@ after another. So the whole model is never in memory beside its planes.
 
 transformers gives no access to a tensor that it has read, but torch calls a hook for every
 parameter that a module is given. The hook of this file writes the parameter into its plane and
-frees its memory.
+frees its memory. Nothing is read before its turn: a tensor is a view of its file, in the dtype in
+which it is stored, and only experts that the library merges are copied on the way. What that takes
+at most is said by `engine.model.shape.read_ahead_numel`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from engine.checkpoints.mapped_reading import MappedReading
+from engine.host.fp32_pieces import piece_buffer
 from engine.host.host_store import HostStore
+from engine.model.library import weights_read_by
 from engine.model.units import StreamedModel
 from engine.planes.layout import ParameterSpec
 
@@ -30,6 +35,9 @@ class Pouring:
 
     def __init__(self, model: StreamedModel, store: HostStore):
         self._store = store
+        self._reading = MappedReading()
+        # With a new buffer for each tensor, the allocator would keep the holes of all of them.
+        self._buffer = piece_buffer()
         self._waiting: dict[str, tuple[str, ParameterSpec]] = {
             spec.full_name: (unit.name, spec)
             for unit in model.units
@@ -58,7 +66,8 @@ class Pouring:
             register_module_parameter_registration_hook(is_set),
         ]
         try:
-            yield
+            with weights_read_by(self._reading.read):
+                yield
         finally:
             for hook in hooks:
                 hook.remove()
@@ -74,7 +83,9 @@ class Pouring:
             return
         # A wrong shape is reported by `pour_rest`, outside of the library.
         if tuple(parameter.shape) == self._waiting[full_name][1].shape:
+            address = parameter.data_ptr()
             self._write(full_name, parameter)
+            self._reading.drop(address)
 
     def _full_name(self, module: nn.Module, name: str) -> str:
         """Returns the name of a parameter in the whole model."""
@@ -97,7 +108,7 @@ class Pouring:
     def _write(self, full_name: str, parameter: nn.Parameter) -> None:
         unit, spec = self._waiting[full_name]
         with torch.no_grad():
-            self._store.write(unit, spec.name, parameter)
+            self._store.write(unit, spec.name, parameter, self._buffer)
             del self._waiting[full_name]
             # The shape stays, since the library compares it, but the memory is freed.
             parameter.data = parameter.data.new_empty(1).expand(parameter.shape)

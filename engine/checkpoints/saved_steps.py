@@ -1,14 +1,18 @@
-"""`saved_steps` tells which checkpoints of a run are on the disk, without verifying any file.
+"""`saved_steps` tells which weights of a run are on the disk, without verifying any file.
 
-It is cheap enough to be asked once a second for every run of a list.
+It is cheap enough to be asked once a second for every run of a list. `kept_best` also tells how
+good the best weights were.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.checkpoints.checkpoint import HOLDS, MANIFEST, folders_by_step
+from engine.config.export_choice import ExportFrom
+from engine.runs.held_out import Score
 
 _HEAD_BYTES = 512
 """The manifest says within its first bytes what the checkpoint holds; the checksums follow."""
@@ -23,24 +27,59 @@ class SavedSteps:
     """The newest checkpoint is of this step: it can be exported, talked to and trained on from."""
     full: int | None = None
     """The newest full checkpoint is of this step: a resume goes on from it."""
+    best: int | None = None
+    """The best weights are kept beside the checkpoints, and are of this step."""
 
     @property
     def is_weights_alone(self) -> bool:
         """Returns whether there are checkpoints, but none that a resume could go on from."""
         return self.newest is not None and self.full is None
 
+    @property
+    def trained_on(self) -> int | None:
+        """Returns the step of the weights from which a new run starts: those of the newest
+        checkpoint, or else the best. None if there are none.
+        """
+        return self.best if self.newest is None else self.newest
+
+    def exported(self, export_from: ExportFrom) -> int | None:
+        """Returns the step of the weights that an export takes, and that Talk offers first: the
+        best where they are kept and `output.export_from` asks for them, or else as `trained_on`.
+        """
+        is_best = export_from == "best" and self.best is not None
+        return self.best if is_best else self.trained_on
+
 
 NOTHING_SAVED = SavedSteps()
 
 
-def saved_steps(root: Path) -> SavedSteps:
-    """Returns the checkpoints in `root`; none if the folder cannot be read."""
+def saved_steps(root: Path, best: Path | None = None) -> SavedSteps:
+    """Returns the checkpoints in `root` and the best weights in the folder `best`; none if a folder
+    cannot be read.
+    """
     try:
         found = folders_by_step(root)
+        kept = {} if best is None else folders_by_step(best)
     except OSError:
         return NOTHING_SAVED
     full = (step for step in sorted(found, reverse=True) if not _holds_weights_alone(found[step]))
-    return SavedSteps(max(found, default=None), next(full, None))
+    return SavedSteps(max(found, default=None), next(full, None), max(kept, default=None))
+
+
+def kept_best(root: Path) -> Score | None:
+    """Returns the score of the best weights that are kept in `root`, or None if there are none or
+    they cannot be read.
+    """
+    try:
+        kept = folders_by_step(root)
+        if not kept:
+            return None
+        step = max(kept)
+        told = json.loads((kept[step] / MANIFEST).read_bytes())["state"]
+        correct, total = told.get("correct", 0), told.get("total", 0)
+        return Score(step, float(told["loss"]), int(correct), int(total))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
 
 
 def _holds_weights_alone(path: Path) -> bool:

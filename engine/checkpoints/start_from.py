@@ -17,20 +17,23 @@ from engine.errors import CheckpointError, ModelError
 from engine.host.host_store import HostStore
 from engine.planes.layout import WEIGHT_PLANES
 from engine.progress import Progress, untold
+from engine.runs.folder import BEST_FOLDER
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def newest_weights(place: str | os.PathLike[str]) -> Path:
-    """Returns the folder of the checkpoint that `place` names: a checkpoint, or a run, of which the
-    newest one counts. Raises ModelError if there is none.
+    """Returns the folder of the checkpoint that `place` names: a checkpoint, a run, of which the
+    newest one counts or, where it has none, the best weights that it kept, or the folder with
+    these. Raises ModelError if there is none.
     """
     path = Path(place).expanduser()
     if (path / MANIFEST).is_file():
         return path
     try:
-        found = newest_checkpoint(path / "checkpoints")
+        places = (path / "checkpoints", path, path / BEST_FOLDER)
+        found = next(filter(None, map(newest_checkpoint, places)), None)
     except CheckpointError as error:
         raise ModelError(f"model.start_from: {error}") from None
     if found is None:

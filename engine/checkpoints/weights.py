@@ -17,16 +17,18 @@ from engine.errors import ModelError, first_line
 from engine.host.host_store import HostStore
 from engine.model.hub_cache import cached_weights
 from engine.model.library import errors_only, no_progress_bars, told_progress, transformers
+from engine.model.read_ahead import most_read_ahead_bytes, read_ahead_numel
 from engine.model.stored_dtype import reading_dtype
 from engine.model.units import StreamedModel, Unit
 from engine.paths import resolve_source
 from engine.progress import Progress, untold
 
 
-def reading_bytes(model: StreamedModel, source: str) -> int:
-    """Returns the bytes that reading the checkpoint `source` takes at most, beside the planes."""
-    path = resolve_source(source) or cached_weights(source)
-    return model.parameter_count * reading_dtype(path).itemsize
+def reading_bytes(model: StreamedModel) -> int:
+    """Returns the bytes that reading a checkpoint takes at most, beside the planes."""
+    counts = [layout.parameter_count for layout in model.layouts]
+    has_experts = model.active_parameters < model.parameter_count
+    return most_read_ahead_bytes(read_ahead_numel(counts, has_experts))
 
 
 def load_pretrained(
@@ -37,8 +39,7 @@ def load_pretrained(
     hub's cache, without a network request.
 
     Weights in fp32 and fp16 fill both planes of the masters, so that no bit of them is lost. Beside
-    the planes, host memory holds what was read ahead: at most the whole checkpoint, in bf16 if all
-    of it is stored so and else in fp32. Moments and gradients are allocated later, and take more.
+    the planes, host memory holds `reading_bytes`: one tensor at a time, or the experts of a block.
     `progress` counts the bytes of what is read. An exception from `progress` ends the loading.
     Raises ModelError when weights are missing or have another shape.
     """

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from engine.errors import RunError
 from engine.paths import named_folder, preset_file
+from engine.words import GIB
 
 HIGHEST_PORT = 65_535
 LONGEST_SECONDS = 86_400
+LARGEST_GIB = 1_000_000
 
 
 def port(text: str) -> int:
@@ -52,9 +54,44 @@ def seconds(text: str) -> float:
     return seconds
 
 
+def gib(text: str) -> int:
+    """Returns a size in bytes, given in GiB and more than 0. Raises ArgumentTypeError for another
+    text.
+    """
+    try:
+        size = float(text) * GIB
+    except ValueError:
+        size = math.nan
+    if not 1 <= size <= LARGEST_GIB * GIB:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no size; give GiB, more than 0 and at most {LARGEST_GIB}"
+        )
+    return int(size)
+
+
 def rows(text: str) -> int:
     """Returns a number of rows, at least 1."""
-    rows = int(text) if text.isdecimal() else 0
-    if rows < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of rows; give 1 or more")
-    return rows
+    return _number(text, "rows", 1)
+
+
+def samples(text: str) -> int:
+    """Returns a number of samples, at least 1."""
+    return _number(text, "samples", 1)
+
+
+def tokens(text: str) -> int:
+    """Returns a number of tokens of a row, at least 2: one to read and one to predict."""
+    return _number(text, "tokens", 2)
+
+
+def shots(text: str) -> int:
+    """Returns a number of examples, which may be 0."""
+    return _number(text, "examples", 0)
+
+
+def _number(text: str, what: str, least: int) -> int:
+    """Returns a number of at least `least`. Raises ArgumentTypeError for another text."""
+    number = int(text) if text.isdecimal() else -1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of {what}; give {least} or more")
+    return number

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -110,6 +111,11 @@ class Trainings:
         return configs
 
 
+def _say(what: str) -> None:
+    """Prints to the error stream what begins now."""
+    print(f"{what} ...", file=sys.stderr)
+
+
 @dataclass(frozen=True)
 class Measuring:
     """Each training runs for `seconds`, of which the first half is the warm-up.
@@ -120,9 +126,9 @@ class Measuring:
     """
 
     seconds: float
-    say: Callable[[str], None]
     compare: bool = True
     evaluation: int = 0
+    say: Callable[[str], None] = _say
 
 
 @dataclass(frozen=True)
@@ -404,7 +410,7 @@ def _resident_sizes(
         # With recompute, a block keeps only its input while other blocks are computed.
         other = block
         if recompute:
-            other = size * length * shape.hidden_size * shape.item_bytes
+            other = size * length * shape.hidden_width * shape.item_bytes
         kept = block + (len(shape.blocks) - 1) * other
         if size * length <= RESIDENT_TOKENS and kept <= left:
             sizes.append(size)

@@ -7,38 +7,42 @@ and machines.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engine.cli.check_data import checked_data
+from engine.config.doubts import doubts
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
 from engine.fit.memory_items import PartName
 from engine.fit.model_table import (
     BEST,
     HERE,
+    LEGEND,
     OPTIMIZERS,
     SHOWN,
     Column,
-    as_csv,
     as_dicts,
     as_text,
     cell,
     cell_in_words,
     columns,
-    machines_for,
-    table,
+    counts_in_words,
+    csv_parts,
+    rows_of,
 )
 from engine.fit.needs import Part, Verdict
-from engine.fit.report import FitReport, estimate
+from engine.fit.offers import machines_for
+from engine.fit.report import FitReport, estimate, with_times
 from engine.fit.sizes import buffers_in_words
 from engine.machine.known_machines import known_name, machines, named_machine, with_figures
 from engine.machine.read_machine import Machine, read_machine
 from engine.model.find_shape import shape_from_source
 from engine.model.shape import ModelShape
 from engine.planes.moments import KINDS
+from engine.trackers.known_trackers import destinations
 from engine.words import counted, in_gib, in_hours, in_seconds
 
 TITLES = ((PartName.HOST, "RAM"), (PartName.GPU, "GPU memory"), (PartName.DISK, "Disk"))
@@ -128,11 +132,14 @@ def check(
             "moments where they help.",
         )
     data = "" if job.preset is None else checked_data(config)
-    return run_check(config, chosen, as_json, data)
+    return run_check(config, chosen, as_json, data, runs_dir)
 
 
-def check_table(job: CheckedJob, runs_dir: str | Path, names: Sequence[str], form: str) -> str:
-    """Returns the table of models and machines in one of the forms text, json and csv.
+def check_table(
+    job: CheckedJob, runs_dir: str | Path, names: Sequence[str], form: str
+) -> Iterator[str]:
+    """Yields the table of models and machines in one of the forms text, json and csv: csv row by
+    row, as they are found, the others whole.
 
     `names` are known machines to show in addition to this one. By default, these are a few in the
     text form, and all supported ones in the other forms. The job's model is not used. Raises
@@ -144,17 +151,22 @@ def check_table(job: CheckedJob, runs_dir: str | Path, names: Sequence[str], for
     elif not names:
         names = [known.name for known in machines() if known.supported]
     shown = columns([known_name(name) for name in names], read_machine(runs_dir))
-    rows = table(config, shown, any_optimizer=job.any_optimizer)
+    found = rows_of(config, shown, any_optimizer=job.any_optimizer)
     if form == "csv":
-        return as_csv(rows, shown).rstrip("\n")
+        yield from csv_parts(found, shown)
+        return
+    rows = list(found)
     if form == "json":
         shown_machines = {column.name: column.machine.to_dict() for column in shown}
-        return json.dumps({"machines": shown_machines, "models": as_dicts(rows, shown)}, indent=2)
-    return (
-        f"{as_text(rows, shown)}\n\n{config.train.batch_size} x "
+        yield json.dumps({"machines": shown_machines, "models": as_dicts(rows, shown)}, indent=2)
+        return
+    legend = f"\n{LEGEND}" if job.any_optimizer else ""
+    yield (
+        f"{as_text(rows, shown)}\n\n{counts_in_words(rows, shown)}\n{config.train.batch_size} x "
         f"{config.data.max_seq_len:,} tokens a step, {config.model.dtype}, "
         f"{_moments_in_words(config, job.any_optimizer)}; known machines have their typical "
         "RAM, and speeds of machines that were not measured come from the card's specification."
+        f"{legend}"
     )
 
 
@@ -173,7 +185,7 @@ def what_it_trains(
     column = Column(HERE, machine)
     rows = [
         row
-        for row in table(config, (column,), any_optimizer=any_optimizer)
+        for row in rows_of(config, (column,), any_optimizer=any_optimizer)
         if row.cells[0].verdict != Verdict.DOES_NOT_FIT
     ]
     rows.sort(key=lambda row: -row.parameters)
@@ -193,25 +205,34 @@ def what_it_trains(
             "",
             as_text(rows, (column,)),
         ]
+        if any_optimizer:
+            lines += ["", LEGEND]
     else:
         lines += ["No model of the catalog fits; the starter (presets/starter.yaml) does."]
     return "\n".join([*lines, *_notes(machine)])
 
 
 def run_check(
-    config: TrainConfig, machine: Machine, as_json: bool, data: str = ""
+    config: TrainConfig, machine: Machine, as_json: bool, data: str, runs_dir: str | Path
 ) -> tuple[str, int]:
     """Returns the report as text or JSON, and the exit code: 1 when the job does not fit. `data` is
-    a sentence on the data, or empty.
+    a sentence on the data, or empty. Runs are kept in `runs_dir`.
     """
     shape = shape_from_source(config.model)
-    report = estimate(config, machine, shape)
+    report = with_times(estimate(config, machine, shape), config, machine, shape)
+    tracked = destinations(config.output.trackers, runs_dir)
     if as_json:
-        text = json.dumps(report.to_dict() | {"machine": machine.to_dict(), "data": data}, indent=2)
+        added = {"machine": machine.to_dict(), "data": data, "trackers": tracked}
+        text = json.dumps(report.to_dict() | added, indent=2)
     else:
         about_data = ["", data] if data else []
+        about_trackers = ["", *tracked] if tracked else []
         offers = _offers(config, shape, report)
-        text = "\n".join([report_as_text(report, machine), *about_data, *offers])
+        doubted = [f"  ? {doubt.field}: {doubt.text}" for doubt in doubts(config)]
+        if doubted:
+            doubted = ["", "Look at this", *doubted]
+        told = [*doubted, *about_data, *about_trackers, *offers]
+        text = "\n".join([report_as_text(report, machine), *told])
     return text, 1 if report.verdict == Verdict.DOES_NOT_FIT else 0
 
 
@@ -261,7 +282,10 @@ def report_as_text(report: FitReport, machine: Machine) -> str:
         lines += ["", "What would help"]
         for remedy in report.remedies:
             changes = [f"--set {name}={_yaml(value)}" for name, value in remedy.changes.items()]
-            lines += [f"  * {remedy.text}", "      " + " ".join(changes)]
+            said = remedy.exactness_in_words
+            if remedy.time_in_words:
+                said = f"{remedy.time_in_words}. {said}"
+            lines += [f"  * {remedy.text}", f"      {said}", "      " + " ".join(changes)]
     for name, title in TITLES:
         part = getattr(report, name)
         if part is not None:
@@ -283,6 +307,8 @@ def _notes(machine: Machine) -> list[str]:
 def _plan_as_text(choices: Mapping[str, Any], blocks: int) -> list[str]:
     """Returns the choices of the plan as lines of text."""
     boundaries = "on the host" if choices["host_boundaries"] else "on the device"
+    if choices.get("boundary_blocks") == 2:
+        boundaries += ", of every second block"
     if choices.get("parked_gradients"):
         boundaries += ", gradients parked on the device"
     on_device = "all blocks are streamed"

@@ -6,13 +6,10 @@ Ctrl-C makes the run stop and save.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -23,7 +20,7 @@ from engine.checkpoints.saved_steps import saved_steps
 from engine.cli.bars import SteadyBar
 from engine.cli.check import kernels_in_words
 from engine.config.settings import TrainConfig
-from engine.errors import ConfigError, DataError, DeviceError, FitError, ModelError, RunError
+from engine.errors import ConfigError, DataError, DeviceError, FitError, ModelError
 from engine.fit.predicted import QUANTITIES
 from engine.paths import program_command
 from engine.runs.events import (
@@ -45,8 +42,7 @@ from engine.runs.events import (
 )
 from engine.runs.field_types import Comparison
 from engine.runs.folder import open_run
-from engine.runs.following import EVENTS_FILE, last_of_kind
-from engine.runs.listing import RunSummary, list_runs
+from engine.runs.kept_events import BestKept
 from engine.sources.open_source import refuse_missing_file
 from engine.train.run import Run, resume_run, start_run
 from engine.words import counted, in_gib, in_seconds
@@ -255,7 +251,8 @@ class _Screen:
             case ForecastChecked(moment="end"):
                 line = f"Measured, of what was predicted: {forecast_in_words(event.quantities)}"
             case EvalFinished():
-                line = f"Step {event.step}: evaluation loss {event.loss:.4f}"
+                when = f"Step {event.step}" if event.step else "Before the first step"
+                line = f"{when}: evaluation loss {event.loss:.4f}"
             case ExactMatchMeasured():
                 line = (
                     f"Held-out exact match {event.moment} training: {event.correct} of "
@@ -267,6 +264,11 @@ class _Screen:
                     f"Step {event.step}: checkpoint{alone} of {event.bytes / 1e9:.2f} GB saved in "
                     f"{event.seconds:.1f} s, for which training waited at most "
                     f"{in_seconds(event.waited_seconds)}"
+                )
+            case BestKept():
+                line = (
+                    f"Step {event.step}: the best weights so far, {event.bytes / 1e9:.2f} GB, kept "
+                    f"in {event.seconds:.1f} s"
                 )
             case ExportWritten():
                 line = f"Model written to {self._run.folder.path / event.path}"
@@ -359,60 +361,3 @@ def forecast_in_words(quantities: Mapping[str, Comparison]) -> str:
             part += f" of {words(predicted)} ({100 * error:+.1f} %)"
         parts.append(part)
     return ", ".join(parts)
-
-
-def runs_as_text(runs_dir: Path, as_json: bool) -> str:
-    """Returns a table of all runs, newest first, or JSON.
-
-    The JSON also contains the predictions and measurements of each run.
-    """
-    runs = list_runs(runs_dir)
-    if as_json:
-        told = [asdict(run) | {"forecast": _forecast(run)} for run in runs]
-        return json.dumps(told, indent=2, default=str)
-    if not runs:
-        return f"There are no runs in {runs_dir} yet."
-    rows = [("run", "state", "step", "loss", "started", "name")]
-    for run in runs:
-        started = ""
-        if run.created:
-            started = datetime.fromtimestamp(run.created).strftime("%Y-%m-%d %H:%M")
-        rows.append(
-            (
-                run.id,
-                run.state,
-                f"{run.step}/{run.total_steps}",
-                "" if run.loss is None else f"{run.loss:.4f}",
-                started,
-                run.name,
-            )
-        )
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def _forecast(run: RunSummary) -> dict[str, Any]:
-    """Returns the comparison of a run, or {} if its record has none or cannot be read.
-
-    In the latter case, the run's `reason` says so.
-    """
-    try:
-        return forecast_of(Path(run.path))
-    except RunError:
-        return {}
-
-
-def forecast_of(folder: Path) -> dict[str, Any]:
-    """Returns the latest comparison in a run folder's record.
-
-    It has the form ``{quantity: {predicted, measured, error}}`` and is empty if there is no
-    comparison, as in records from older versions. Raises RunError when the record cannot be read.
-    """
-    record = last_of_kind(folder / EVENTS_FILE, ForecastChecked.kind)
-    if record is None or not isinstance(record.event, ForecastChecked):
-        return {}
-    return dict(record.event.quantities)

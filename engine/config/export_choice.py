@@ -9,25 +9,44 @@ from engine.errors import ConfigError
 
 ExportDtype = Literal["auto", "bfloat16", "float32"]
 EXPORT_DTYPES: tuple[ExportDtype, ...] = ("auto", "bfloat16", "float32")
+ExportFrom = Literal["best", "last"]
+EXPORT_FROM: tuple[ExportFrom, ...] = ("best", "last")
 
 
 @dataclass(frozen=True)
 class ExportChoice:
-    """An `ExportChoice` is made for one export. Raises ConfigError for a dtype that is unknown."""
+    """An `ExportChoice` is made for one export. Raises ConfigError for a dtype or weights that are
+    unknown, and for a checkpoint beside `weights`.
+    """
 
     checkpoint: int | None = None
-    """The checkpoint of this step is exported; None means the newest one that verifies."""
+    """The checkpoint of this step is exported; None leaves that to `weights`."""
     dtype: str = "auto"
     """The weights are written in this dtype; `auto` means the model's own."""
+    weights: str | None = None
+    """`best` exports the best weights that the run has kept, `last` the newest checkpoint that
+    verifies. None means what the run's `output.export_from` says, or those that are there.
+    """
 
     def __post_init__(self) -> None:
         if self.dtype not in EXPORT_DTYPES:
             known = ", ".join(EXPORT_DTYPES)
             raise ConfigError("output.export_dtype", f"{self.dtype!r} is unknown; give {known}.")
+        if self.weights is None:
+            return
+        if self.weights not in EXPORT_FROM:
+            known = " or ".join(EXPORT_FROM)
+            raise ConfigError("output.export_from", f"{self.weights!r} is unknown; give {known}.")
+        if self.checkpoint is not None:
+            raise ConfigError(
+                "output.export_from",
+                f"the checkpoint of step {self.checkpoint} and the {self.weights} weights are both "
+                "asked for; give one of them.",
+            )
 
 
-NEWEST = ExportChoice()
-"""The newest checkpoint is exported in the model's own dtype."""
+AS_CONFIGURED = ExportChoice()
+"""This exports the weights that the run's settings name, in the model's own dtype."""
 
 
 def written_dtype(asked: str, of_model: str) -> str:

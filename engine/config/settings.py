@@ -16,8 +16,8 @@ from typing import Any, Final, Literal
 import yaml
 
 from engine.config.data_settings import DataConfig
-from engine.config.export_choice import ExportDtype
-from engine.config.limits import LARGEST, at_least, at_most, between, web_address
+from engine.config.limits import LARGEST, at_least, at_most, between
+from engine.config.output_settings import OutputConfig
 from engine.config.tree import assign, build, override, read_yaml
 from engine.errors import ConfigError
 from engine.files import write_whole
@@ -27,12 +27,8 @@ AUTO: Final = "auto"
 Auto = Literal["auto"]
 
 
-CheckpointKind = Literal["full", "weights", "none"]
-"""A run writes checkpoints of this kind (`output.checkpoint`)."""
 Optimizer = Literal["adamw", "adamw_bf16", "adamw_8bit"]
 """AdamW keeps its moments in fp32, in bf16 or in 8 bits (`train.optimizer`)."""
-MOST_PROMPTS = 50
-"""An evaluation answers at most this many prompts."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +44,8 @@ class ModelConfig:
 
     start_from: str | None = None
     """The run trains on from the weights of an earlier run: this is the run's folder, of which the
-    newest checkpoint counts, or the folder of one checkpoint. Steps, moments and the order of rows
-    begin anew. null takes the weights that `init` names.
+    newest checkpoint counts, its folder `best`, or the folder of one checkpoint. Steps, moments and
+    the order of rows begin anew. null takes the weights that `init` names.
     """
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -127,6 +123,12 @@ class OptimConfig:
     at most 5 times in a row and 100 times in a run. Its rows are recorded.
     """
 
+    patience: int = 0
+    """The run ends early once this many evaluations in a row (`output.eval_every`) were not better
+    than the best one, by held-out loss or by exact match as `output.keep_best` says; 0 never ends
+    it early.
+    """
+
     seed: int = 42
     """The data order, dropout and the random initialisation depend on this seed."""
 
@@ -135,6 +137,7 @@ class OptimConfig:
         self._check_length()
         self._check_batch()
         self._check_adamw()
+        at_least("train.patience", self.patience, 0)
         between("train.seed", self.seed, 0, 2**32 - 1)
 
     def _check_length(self) -> None:
@@ -201,10 +204,11 @@ class EngineConfig:
     of the block before.
     """
 
-    save_level: Literal["auto", "boundary_host", "boundary", "all"] = AUTO
-    """So much is kept of blocks between forward and backward: their inputs on the host, their
-    inputs on the device, or all activations (no recompute). `auto` keeps as many blocks'
-    activations as there is memory for.
+    save_level: Literal["auto", "boundary_host", "boundary_pairs", "boundary", "all"] = AUTO
+    """So much is kept of blocks between forward and backward: their inputs on the host, the inputs
+    of every second block on the host, their inputs on the device, or all activations (no
+    recompute). `auto` keeps as many blocks' activations as there is memory for, and the inputs of
+    every second block alone where RAM is short. Results have the same bits.
     """
 
     residency: int | Auto = AUTO
@@ -221,7 +225,8 @@ class EngineConfig:
     gradients: Literal["auto", "host", "parked"] = AUTO
     """A step's rounded gradients go to a plane in RAM (`host`), or wait on the GPU until the step's
     clip factor is known (`parked`). Parked ones take 2 bytes a parameter of GPU memory instead of
-    RAM. Results have the same bits. `auto` parks them where RAM is short.
+    RAM. Results have the same bits. `auto` parks them where RAM is short, and where that is as
+    fast.
     """
 
     kernels: Literal["auto", "compiled", "eager"] = AUTO
@@ -248,77 +253,6 @@ class EngineConfig:
             at_least("engine.residency", self.residency, 0)
         if self.rounds != AUTO:
             at_least("engine.rounds", self.rounds, 1)
-
-
-@dataclass(frozen=True)
-class OutputConfig:
-    """These settings are about what a run writes and reports."""
-
-    checkpoint: CheckpointKind = "full"
-    """`full` checkpoints hold the weights and AdamW's moments: the run can be resumed from them.
-    `weights` hold the fp32 masters alone, in a third of the space that fp32 moments need. They can
-    be exported, talked to and trained on from in a new run, but the run cannot be resumed. `none`
-    writes no checkpoint, not even at a stop or a failure; only the export at the end is kept.
-    """
-
-    checkpoint_every: int = 0
-    """A checkpoint is written after every so many steps; 0 writes one at the end only."""
-
-    keep_checkpoints: int = 2
-    """This many checkpoints, the newest ones, are kept on disk."""
-
-    eval_every: int = 0
-    """The held-out rows are evaluated after every so many steps; 0 evaluates at the end only."""
-
-    exact_match_samples: int = 0
-    """This many held-out examples are answered greedily before and after training, and compared
-    with the expected answer.
-    """
-
-    sample_prompts: tuple[str, ...] = ()
-    """These prompts are answered greedily before the first step and at each evaluation; the answers
-    are kept with the run. Without prompts there are no answers.
-    """
-
-    sample_tokens: int = 64
-    """Each of these answers has at most this many tokens."""
-
-    timeline_every: int = 10
-    """A timeline of all units is recorded after every so many steps (at most 500 are kept,
-    fewer for models of very many blocks; the log says when there are no more).
-    """
-
-    export: bool = True
-    """The run writes a Hugging Face folder when it ends."""
-
-    export_dtype: ExportDtype = "auto"
-    """The folder has its weights in this dtype. `auto` means the dtype of the model. `float32`
-    writes the fp32 masters, which lose nothing and take twice the space of bfloat16.
-    """
-
-    price_per_kwh: float | None = None
-    """A kilowatt hour has this price, in any currency: the fit report estimates what the run's
-    electricity costs.
-    """
-
-    webhook: str | None = None
-    """This address gets a POST of JSON when the run ends: {text, run, name, state, reason, step,
-    loss, ...}.
-    """
-
-    def check(self) -> None:
-        """Raises ConfigError for the first rule that is broken."""
-        at_least("output.checkpoint_every", self.checkpoint_every, 0)
-        at_least("output.eval_every", self.eval_every, 0)
-        at_least("output.exact_match_samples", self.exact_match_samples, 0)
-        at_least("output.keep_checkpoints", self.keep_checkpoints, 1)
-        at_least("output.timeline_every", self.timeline_every, 1)
-        at_least("output.sample_tokens", self.sample_tokens, 1)
-        if any(not prompt.strip() for prompt in self.sample_prompts):
-            raise ConfigError("output.sample_prompts", "one of the prompts is empty; leave it out.")
-        at_most("output.sample_prompts", len(self.sample_prompts), MOST_PROMPTS)
-        if self.webhook is not None:
-            web_address("output.webhook", self.webhook)
 
 
 @dataclass(frozen=True)
@@ -390,6 +324,12 @@ class TrainConfig:
         self.train.check()
         self.engine.check()
         self.output.check()
+        if self.train.patience and not self.output.eval_every:
+            raise ConfigError(
+                "train.patience",
+                f"{self.train.patience} evaluations are waited for, but none is made during the "
+                "run; set output.eval_every, or train.patience to 0.",
+            )
 
 
 def _read_preset(path: Path) -> dict[str, Any]:

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import functools
 import json
 import math
 import reprlib
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ def build(cls: type[Any], tree: Any, prefix: str) -> Any:
         raise ConfigError(
             prefix.rstrip(".") or "preset", f"expected a mapping of settings, found {_shown(tree)}."
         )
-    hints = typing.get_type_hints(cls)
+    hints = _hints(typing.cast(Hashable, cls))
     known = {field.name for field in fields(cls)}
     for key in tree:
         if key not in known:
@@ -44,6 +45,14 @@ def build(cls: type[Any], tree: Any, prefix: str) -> Any:
         else:
             values[name] = _coerce(hint, value, f"{prefix}{name}")
     return cls(**values)
+
+
+@functools.cache
+def _hints(cls: Hashable) -> dict[str, Any]:
+    """Returns the types of a class's fields. Python evaluates the hints anew at each call, which
+    takes longer than all the rest of building a configuration.
+    """
+    return typing.get_type_hints(cls)
 
 
 class _NoValue:
@@ -185,7 +194,12 @@ def _describe(options: tuple[Any, ...]) -> str:
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
 
 
-class _UniqueKeys(yaml.SafeLoader):
+# The loader in C is ten times as fast, and a list of a thousand runs reads as many configurations.
+# PyYAML lacks it where it was built without that library.
+_Loader: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+
+
+class _UniqueKeys(_Loader):
     """A YAML loader that refuses a key given twice. YAML would silently keep the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -193,7 +207,8 @@ class _UniqueKeys(yaml.SafeLoader):
         twice = next((key for key in keys if keys.count(key) > 1), None)
         if twice is not None:
             raise ConfigError(str(twice), "this is given twice in one section; keep one of them.")
-        return super().construct_mapping(node, deep)
+        values: dict[Any, Any] = super().construct_mapping(node, deep)
+        return values
 
 
 def read_yaml(text: str) -> Any:

@@ -1,8 +1,11 @@
-"""Checkpoints need space on the disk, and RAM for copies while training goes on. No torch."""
+"""Checkpoints and the best weights need space on the disk, and RAM for copies while training goes
+on. No torch.
+"""
 
 from __future__ import annotations
 
-from engine.config.settings import CheckpointKind, TrainConfig
+from engine.config.output_settings import CheckpointKind
+from engine.config.settings import TrainConfig
 from engine.model.shape import ModelShape
 from engine.planes.layout import checkpoint_planes, plane_bytes
 from engine.words import MIB
@@ -39,27 +42,49 @@ def checkpoints_at_once(config: TrainConfig, before: int = 0) -> int:
     return max(before + 1, min(most, before + written))
 
 
-def copy_bytes(config: TrainConfig, shape: ModelShape, taken: int, limit: int | None) -> int:
+def best_at_once(config: TrainConfig) -> int:
+    """Returns how many copies of the best weights are on the disk at the same time: those that are
+    kept, and better ones while they are written. A run with one evaluation has no others.
+    """
+    output, steps = config.output, config.train.steps
+    if not output.keeps_best or not config.data.eval_fraction:
+        return 0
+    return 1 if steps is not None and steps <= output.eval_every else 2
+
+
+def best_bytes(config: TrainConfig, shape: ModelShape) -> int:
+    """Returns the space that the best weights take on the disk at most, in bytes."""
+    return best_at_once(config) * shape.checkpoint_bytes("weights")
+
+
+def copy_bytes(
+    config: TrainConfig, shape: ModelShape, taken: int, limit: int | None, keeps_best: bool
+) -> int:
     """Returns the RAM for copies of planes that a checkpoint has yet to write, in bytes.
 
     They let updates go on before the disk has taken the planes of a step. A run has them if it
-    writes checkpoints between its steps. They take what is free, but not all of it: at most
-    `FREE_SHARE` of the rest, and only up to `FILLED_SHARE` of the whole. `taken` is what the run
-    takes otherwise, and `limit` what it may take; where that is not known, there are no copies.
+    writes checkpoints between its steps, or keeps the best weights (`keeps_best`); both may fall
+    due after the same step. They take what is free, but not all of it: at most `FREE_SHARE` of the
+    rest, and only up to `FILLED_SHARE` of the whole. `taken` is what the run takes otherwise, and
+    `limit` what it may take; where that is not known, there are no copies.
     """
     every, steps = config.output.checkpoint_every, config.train.steps
-    is_periodic = every > 0 and (steps is None or every < steps)
-    kind = config.output.checkpoint
-    if not is_periodic or limit is None or kind == "none":
+    kinds: list[CheckpointKind] = []
+    if every > 0 and (steps is None or every < steps):
+        kinds.append(config.output.checkpoint)
+    if keeps_best and best_at_once(config) > 1:
+        kinds.append("weights")
+    pieces = sum(_in_pieces(shape, kind) for kind in kinds)
+    if limit is None:
         return 0
-    if shape.checkpoint_bytes(kind) < SMALL_BYTES:
-        return 0
-    room = min(FREE_SHARE * (limit - taken), FILLED_SHARE * limit - taken, _in_pieces(shape, kind))
+    room = min(FREE_SHARE * (limit - taken), FILLED_SHARE * limit - taken, pieces)
     return max(0, int(room) // COPY_PIECE_BYTES * COPY_PIECE_BYTES)
 
 
 def _in_pieces(shape: ModelShape, kind: CheckpointKind) -> int:
-    """Returns the bytes of all pieces of one checkpoint."""
+    """Returns the bytes of all pieces of one checkpoint that is written while steps go on."""
+    if kind == "none" or shape.checkpoint_bytes(kind) < SMALL_BYTES:
+        return 0
     pieces = 0
     for unit in shape.units:
         sizes = plane_bytes(shape.dtype, shape.optimizer, unit.moment_counts)

@@ -20,6 +20,7 @@ form all call the same function.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,11 +29,12 @@ from typing import Any
 
 from engine.config.settings import AUTO
 from engine.fit.cost import Cost, MicroBatch, step_seconds
-from engine.fit.fill_memory import Candidate, MemoryFiller
+from engine.fit.fill_memory import ON_HOST, Candidate, MemoryFiller
+from engine.fit.frames import frames_of, parking
 from engine.fit.job import Job, Target, refuse_contradictions
 from engine.fit.memory_items import Item
 from engine.fit.predict import predicted_seconds
-from engine.fit.sizes import COMFORTABLE, DeviceMemory, Sizer, state_bytes
+from engine.fit.sizes import COMFORTABLE, DeviceMemory, Sizer, size_of_device, state_bytes
 from engine.fit.spreads import Spread, spreads
 from engine.fit.update_placement import choose_homes
 from engine.machine.rates import TYPICAL, Rates
@@ -61,6 +63,8 @@ share of the free RAM.
 CPU_RUNTIME_BYTES = round(0.8 * GIB)
 HOST_RESERVE_BYTES = 3 * GIB
 """This much RAM is left free when boundaries are kept there for speed alone."""
+FILLED_RESERVE_BYTES = GIB // 2
+"""So much of that is free beside the program, its data and the pages of a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +112,27 @@ def choose(job: Job, target: Target, quick: bool = False) -> Chosen:
     not fit. quick: fewer ways are tried and none is simulated, for a table of many models and
     machines. Raises ConfigError where settings contradict each other or the model.
     """
-    planners = _planners(job, target, quick)
-    found = [(planner, planner.best()) for planner in planners]
-    fitting = [(planner, way) for planner, way in found if way is not None]
-    if not fitting:
-        return planners[-1].chosen(planners[-1].leanest())
-    planner, best = min(fitting, key=lambda each: each[1].seconds)
-    return planner.chosen(Candidate(best.size, best.choices))
+    over: Chosen | None = None
+    # The whole limit is used where nothing fits comfortably.
+    for share in (_comfortable(job, target), 1.0):
+        maker = _PlannerMaker(job, target, quick, share)
+        planners = maker.planners()
+        least = min(planner.least_seconds for planner in planners)
+        if least < math.inf:
+            worth = [each for each in planners if each.least_seconds <= WORTH_SIMULATING * least]
+            found = [(planner, planner.best()) for planner in worth]
+            planner, best = min(found, key=lambda each: each[1].seconds)
+            parked = maker.parked_like(best)
+            if parked is not None and parked.has_room:
+                way = parked.best()
+                if way.seconds <= ALIKE * best.seconds:
+                    planner, best = parked, way
+            candidate = Candidate(best.size, best.choices)
+            chosen = planner.chosen(candidate)
+            if planner.is_in_ram(candidate):
+                return chosen
+            over = over or chosen
+    return over or planners[-1].chosen(planners[-1].leanest())
 
 
 def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
@@ -122,13 +140,14 @@ def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
     if settings allow that, and with boundaries on the device. Where neither fits, no choices do.
     The function is about a thousand times as fast as `choose`, and raises the same errors.
     """
-    planner = _planners(job, target, quick=True)[-1]
-    lean = planner.leanest()
-    found = [lean]
-    if lean.choices.host_boundaries and job.config.engine.save_level != "boundary_host":
-        on_device = replace(lean.choices, host_boundaries=False)
-        found.append(Candidate(lean.size, on_device))
-    return tuple(planner.chosen(candidate) for candidate in found)
+    found = []
+    for planner in _PlannerMaker(job, target, quick=True, share=1.0).planners():
+        lean = planner.leanest()
+        found.append(planner.chosen(lean))
+        if lean.choices.host_boundaries and job.config.engine.save_level not in ON_HOST:
+            on_device = replace(lean.choices, host_boundaries=False)
+            found.append(planner.chosen(Candidate(lean.size, on_device)))
+    return tuple(found)
 
 
 def _kernels_compiled(job: Job, target: Target) -> bool:
@@ -142,60 +161,81 @@ def _kernels_compiled(job: Job, target: Target) -> bool:
     return not (target.here and compiler_problem())
 
 
-def _planners(job: Job, target: Target, quick: bool) -> list[_Planner]:
-    """Returns the planners of the ways in which gradients may wait, the leanest one last."""
-    refuse_contradictions(job)
-    if job.rounding:
-        compiled = job.rounding.get("compiled", False)
-    else:
-        compiled = _kernels_compiled(job, target)
-    sizer = Sizer(job, _device_memory(job, target), compiled)
+class _PlannerMaker:
+    """A `_PlannerMaker` makes the planners of one job. share: automatic choices fill this share of
+    the device's memory.
+    """
 
-    def planner(frame: PlanChoices) -> _Planner:
+    def __init__(self, job: Job, target: Target, quick: bool, share: float):
+        refuse_contradictions(job)
+        if job.rounding:
+            compiled = job.rounding.get("compiled", False)
+        else:
+            compiled = _kernels_compiled(job, target)
+        self._job = job
+        self._target = target
+        self._quick = quick
+        self._sizer = Sizer(job, _device_memory(job, target, share), compiled)
+
+    def planners(self) -> list[_Planner]:
+        """Returns the planners of the ways to use RAM that the job needs: the usual one where RAM
+        suffices, else those of the first group that fits, or the one that comes closest.
+
+        Where a group fits only with its boundaries on the device, the next one is looked at too:
+        with less RAM for states, boundaries may go to the host, and micro-batches may be larger.
+        """
+        planners: list[_Planner] = []
+        found: list[_Planner] = []
+        for frames in frames_of(self._job, self._target, self._quick):
+            group = [self._planner(frame) for frame in frames]
+            roomy = [each for each in group if each.has_room]
+            is_enough = any(each.free_after_boundaries >= 0 for each in roomy)
+            if is_enough or found:
+                return [*found, *roomy]
+            found = roomy
+            planners += group
+        if found:
+            return found
+        on_device = [each for each in planners if each.fits_on_device()] or planners
+        most = max(each.free_after_boundaries for each in on_device)
+        return [each for each in on_device if each.free_after_boundaries == most]
+
+    def parked_like(self, way: _Way) -> _Planner | None:
+        """Returns the planner that parks gradients and has the spread of `way`; None where they are
+        parked already, or the settings or the device forbid it. Parked gradients take 2 bytes a
+        parameter less of RAM, and those of units that the device updates never cross the bus.
+        """
+        choices = way.choices
+        unfit = choices.parked_gradients or choices.gradient_sum == GradientSum.HOST
+        if unfit or self._quick or parking(self._job, self._target) is not None:
+            return None
+        frame = PlanChoices(parked_gradients=True)
+        return self._planner(frame, Spread(way.size, choices.micro_batches, choices.rounds))
+
+    def _planner(self, frame: PlanChoices, only: Spread | None = None) -> _Planner:
+        """Returns the planner of one frame. only: it considers this spread alone."""
+        job, target, quick = self._job, self._target, self._quick
         free = target.host_free - state_bytes(job.shape, frame) - HOST_RESERVE_BYTES
-        filler = MemoryFiller(sizer, free, quick, frame)
-        return _Planner(sizer, filler, target.rates or TYPICAL[target.device], free, quick)
-
-    parks = _parking(job, target)
-    on_host = planner(PlanChoices())
-    if parks is False or (parks is None and on_host.fits_in_ram()):
-        return [on_host]
-    parked = [planner(frame) for frame in _parking_frames(job.shape.tied)]
-    fits = sizer.fits(*parked[-1].leanest(), sizer.memory.limit)
-    return parked if parks or fits else [on_host]
+        filler = MemoryFiller(self._sizer, free, quick, frame)
+        ways = list(spreads(job, self._sizer.device, quick)) if only is None else [only]
+        return _Planner(filler, ways, target.rates or TYPICAL[target.device], free, quick)
 
 
-def _parking_frames(tied: bool) -> list[PlanChoices]:
-    """Returns the ways to park gradients. The second one takes less memory, and fetches embed once
-    more.
-    """
-    frames = [PlanChoices(parked_gradients=True)]
-    if not tied:
-        frames.append(PlanChoices(parked_gradients=True, shared_outer_slot=True))
-    return frames
+def _comfortable(job: Job, target: Target) -> float:
+    """Returns the share of the device's memory that automatic choices fill."""
+    limit = job.config.engine.within_cap(target.gpu_limit or 0)
+    return COMFORTABLE[size_of_device(target.device, limit)]
 
 
-def _parking(job: Job, target: Target) -> bool | None:
-    """Tells whether gradients are parked on the device, by the settings or by what was decided
-    before; None where that depends on the memory.
-    """
-    asked = job.config.engine.gradients
-    if asked != AUTO:
-        return asked == "parked"
-    if target.device == "cpu":  # there the device's memory is RAM too
-        return False
-    return job.parked_gradients
-
-
-def _device_memory(job: Job, target: Target) -> DeviceMemory:
+def _device_memory(job: Job, target: Target, share: float) -> DeviceMemory:
     if target.device == "cpu":
         limit = target.host_free - job.shape.host_bytes - CPU_RUNTIME_BYTES
         keeping = min(COMFORTABLE["cpu"] * limit, CPU_SHARE * target.host_free)
-        return DeviceMemory("cpu", limit, keeping)
+        return DeviceMemory("cpu", limit, share * limit, keeping)
     if target.gpu_limit is None:
         raise ValueError("gpu_limit is needed for a GPU")
     limit = job.config.engine.within_cap(target.gpu_limit)
-    return DeviceMemory(target.device, limit, COMFORTABLE[target.device] * limit)
+    return DeviceMemory(target.device, limit, share * limit, share * limit)
 
 
 @dataclass(frozen=True)
@@ -221,35 +261,82 @@ class _Planner:
     """
 
     def __init__(
-        self, sizer: Sizer, filler: MemoryFiller, rates: Rates, free_host_bytes: int, quick: bool
+        self,
+        filler: MemoryFiller,
+        ways: list[Spread],
+        rates: Rates,
+        free_host_bytes: int,
+        quick: bool,
     ):
-        self.sizer = sizer
+        self.sizer = filler.sizer
         self._filler = filler
+        self._spreads = ways
         self._rates = rates
         self._free_host_bytes = free_host_bytes
         self._quick = quick
         self._costs: dict[int, Cost] = {}
 
-    def best(self) -> _Way | None:
-        """Returns the fastest way that fits; None where none fits."""
-        fitting = self._fitting()
-        spacious = [way for way in fitting if self._filler.host_bytes(way) <= self._free_host_bytes]
-        found = self._timed(spacious or fitting)
-        if not found:
-            return None
-        return found[0] if self._quick else self._fastest(found)
-
-    def fits_in_ram(self) -> bool:
-        """Tells whether RAM holds the states, the program and the boundaries of the leanest
-        candidate.
+    @property
+    def least_seconds(self) -> float:
+        """Returns the time of the fastest way that fits, in closed form; infinity where none
+        fits.
         """
-        return self._filler.host_bytes(self.leanest()) <= self._free_host_bytes
+        return self._found[0].seconds if self._found else math.inf
+
+    def best(self) -> _Way:
+        """Returns the fastest way that fits. There must be one."""
+        return self._found[0] if self._quick else self._fastest(self._found)
+
+    @functools.cached_property
+    def _found(self) -> list[_Way]:
+        return self._timed(self._spacious or self._closest)
+
+    @property
+    def has_room(self) -> bool:
+        """Tells whether a candidate fits, and leaves RAM free beside the states, the program and
+        the boundaries.
+        """
+        if self._free_host_bytes < 0:
+            return False
+        lean = self.leanest()
+        if self.free_after_boundaries >= 0 and self.sizer.fits(*lean):  # the most common case
+            return True
+        return bool(self._spacious)
+
+    @functools.cached_property
+    def _spacious(self) -> list[Candidate]:
+        free = self._free_host_bytes
+        return [way for way in self._fitting if self._filler.host_bytes(way) <= free]
+
+    @property
+    def _closest(self) -> list[Candidate]:
+        """Returns the candidates that fit if RAM is filled to the last, else those that take the
+        least of it.
+        """
+        in_ram = [way for way in self._fitting if self.is_in_ram(way)]
+        least = min(map(self._filler.host_bytes, self._fitting), default=0)
+        return in_ram or [w for w in self._fitting if self._filler.host_bytes(w) == least]
+
+    def is_in_ram(self, way: Candidate) -> bool:
+        """Tells whether RAM holds the candidate if it is filled to the last."""
+        return self._filler.host_bytes(way) <= self._free_host_bytes + FILLED_RESERVE_BYTES
+
+    @functools.cached_property
+    def free_after_boundaries(self) -> int:
+        """Returns the bytes of RAM that remain beside the states, the program and the boundaries of
+        the leanest candidate. It is negative where RAM is short.
+        """
+        return self._free_host_bytes - self._filler.host_bytes(self.leanest())
+
+    def fits_on_device(self) -> bool:
+        """Tells whether the device holds the leanest candidate."""
+        return self.sizer.fits(*self.leanest(), self.sizer.memory.limit)
 
     def leanest(self) -> Candidate:
         """Returns the candidate that takes the least memory. More rounds would take still less, but
         they round the sums once per round, which is done only on request.
         """
-        ways = self._spreads()
+        ways = self._spreads
         fewest_rounds = ways[0].rounds
         smallest = min((way for way in ways if way.rounds == fewest_rounds), key=attrgetter("size"))
         return self._filler.leanest(smallest)
@@ -264,16 +351,14 @@ class _Planner:
             host_boundary_bytes=self._filler.host_bytes(candidate),
         )
 
-    def _spreads(self) -> list[Spread]:
-        return list(spreads(self.sizer.job, self.sizer.device, self._quick))
-
+    @functools.cached_property
     def _fitting(self) -> list[Candidate]:
-        """Returns the candidates that fit on the device, by spread."""
+        """The list holds the candidates that fit on the device, by spread."""
         job = self.sizer.job
         # A sum that is rounded once per round is used only if the settings request it.
         exact = not job.rounding and job.config.engine.rounds == AUTO
         fitting: list[Candidate] = []
-        for spread in self._spreads():
+        for spread in self._spreads:
             lean = self._filler.leanest(spread)
             if not self.sizer.fits(*lean):
                 continue

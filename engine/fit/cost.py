@@ -18,7 +18,7 @@ from engine.config.settings import Optimizer
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.shape import ModelShape, UnitShape
 from engine.plan.buffers import EMBED, HEAD
-from engine.plan.choices import PlanChoices
+from engine.plan.choices import PlanChoices, seconds_of_pairs
 from engine.plan.ops import (
     Backward,
     DeviceUpdate,
@@ -36,12 +36,13 @@ from engine.plan.ops import (
     Op,
     OpKind,
     Prefetch,
+    Recompute,
     Reduce,
-    StepPlan,
     StoreBoundary,
     Summary,
     Update,
 )
+from engine.plan.step_plan import StepPlan
 from engine.planes.layout import PLANE_ITEM_BYTES
 
 BUS_SHARE = 0.9
@@ -124,25 +125,30 @@ class _OpSeconds:
     def _of_compute(self, op: Op) -> float:
         cost = self._cost
         match op:
-            case Forward():
+            case Forward() | Recompute():
                 return cost.forward(op.unit)
             case Backward():
-                again = 0.0 if op.unit in self._plan.kept_units else cost.forward(op.unit)
+                again = cost.forward(op.unit) if op.recomputes else 0.0
                 return again + cost.backward(op.unit) + cost.gradient(op.unit, GRADIENT_BYTES)
             case Loss():
                 return cost.loss()
             case Embed() | EmbedBackward():
                 return self._of_embed(op)
             case Reduce():
-                return cost.gradient(op.unit, 8 + self._item)
+                return self._part(op.unit, op.piece) * cost.gradient(op.unit, 8 + self._item)
         return 0.0
 
-    def _of_embed(self, op: Op) -> float:
+    def _part(self, unit: str, piece: tuple[int, int] | None) -> float:
+        """Returns which part of a unit's elements the piece is."""
+        return 1.0 if piece is None else (piece[1] - piece[0]) / self._numel[unit]
+
+    def _of_embed(self, op: Embed | EmbedBackward) -> float:
         cost, memory = self._cost, self._rates.device_memory
         if isinstance(op, Embed):
             return max(2 * cost.hidden_bytes / memory, cost.launch(OpKind.FORWARD))
-        work = 4 * cost.hidden_bytes / memory + cost.gradient(EMBED, 8 + self._item)
-        return max(work, cost.launch(OpKind.BACKWARD))
+        gradient = self._part(EMBED, op.piece) * cost.gradient(EMBED, 8 + self._item)
+        work = 4 * cost.hidden_bytes / memory + gradient
+        return max(work, cost.launch(OpKind.BACKWARD)) if op.captures else work
 
     def _of_host_or_copy(self, op: Op) -> float:
         rates, hidden_bytes = self._rates, self._cost.hidden_bytes
@@ -153,14 +159,19 @@ class _OpSeconds:
                 return (self._weight_bytes[op.unit] if is_weights else gradient) / rates.h2d
             case Offload() | OffloadParked():
                 d2h = rates.d2h if isinstance(op, Offload) else rates.d2h_busy
-                return self._numel[op.unit] * self._item / d2h
+                return self._numel_of(op) * self._item / d2h
             case StoreBoundary():
                 return hidden_bytes / rates.d2h
             case FetchBoundary():
                 return hidden_bytes / rates.h2d
             case Update():
-                return self._numel[op.unit] / self._adamw
+                return self._numel_of(op) / self._adamw
         return 0.0
+
+    def _numel_of(self, op: Offload | OffloadParked | Update) -> int:
+        """Returns the number of elements of the op's piece, or of the whole unit."""
+        piece = None if isinstance(op, Offload) else op.piece
+        return self._numel[op.unit] if piece is None else piece[1] - piece[0]
 
 
 def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
@@ -177,9 +188,15 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     streamed = sum(
         unit.numel for unit in shape.blocks[: len(shape.blocks) - choices.resident_blocks]
     )
+    largest = max(unit.numel for unit in shape.blocks)
     carried = (2 * choices.rounds * streamed + (shape.plane_numel - streamed)) * shape.item_bytes
     if choices.host_boundaries:
-        carried += choices.micro_batches * recomputed * cost.hidden_bytes
+        stored = recomputed - len(seconds_of_pairs(len(shape.blocks), choices))
+        carried += choices.micro_batches * stored * cost.hidden_bytes
+    # While two blocks are recomputed together, as many others are fetched as there are slots left.
+    pairs = len(seconds_of_pairs(len(shape.blocks), choices))
+    lacking = max(0, 4 - choices.slots) * min(pairs, streamed // max(1, 2 * largest))
+    waited += choices.rounds * lacking * largest * shape.item_bytes / rates.h2d
     gradients = choices.rounds if choices.gradient_sum == GradientSum.HOST else 1
     returned = gradients * shape.plane_numel * shape.item_bytes
     return max(compute, carried / rates.h2d, returned / rates.d2h) + waited
@@ -201,7 +218,7 @@ class Cost:
         self.rates = rates
         self._micro_batch = micro_batch
         self._compiled = compiled
-        self.hidden_bytes = micro_batch.tokens * shape.hidden_size * shape.item_bytes
+        self.hidden_bytes = micro_batch.tokens * shape.hidden_width * shape.item_bytes
         self._numel = {unit.name: unit.numel for unit in shape.units}
         self._share = block_share(shape)
         self._attention, self._unpacking = self._attention_seconds()

@@ -27,11 +27,18 @@ from engine.fit.spreads import Spread
 from engine.plan.buffers import EMBED
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import GradientSum
+from engine.planes.update_buffers import small_pieces
 
 UPDATE_BUFFERS = (2, 4, 8)
-"""These numbers of update buffers are tried, and also the number that fits over the fp32 sums."""
+"""These numbers of update buffers for whole blocks are tried, and as many as fit over the fp32
+sums. Small pieces are tried where they take no memory of their own.
+"""
 SPARE_BUFFERS = (4, 8)
-"""These numbers of spare buffers are tried, in the place of activations between two steps."""
+"""Spare buffers for this many blocks are tried, in the place of activations between two steps."""
+
+
+ON_HOST = ("boundary_host", "boundary_pairs")
+"""With these save levels, boundaries are on the host."""
 
 
 class Candidate(NamedTuple):
@@ -41,16 +48,26 @@ class Candidate(NamedTuple):
     choices: PlanChoices
 
 
+class UpdateBuffers(NamedTuple):
+    """So many buffers hold pieces of the states of units that the device updates. `pieces` of them
+    are a block.
+    """
+
+    number: int
+    pieces: int = 1
+
+
 class MemoryFiller:
     """A `MemoryFiller` fills the device's memory for the spreads of one job.
 
     free_host_bytes: bytes of RAM that may hold boundaries which would also fit on the device.
-    quick: fewer ways are tried. frame: all candidates park gradients and share a slot as it does.
+    quick: fewer ways are tried. frame: all candidates park gradients, share a slot and keep
+    boundaries as it does, and have its slots unless the settings say how many.
     """
 
     def __init__(self, sizer: Sizer, free_host_bytes: int, quick: bool, frame: PlanChoices):
         self._frame = frame
-        self._sizer = sizer
+        self.sizer = sizer
         self._engine = sizer.job.config.engine
         self._rounding = sizer.job.rounding
         self._free_host_bytes = free_host_bytes
@@ -66,12 +83,12 @@ class MemoryFiller:
         allow.
         """
         engine = self._engine
-        slots = 2 if engine.slots == AUTO else engine.slots
+        slots = self._frame.slots if engine.slots == AUTO else max(engine.slots, self._least_slots)
         resident = 0 if engine.residency == AUTO else engine.residency
         kept = 0
         if engine.save_level == "all":
             kept = resident or 1
-        can_go_to_host = engine.save_level in (AUTO, "all") and self._sizer.device == "cuda"
+        can_go_to_host = engine.save_level in (AUTO, "all") and self.sizer.device == "cuda"
         homes = tuple(self._rounding.get("device_homes", ()))
         choices = replace(
             self._frame,
@@ -81,26 +98,35 @@ class MemoryFiller:
             prefetch_depth=max(1, slots - 1),
             resident_blocks=resident,
             kept_blocks=kept,
-            host_boundaries=engine.save_level == "boundary_host" or can_go_to_host,
+            host_boundaries=engine.save_level in ON_HOST or can_go_to_host,
             update_buffers=1 if homes else 0,
             device_homes=homes,
             gradient_sum=self._least_gradient_sum(spread.rounds),
-            compiled=self._sizer.compiled,
+            compiled=self.sizer.compiled,
         )
+        if choices.gradient_sum != GradientSum.VERTICAL:
+            choices = replace(choices, outer_in_parked=False)
+        if choices.gradient_sum == GradientSum.DEVICE and self.sizer.shape.dtype == "bfloat16":
+            choices = replace(choices, gradients_in_sums=choices.parked_gradients)
         return Candidate(spread.size, choices)
 
     def filled(self, lean: Candidate) -> Iterator[Candidate]:
         """Yields the candidates that use the memory that `lean` leaves."""
         start = self._with_sums_on_device(lean)
-        numbers = self._update_buffer_numbers(start.choices)
+        some = self._update_buffers(start.choices)
         for place in self._boundary_places(start):
-            for buffers in numbers:
+            for buffers in some:
                 yield from self._filled_blocks(place, buffers)
+
+    @property
+    def _least_slots(self) -> int:
+        """Two blocks that are recomputed together need two slots."""
+        return self._frame.boundary_blocks
 
     def host_bytes(self, candidate: Candidate) -> int:
         """Returns the bytes of a candidate's boundaries on the host."""
-        tokens = candidate.size * self._sizer.row_length
-        return host_boundary_bytes(self._sizer.shape, candidate.choices, tokens)
+        tokens = candidate.size * self.sizer.row_length
+        return host_boundary_bytes(self.sizer.shape, candidate.choices, tokens)
 
     def _least_gradient_sum(self, rounds: int) -> GradientSum:
         """Returns the gradient sum of the session that is continued, or else the one that takes the
@@ -120,7 +146,7 @@ class MemoryFiller:
         if choices.rounds == 1 or self._rounding or self._frame.parked_gradients:
             return lean
         on_device = replace(choices, gradient_sum=GradientSum.DEVICE)
-        return Candidate(size, on_device) if self._sizer.fits(size, on_device) else lean
+        return Candidate(size, on_device) if self.sizer.fits(size, on_device) else lean
 
     def _boundary_places(self, start: Candidate) -> list[Candidate]:
         """Returns the candidate with its boundaries on the device, and with boundaries on the host
@@ -128,33 +154,38 @@ class MemoryFiller:
         returned.
         """
         size, choices = start
-        if self._engine.save_level == "boundary_host":
+        if self._engine.save_level in ON_HOST:
             return [start]
         on_device = replace(choices, host_boundaries=False)
-        if not self._sizer.fits(size, on_device):
+        if not self.sizer.fits(size, on_device):
             return [start]
         places = [Candidate(size, on_device)]
         if choices.host_boundaries and self.host_bytes(start) <= self._free_host_bytes:
             places.append(start)
         return places
 
-    def _update_buffer_numbers(self, choices: PlanChoices) -> tuple[int, ...]:
-        """Returns the numbers of update buffers to try."""
-        sizer = self._sizer
-        some = UPDATE_BUFFERS[-1:] if self._quick else UPDATE_BUFFERS
-        if choices.device_homes:
-            numbers = (1, *some)
-        elif self._rounding or sizer.device == "cpu":
-            return (0,)
-        else:
-            numbers = (0, *some)
-        over_sums = sizer.buffers_over_sums()
-        if choices.gradient_sum == GradientSum.DEVICE and over_sums > UPDATE_BUFFERS[-1]:
-            numbers = (*numbers, over_sums)
-        return numbers
+    def _update_buffers(self, choices: PlanChoices) -> list[UpdateBuffers]:
+        """Returns the update buffers to try."""
+        if not choices.device_homes and (self._rounding or self.sizer.device == "cpu"):
+            return [UpdateBuffers(0)]
+        found = [UpdateBuffers(1 if choices.device_homes else 0)]
+        whole = self.sizer.buffers_over_sums(choices)
+        if not choices.gradients_in_sums:  # a whole block does not fit into half of its sum
+            some = UPDATE_BUFFERS[-1:] if self._quick else UPDATE_BUFFERS
+            found += map(UpdateBuffers, some)
+            if choices.gradient_sum == GradientSum.DEVICE and whole > UPDATE_BUFFERS[-1]:
+                found.append(UpdateBuffers(whole))
+        pieces = small_pieces(self.sizer.shape.largest_block)
+        small = self.sizer.buffers_over_sums(replace(choices, update_pieces=pieces))
+        is_scarce = choices.gradient_sum != GradientSum.DEVICE or choices.gradients_in_sums
+        if is_scarce and pieces > 1 and small > 1:
+            found.append(UpdateBuffers(small, pieces))
+        if choices.gradients_in_sums:
+            found += [UpdateBuffers(blocks * pieces, pieces) for blocks in UPDATE_BUFFERS]
+        return found
 
-    def _filled_blocks(self, place: Candidate, buffers: int) -> Iterator[Candidate]:
-        """Yields the candidate with `buffers` update buffers and as many kept and resident blocks
+    def _filled_blocks(self, place: Candidate, buffers: UpdateBuffers) -> Iterator[Candidate]:
+        """Yields the candidate with these update buffers and as many kept and resident blocks
         as fit, without and with spare buffers.
         """
         size, choices = place
@@ -162,16 +193,21 @@ class MemoryFiller:
         # whose optimizers do run there are chosen at the end.
         homes = choices.device_homes
         if not self._rounding:
-            homes = (EMBED,) if buffers else ()
-        choices = replace(choices, update_buffers=buffers, device_homes=homes)
-        if not self._sizer.fits(size, choices):
+            homes = (EMBED,) if buffers.number else ()
+        choices = replace(
+            choices,
+            update_buffers=buffers.number,
+            update_pieces=buffers.pieces,
+            device_homes=homes,
+        )
+        if not self.sizer.fits(size, choices):
             return
         choices = self._with_kept_blocks(size, choices)
-        if choices.kept_blocks == len(self._sizer.shape.blocks):  # there are no boundaries
+        if choices.kept_blocks == len(self.sizer.shape.blocks):  # there are no boundaries
             choices = replace(choices, host_boundaries=False)
         choices = self._with_resident_blocks(size, choices)
         yield Candidate(size, choices)
-        if buffers > 2 and not self._quick:
+        if buffers.number > 2 and not self._quick:
             yield from self._with_spare_buffers(size, choices)
 
     def _with_kept_blocks(self, size: int, choices: PlanChoices) -> PlanChoices:
@@ -180,7 +216,7 @@ class MemoryFiller:
             return choices
         # On the CPU a slot takes a copy within the same memory, which resident blocks avoid. So
         # blocks that keep their activations also stay resident.
-        stays = self._sizer.device == "cpu" and self._engine.residency == AUTO
+        stays = self.sizer.device == "cpu" and self._engine.residency == AUTO
 
         def keeping(count: int) -> PlanChoices:
             if stays:
@@ -202,8 +238,9 @@ class MemoryFiller:
         return choices if found is None else found
 
     def _with_spare_buffers(self, size: int, choices: PlanChoices) -> Iterator[Candidate]:
-        for spare in SPARE_BUFFERS:
-            lenders = self._sizer.spare_blocks(size, choices, spare)
+        for blocks in SPARE_BUFFERS:
+            spare = blocks * choices.update_pieces
+            lenders = self.sizer.spare_blocks(size, choices, spare)
             if lenders is None:
                 continue
             more = replace(
@@ -212,7 +249,7 @@ class MemoryFiller:
                 spare_buffers=spare,
                 spare_blocks=lenders,
             )
-            if self._sizer.fits(size, more):
+            if self.sizer.fits(size, more):
                 yield Candidate(size, more)
 
     def _most(
@@ -224,7 +261,7 @@ class MemoryFiller:
         counts = [count for count in self._counts if count >= least]
 
         def fits(count: int) -> bool:
-            return self._sizer.fits(size, with_count(count), self._sizer.memory.keeping)
+            return self.sizer.fits(size, with_count(count), self.sizer.memory.keeping)
 
         if fits(counts[0]):  # the most common case
             return with_count(counts[0])

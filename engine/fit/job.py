@@ -26,6 +26,10 @@ class Job:
     """
     parked_gradients: bool | None = None
     """Gradients are parked or not, as was decided before; None where the planner decides."""
+    boundary_blocks: int | None = None
+    """A boundary is kept for this many blocks, as was decided before; None where the planner
+    decides.
+    """
 
 
 @dataclass(frozen=True)

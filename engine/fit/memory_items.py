@@ -55,6 +55,8 @@ class MemoryItem(Word):
     """
     CHECKPOINT_COPIES = "Checkpoint copies"
     """Steps go on while a checkpoint is written; this holds what it has yet to write."""
+    TRACKERS = "Trackers"
+    """A process of its own takes this, which gives curves to trackers."""
     # On the device, buffers that are kept throughout the run.
     BLOCK_SLOTS = "Block slots"
     OUTER_SLOTS = "Embed and head slots"
@@ -75,6 +77,7 @@ class MemoryItem(Word):
     CUDA_CONTEXT = "CUDA context"
     ALLOCATOR_SLACK = "Allocator slack"
     # On the disk.
+    BEST = "Best weights"
     CHECKPOINTS = "Checkpoints"
     EXPORT = "Export"
     RECORD = "Record"
@@ -108,10 +111,11 @@ class MemoryItem(Word):
 
     @property
     def is_there_in_training(self) -> bool:
-        """Tells whether the item is in use during steps. Reserved memory is not, nor is memory that
-        is needed only while weights are read.
+        """Tells whether the training process uses the item during steps. It does not use reserved
+        memory, memory that is needed only while weights are read, and that of another process.
         """
-        return self not in (MemoryItem.MARGIN, MemoryItem.LOADING_PEAK)
+        others = (MemoryItem.MARGIN, MemoryItem.LOADING_PEAK, MemoryItem.TRACKERS)
+        return self not in others
 
     @property
     def is_there_from_the_start(self) -> bool:
@@ -140,6 +144,16 @@ _ACTIVATIONS = frozenset(
 )
 
 
+IN_WORDS = {
+    MemoryItem.WEIGHT_HIGH: "Weights",
+    MemoryItem.WEIGHT_LOW: "The rest of their fp32 masters",
+    MemoryItem.EXP_AVG: "AdamW's first moments",
+    MemoryItem.EXP_AVG_SQ: "AdamW's second moments",
+    MemoryItem.GRAD: "Gradients",
+}
+"""These are the words for items that records name as the files of a checkpoint."""
+
+
 @dataclass(frozen=True)
 class Item:
     """An item is one line of a report."""
@@ -156,6 +170,11 @@ class Item:
     def name(self) -> str:
         """Returns the name for people and for records."""
         return self.unknown_name or self.kind.value
+
+    @property
+    def words(self) -> str:
+        """Returns the name in words, as a sentence or a screen has it."""
+        return IN_WORDS.get(self.kind, self.name)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data, in the form used in records."""

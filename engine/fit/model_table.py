@@ -1,13 +1,13 @@
 """A table of models and machines shows whether each model fits on each machine, and how fast it
-trains. This file also finds the largest model for a machine, and the machines for a model. No
-torch.
+trains. No torch.
 
 Whether a model fits is judged by the leanest plan of the job. Speeds are simulated with a plan that
 is chosen as for a run, but among fewer ways (`quick` of `choose`, which costs a few per cent of
 speed at most).
 
 A table is about the optimizer of the settings. With `any_optimizer`, each cell is about the first
-of `OPTIMIZERS` with which the model fits.
+of `OPTIMIZERS` with which the model fits, and its words say the whole way: how moments are kept,
+whether gradients are parked on the device, and whether two blocks share a boundary.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import csv
 import functools
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,18 +23,17 @@ from engine.config.settings import Optimizer, TrainConfig
 from engine.errors import ConfigError
 from engine.fit.memory_items import MEMORY, PartName
 from engine.fit.needs import PART_WORDS, Verdict, least_needs, measured_rates, needs_of
-from engine.machine.known_machines import KnownMachine, machines, with_figures
+from engine.machine.known_machines import machines
 from engine.machine.read_machine import Machine
 from engine.model.catalog import CatalogEntry, catalog
 from engine.model.shape import ModelShape
+from engine.plan.choices import PlanChoices, seconds_of_pairs
 from engine.planes.moments import KINDS
-from engine.words import GIB
+from engine.words import GIB, counted
 
 HERE = "This machine"
 SHOWN = ("RTX 4090", "RTX 5090", "A100 80GB", "H100 SXM", "H200")
 """A table shows these machines if none are named."""
-RAM_SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)
-"""Machines are sold with these amounts of RAM, in GiB."""
 OPTIMIZERS = tuple(KINDS)
 """These are all optimizers, from the one with the most exact moments to the smallest."""
 BEST = "best"
@@ -55,6 +54,14 @@ CSV_HEAD = (
     "tokens_per_second",
     "estimated",
     "optimizer",
+    "parked_gradients",
+    "boundary_pairs",
+)
+PARKED, PAIRS = "parked", "pairs"
+"""Cells have these words where the plan of their speed takes less RAM by such means."""
+LEGEND = (
+    f"{PARKED}: gradients wait on the GPU until they are applied; {PAIRS}: only every "
+    "second block keeps a boundary."
 )
 
 
@@ -90,6 +97,16 @@ class Cell:
     any_optimizer: bool = False
     """The optimizer is the first that fits, or the last if none does; the settings do not say it.
     """
+    parked_gradients: bool | None = None
+    """It tells whether the plan of the speed parks gradients; it is None where no plan was made."""
+    boundary_pairs: bool | None = None
+    """It tells whether that plan keeps a boundary for every second block; None as above."""
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """Returns by which means the plan of the speed takes less RAM, in the words of `LEGEND`."""
+        found = ((PARKED, self.parked_gradients), (PAIRS, self.boundary_pairs))
+        return tuple(word for word, is_used in found if is_used)
 
 
 @dataclass(frozen=True)
@@ -115,18 +132,17 @@ def columns(names: Sequence[str], here: Machine) -> tuple[Column, ...]:
     return (Column(HERE, here), *(Column(name, known[name].machine()) for name in names))
 
 
-def table(
+def rows_of(
     config: TrainConfig,
     shown: Sequence[Column],
     models: Iterable[CatalogEntry] | None = None,
     timed: bool = True,
     any_optimizer: bool = False,
-) -> list[Row]:
-    """Returns a row for each model that the settings of `config` suit. The models are all of the
+) -> Iterator[Row]:
+    """Yields a row for each model that the settings of `config` suit. The models are all of the
     catalog if none are given. timed: whether to include speeds, which take a few hundredths of a
     second per cell.
     """
-    rows = []
     for entry in catalog() if models is None else models:
         shape = entry.shape(config.model.dtype)
         if shape is None:
@@ -137,8 +153,7 @@ def table(
             )
         except ConfigError:  # such as rows that are longer than the model's positions
             continue
-        rows.append(Row(entry, shape.parameter_count, shape.active_parameters, cells))
-    return rows
+        yield Row(entry, shape.parameter_count, shape.active_parameters, cells)
 
 
 def cell(
@@ -173,13 +188,14 @@ def _cell(config: TrainConfig, shape: ModelShape, machine: Machine, timed: bool)
     verdict = least.verdict(MEMORY)
     parts = {name: part for name, part in least.parts.items() if name in MEMORY}
     missing = ", ".join(
-        f"{(part.total - part.known_limit) / GIB:,.0f} GiB of {PART_WORDS[name]}"
+        f"{_missing_gib(part.total - part.known_limit)} GiB of {PART_WORDS[name]}"
         for name, part in parts.items()
         if part.verdict == Verdict.DOES_NOT_FIT
     )
-    rate = None
+    rate = choices = None
     if timed and verdict != Verdict.DOES_NOT_FIT:
         needs = needs_of(config, machine, shape, quick=True)
+        choices = needs.chosen.choices
         if needs.step_seconds:
             rate = config.train.batch_size * config.data.max_seq_len / needs.step_seconds
     gpu_bytes = parts[PartName.GPU].total if PartName.GPU in parts else None
@@ -191,69 +207,20 @@ def _cell(config: TrainConfig, shape: ModelShape, machine: Machine, timed: bool)
         tokens_per_second=rate,
         estimated=measured_rates(config, machine) is None,
         optimizer=config.train.optimizer,
+        parked_gradients=choices.parked_gradients if choices else None,
+        boundary_pairs=_keeps_pairs(shape, choices) if choices else None,
     )
 
 
-def largest_model(
-    config: TrainConfig, machine: Machine, any_optimizer: bool = False
-) -> tuple[CatalogEntry, Cell] | None:
-    """Returns the model of the catalog with the most parameters that `machine` can train, its speed
-    included. Returns None where it can train none.
-    """
-    fitting = []
-    for entry in catalog():
-        shape = entry.shape(config.model.dtype)
-        if shape is not None and _fits(config, shape, machine, any_optimizer):
-            fitting.append((entry, shape))
-    if not fitting:
-        return None
-    entry, shape = max(fitting, key=lambda found: found[1].parameter_count)
-    return entry, cell(config, shape, machine, any_optimizer=any_optimizer)
+def _missing_gib(size: int) -> str:
+    """Returns how many GiB are missing, never zero."""
+    gib = size / GIB
+    return f"{gib:,.0f}" if gib >= 1 else f"{max(gib, 0.1):.1f}"
 
 
-@dataclass(frozen=True, eq=False)
-class Offer:
-    """An offer is a machine that can train a model, with the least RAM of `RAM_SIZES` that does."""
-
-    known: KnownMachine
-    ram_gib: float
-    cell: Cell
-
-
-def machines_for(
-    config: TrainConfig, shape: ModelShape, timed: bool = True, any_optimizer: bool = False
-) -> list[Offer]:
-    """Returns the known machines that can train this model, least RAM first and then the fastest.
-    Machines whose GPU cannot hold the model, and those that are not supported, are left out.
-    """
-    offers = []
-    for known in machines():
-        ram = _least_ram(config, shape, known, any_optimizer) if known.supported else None
-        if ram is not None:
-            found = cell(config, shape, known.machine(ram), timed, any_optimizer)
-            offers.append(Offer(known, ram, found))
-    return sorted(offers, key=lambda offer: (offer.ram_gib, -(offer.cell.tokens_per_second or 0)))
-
-
-def _least_ram(
-    config: TrainConfig, shape: ModelShape, known: KnownMachine, any_optimizer: bool
-) -> float | None:
-    """Returns the least GiB of RAM that suffice; None where none do. For a machine whose RAM is
-    soldered, only the RAM that it has is considered.
-    """
-    sizes: Sequence[float] = (known.ram_gib,) if known.unified else RAM_SIZES
-    for ram in sizes:
-        if _fits(config, shape, with_figures(known.machine(ram), ram_gib=ram), any_optimizer):
-            return ram
-    return None
-
-
-def _fits(config: TrainConfig, shape: ModelShape, machine: Machine, any_optimizer: bool) -> bool:
-    try:
-        found = cell(config, shape, machine, timed=False, any_optimizer=any_optimizer)
-    except ConfigError:
-        return False
-    return found.verdict != Verdict.DOES_NOT_FIT
+def _keeps_pairs(shape: ModelShape, choices: PlanChoices) -> bool:
+    """Tells whether any block keeps no boundary because two of them share one."""
+    return bool(seconds_of_pairs(len(shape.blocks), choices))
 
 
 # ---------------------------------------------------------------------- words and files
@@ -261,13 +228,20 @@ def _fits(config: TrainConfig, shape: ModelShape, machine: Machine, any_optimize
 
 def as_csv(rows: Sequence[Row], shown: Sequence[Column]) -> str:
     """Returns a line for each model and machine, with figures in bytes and tokens a second."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_HEAD)
+    return "".join(f"{part}\n" for part in csv_parts(rows, shown))
+
+
+def csv_parts(rows: Iterable[Row], shown: Sequence[Column]) -> Iterator[str]:
+    """Yields the first line of the file, and then the lines of each row. None ends in a break."""
+    yield _in_csv([CSV_HEAD])
     for row in rows:
-        for column, found in zip(shown, row.cells):
-            writer.writerow(_csv_line(row, column, found))
-    return text.getvalue()
+        yield _in_csv([_csv_line(row, *each) for each in zip(shown, row.cells)])
+
+
+def _in_csv(lines: Iterable[Iterable[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue().removesuffix("\n")
 
 
 def _csv_line(row: Row, column: Column, found: Cell) -> tuple[object, ...]:
@@ -288,7 +262,21 @@ def _csv_line(row: Row, column: Column, found: Cell) -> tuple[object, ...]:
         "" if speed is None else round(speed, 1),
         found.estimated,
         found.optimizer,
+        "" if found.parked_gradients is None else found.parked_gradients,
+        "" if found.boundary_pairs is None else found.boundary_pairs,
     )
+
+
+def counts_in_words(rows: Sequence[Row], shown: Sequence[Column]) -> str:
+    """Returns how many of the models each machine can train, as in "Of 73 models, this many fit:
+    RTX 4090 18, H200 40.", in one sentence.
+    """
+    fitting = [0] * len(shown)
+    for row in rows:
+        for at, found in enumerate(row.cells):
+            fitting[at] += found.verdict != Verdict.DOES_NOT_FIT
+    counts = ", ".join(f"{column.name} {count}" for column, count in zip(shown, fitting))
+    return f"Of {counted(len(rows), 'model')}, this many fit: {counts}."
 
 
 def as_dicts(rows: Sequence[Row], shown: Sequence[Column]) -> list[dict[str, Any]]:
@@ -317,6 +305,8 @@ def _cell_as_dict(found: Cell) -> dict[str, Any]:
         "tokens_per_second": found.tokens_per_second,
         "estimated": found.estimated,
         "optimizer": found.optimizer,
+        "parked_gradients": found.parked_gradients,
+        "boundary_pairs": found.boundary_pairs,
     }
 
 
@@ -336,12 +326,13 @@ def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def cell_in_words(found: Cell) -> str:
     """Returns a cell in words, such as "1,240 tokens/s", "fits" or "83 GiB of RAM more". If it is
-    about any optimizer, the last word says how the moments are kept, as in "fits, bf16".
+    about any optimizer, the last words name the way, as in "fits, bf16" or "1,930 tokens/s, only
+    just, 8 bits, parked, pairs" (`LEGEND`).
     """
-    kept = f", {KINDS[found.optimizer]}" if found.any_optimizer else ""
+    way = ", ".join(("", KINDS[found.optimizer], *found.ways)) if found.any_optimizer else ""
     if found.verdict == Verdict.DOES_NOT_FIT:
-        return f"{found.missing} more{kept}"
-    return speed_in_words(found) + kept
+        return f"{found.missing} more{way}"
+    return speed_in_words(found) + way
 
 
 def speed_in_words(found: Cell) -> str:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from engine.config.export_choice import written_dtype
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
-from engine.fit.checkpoint_needs import checkpoints_at_once, copy_bytes
+from engine.fit.checkpoint_needs import copy_bytes
 from engine.fit.choose import Chosen, choose, least_choices
 from engine.fit.cost import MicroBatch, largest_product
+from engine.fit.disk_items import best_items, disk_items
 from engine.fit.job import Job, Target
 from engine.fit.memory_items import MEMORY, Item, MemoryItem, PartName
 from engine.fit.predict import predicted_seconds
@@ -25,6 +25,7 @@ from engine.fit.sizes import gradient_ring_bytes, state_bytes
 from engine.machine.known_machines import known_rates
 from engine.machine.rates import Rates, stored_cpu_rates, stored_rates
 from engine.machine.read_machine import Machine
+from engine.model.read_ahead import most_read_ahead_bytes
 from engine.model.shape import ModelShape
 from engine.paths import resolve_source
 from engine.plan.buffers import Word
@@ -35,14 +36,18 @@ from engine.words import GIB, MIB, in_gib
 TIGHT_SHARE = 0.9
 """The verdict is `tight` above this share of a limit."""
 
-RUNTIME_BYTES = {"cuda": round(1.9 * GIB), "cpu": 480 * MIB}
+RUNTIME_BYTES = {"cuda": round(2.2 * GIB), "cpu": 480 * MIB}
 """The program and its libraries take this much RAM (measured: docs/performance.md). Kernels are
 compiled in the same process.
 """
-RUNTIME_GROWTH_BYTES = {"cuda": 830 * MIB, "cpu": 64 * MIB}
+RUNTIME_GROWTH_BYTES = {"cuda": 1130 * MIB, "cpu": 64 * MIB}
 """After a run is prepared, libraries still take this much more RAM, for loading and compiling."""
 HOST_MARGIN_BYTES = 256 * MIB
 """This much RAM is taken by pages of a checkpoint or an export that are written but not synced."""
+TRACKERS_BYTES = 256 * MIB
+"""The process that gives curves to trackers takes at most this much (measured: 217 MiB for
+TensorBoard, 212 for MLflow, 97 for Weights & Biases, 64 for Trackio).
+"""
 DATA_FACTOR = 0.05
 """The data take this share of the data file's size in memory: about 50 bytes per document of 1,000
 bytes. Tokens stay on disk.
@@ -51,12 +56,6 @@ DATA_LEAST_BYTES = 32 * MIB
 DATA_UNKNOWN_BYTES = 256 * MIB
 """A data set on the Hub is assumed to take this much, because its size is unknown before it is
 loaded.
-"""
-RECORD_BYTES = 16 * MIB
-"""Events, timelines, manifests and tokenizer files of a run take this much."""
-_READ_ITEM_BYTES = 4
-"""While weights are read, those that were read ahead of their planes take at most this many bytes
-each: they are in fp32, unless the whole checkpoint is in bf16.
 """
 
 PLANE_NOTES = {
@@ -183,11 +182,19 @@ class Needs:
         self.chosen = chosen
         self.device = device_of(config, machine)
         self._facts = facts
+        written = disk_items(config, shape, self.checkpoints_before)
+        disk = Part(written, machine.disk_free if machine.disk_path else None)
+        best = best_items(config, shape)
+        with_best = replace(disk, items=(*written, *best))
+        self.keeps_best = bool(best) and with_best.verdict != Verdict.DOES_NOT_FIT
+        self.lacks_room_for_best = bool(best) and not self.keeps_best
+        """The best weights are not kept, since the disk has no room for them beside the rest."""
+        if self.keeps_best:
+            disk = with_best
         self.parts = {PartName.HOST: Part(self._host(), machine.ram_available)}
         if self.device == "cuda":
             self.parts[PartName.GPU] = Part(chosen.gpu_items, gpu_limit(config, machine))
-        disk_limit = machine.disk_free if machine.disk_path else None
-        self.parts[PartName.DISK] = Part(self._disk(), disk_limit)
+        self.parts[PartName.DISK] = disk
 
     def compare_with(self, least: Needs, name: PartName) -> None:
         """Makes the verdict on the part `name` depend on what the leanest plan would take of it."""
@@ -238,7 +245,7 @@ class Needs:
         resident = self._facts.resident
         items = self._program(resident)
         output = self.config.output
-        if output.checkpoint != "none" or output.export:
+        if output.checkpoint != "none" or output.export or self.keeps_best:
             words = "pages of checkpoint or export on their way to the disk"
             items.append(Item(MemoryItem.MARGIN, HOST_MARGIN_BYTES, words))
         for plane, size in self.shape.plane_bytes().items():
@@ -259,10 +266,15 @@ class Needs:
             items.append(
                 Item(MemoryItem.DATA, _data_bytes(self.config), "rows; tokens stay on disk")
             )
+        if output.trackers:
+            words = "a process of its own, which gives them the curves"
+            items.append(Item(MemoryItem.TRACKERS, TRACKERS_BYTES, words))
         if self.config.model.init == "pretrained":
             items.append(self._loading_peak())
         taken = sum(item.bytes for item in items)
-        copies = copy_bytes(self.config, self.shape, taken, self.machine.ram_available)
+        copies = copy_bytes(
+            self.config, self.shape, taken, self.machine.ram_available, self.keeps_best
+        )
         if copies:
             note = (
                 "copies of weights and moments, so that steps go on while a checkpoint is written"
@@ -288,30 +300,13 @@ class Needs:
         """Returns the memory that reading weights takes beyond that of training."""
         shape, planes = self.shape, self.shape.plane_bytes()
         weights = sum(size for plane, size in planes.items() if plane in WEIGHT_PLANES)
-        loading = weights + shape.parameter_count * _READ_ITEM_BYTES
+        ahead = most_read_ahead_bytes(shape.read_ahead_numel)
+        loading = weights + ahead
         running = state_bytes(shape, self.chosen.choices) + self.chosen.host_boundary_bytes
-        note = f"weight planes, and at most one copy of the weights in fp32: {in_gib(loading)}"
+        note = f"weight planes, and at most {in_gib(ahead)} read ahead of them: {in_gib(loading)}"
         if loading <= running:
             note += ", less than training takes"
         return Item(MemoryItem.LOADING_PEAK, max(0, loading - running), note)
-
-    def _disk(self) -> tuple[Item, ...]:
-        items = []
-        kind = self.config.output.checkpoint
-        copies = checkpoints_at_once(self.config, self.checkpoints_before)
-        if copies:
-            size = self.shape.checkpoint_bytes(kind)
-            each = in_gib(size) if kind == "full" else f"{in_gib(size)}, weights alone"
-            last = "one of them being written" if copies > 1 else "written at the end"
-            items.append(Item(MemoryItem.CHECKPOINTS, copies * size, f"{copies} of {each}, {last}"))
-        if self.config.output.export:
-            dtype = written_dtype(self.config.output.export_dtype, self.shape.dtype)
-            size = self.shape.export_bytes(dtype)
-            items.append(Item(MemoryItem.EXPORT, size, f"a Hugging Face folder in {dtype}"))
-        return (
-            *items,
-            Item(MemoryItem.RECORD, RECORD_BYTES, "events, timelines and tokenizer files"),
-        )
 
 
 def _plane_note(plane: str, size: int, shape: ModelShape) -> str:

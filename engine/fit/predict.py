@@ -7,12 +7,13 @@ from __future__ import annotations
 import functools
 
 from engine.fit.cost import MicroBatch, op_seconds
+from engine.fit.sizes import ring_numel, update_buffer
 from engine.machine.rates import Rates
 from engine.model.shape import ModelShape
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes
-from engine.plan.ops import StepPlan
 from engine.plan.simulate import Simulated, simulate
+from engine.plan.step_plan import StepPlan
 
 
 @functools.lru_cache(maxsize=256)
@@ -27,9 +28,16 @@ def predicted_step(
     shape: ModelShape, choices: PlanChoices, rates: Rates, micro_batch: MicroBatch, device: str
 ) -> tuple[StepPlan, Simulated]:
     """Returns the plan of these choices, and when each of its ops would run."""
-    buffer = shape.update_buffer
+    buffer = update_buffer(shape, choices)
     numel = {unit.name: unit.numel for unit in shape.units}
-    sizes = PlaneSizes(numel, buffer.numel, buffer.bytes)
+    sizes = PlaneSizes(
+        numel,
+        buffer.numel,
+        ring_numel(shape),
+        buffer.bytes,
+        shape.embed_piece,
+        shape.item_bytes,
+    )
     blocks = [unit.name for unit in shape.blocks]
     plan = build_step_plan(blocks, shape.tied, choices, sizes)
     seconds_of = op_seconds(plan, shape, rates, micro_batch)

@@ -1,5 +1,10 @@
 """`remedies_for` finds the smallest changes of settings that make a job fit. Each change is checked
-with the leanest plan before it is returned. No torch.
+with the leanest plan before it is returned. `seconds_with` says how long a step then takes. No
+torch.
+
+Remedies are ordered by what they cost the user: first what changes nothing but speed, then what
+only adds sums in another order, then moments of AdamW in bf16 and in 8 bits, and last fewer and
+shorter rows.
 """
 
 from __future__ import annotations
@@ -7,19 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine.config.settings import AUTO, OutputConfig, TrainConfig
+from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
+from engine.fit.exactness import Exactness, sentences
 from engine.fit.memory_items import MEMORY, PartName
-from engine.fit.needs import PART_WORDS, Needs, Verdict, least_needs
+from engine.fit.needs import PART_WORDS, Needs, Verdict, least_needs, needs_of
+from engine.fit.remedy_options import Changes, Kind, Option, all_together, groups_of_kinds
+from engine.machine.read_machine import Machine
+from engine.model.shape import ModelShape
 from engine.plan.ops import GradientSum
-from engine.planes.moments import KINDS
-from engine.words import counted, in_gib
-
-SHORTEST_ROW, MOST_ROUNDS = 64, 8
-"""Remedies propose no shorter rows and no more rounds than these."""
-
-Changes = dict[str, Any]
-"""The keys are names of settings, and the values are their new values."""
+from engine.words import in_gib, in_seconds
 
 
 @dataclass(frozen=True)
@@ -30,33 +32,64 @@ class Remedy:
 
     text: str
     changes: Changes
-
-
-@dataclass(frozen=True)
-class _Option:
-    """An option is a change of settings that may help, with its description."""
-
-    text: str
-    changes: Changes
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """A `_Kind` is a kind of change, such as fewer rows, with its options ordered from the
-    smallest.
+    exactness: tuple[Exactness, ...]
+    """It says what the changes do to results. Several changes may do different things."""
+    seconds: float | None = None
+    """A step then takes this many seconds. It is None where that was not asked for, and without
+    rates.
+    """
+    instead_of: float | None = None
+    """A step takes this many seconds with the settings as they are; None where the job does not
+    fit with them, or without rates.
     """
 
-    helps: tuple[PartName, ...]
-    """This kind of change can help these parts of memory."""
-    options: list[_Option]
+    @property
+    def time_in_words(self) -> str:
+        """Returns how long a step takes, as in "about 8.4 s a step instead of 7.9 s", or an empty
+        text if that is not known.
+        """
+        if self.seconds is None:
+            return ""
+        words = f"about {in_seconds(self.seconds)} a step"
+        if self.instead_of is None:
+            return words
+        if in_seconds(self.seconds) == in_seconds(self.instead_of):
+            return f"{words}, as now"
+        return f"{words} instead of {in_seconds(self.instead_of)}"
+
+    @property
+    def exactness_in_words(self) -> str:
+        """Returns what happens to results, in sentences."""
+        return sentences(self.exactness)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data, in the form that the record and tools use."""
+        return {
+            "text": self.text,
+            "changes": self.changes,
+            "exactness": [kind.value for kind in self.exactness],
+            "exactness_in_words": self.exactness_in_words,
+            "seconds": self.seconds,
+            "instead_of": self.instead_of,
+        }
 
 
 def remedies_for(needs: Needs) -> tuple[Remedy, ...]:
-    """Returns changes with which the job fits, for `needs` that do not fit, or not comfortably. The
-    smallest come first, and of each kind only the smallest that suffices is returned. Each says how
-    much the job then takes at least.
+    """Returns changes with which the job fits, for `needs` that do not fit, or not comfortably.
+    Those that cost least come first, and of each kind only the smallest that suffices is returned.
+    Each says how much the job then takes at least. None says yet how long a step takes.
     """
     return _Search(needs).remedies()
+
+
+def seconds_with(
+    changes: Changes, config: TrainConfig, machine: Machine, shape: ModelShape, quick: bool
+) -> float | None:
+    """Returns the predicted seconds of a step of the job with these changes, None without rates.
+    quick: as for `needs_of`; the time is then up to a tenth too long.
+    """
+    changed = config.with_values(changes)
+    return needs_of(changed, machine, _in_dtype_of(changed, shape), quick=quick).step_seconds
 
 
 class _Search:
@@ -74,24 +107,32 @@ class _Search:
         self._bad = tuple(
             name for name, part in needs.parts.items() if part.verdict not in self._wanted
         )
-        self._partial: dict[PartName, _Option] = {}
+        self._partial: dict[PartName, Option] = {}
         """For each part that does not fit, it keeps the smallest change that helps the part but not
         all parts.
         """
 
     def remedies(self) -> tuple[Remedy, ...]:
+        for kinds in groups_of_kinds(self._needs):
+            found = self._of_group(kinds)
+            if found:
+                return tuple(found)
+        return ()
+
+    def _of_group(self, kinds: list[Kind]) -> list[Remedy]:
+        self._partial = {}
         found = []
-        for kind in _kinds(self._needs):
+        for kind in kinds:
             if set(kind.helps) & set(self._bad):
                 found += self._first_that_helps(kind)
         if not found and set(self._partial) == set(self._bad):
             found += self._all_together()
-        return tuple(found)
+        return found
 
-    def _first_that_helps(self, kind: _Kind) -> list[Remedy]:
+    def _first_that_helps(self, kind: Kind) -> list[Remedy]:
         """Returns the smallest remedy of a kind, if there is one."""
         options = kind.options
-        if self._wanted == (Verdict.FITS,):
+        if self._wanted == (Verdict.FITS,) and kind.is_graded:
             # If the job fits already, though only just, drastic changes such as rows an eighth as
             # long are not proposed.
             options = options[:2]
@@ -100,13 +141,14 @@ class _Search:
             if result is None:
                 continue
             if result.verdict() in self._wanted:
-                text = f"{option.text}: {_outcome(result, self._bad)}"
-                return [Remedy(text, option.changes)]
+                if self._is_planned(option.changes):
+                    return [self._remedy(option, result)]
+                continue
             if len(self._bad) > 1 and self._helps_some(option, result):
                 break
         return []
 
-    def _helps_some(self, option: _Option, result: Needs) -> bool:
+    def _helps_some(self, option: Option, result: Needs) -> bool:
         """Records which of the parts that do not fit the option helps, and returns whether it helps
         any for which no change was known.
         """
@@ -120,15 +162,32 @@ class _Search:
 
     def _all_together(self) -> list[Remedy]:
         """Returns the combination of all partial changes, if it is a remedy."""
-        merged: Changes = {}
-        for option in self._partial.values():
-            merged |= option.changes
-        result = self._tried(merged)
+        options = {option.text: option for option in self._partial.values()}
+        merged = all_together([*options.values()])
+        result = self._tried(merged.changes)
         if result is None or result.verdict() not in self._wanted:
             return []
-        first, *others = dict.fromkeys(option.text for option in self._partial.values())
-        more = ", and ".join(_lower(text) for text in others)
-        return [Remedy(f"{first}, and {more}: {_outcome(result, self._bad)}", merged)]
+        return [self._remedy(merged, result)] if self._is_planned(merged.changes) else []
+
+    def _is_planned(self, changes: Changes) -> bool:
+        """Tells whether the planner finds a plan that fits, too. With a given number of rounds it
+        may prefer boundaries on the host, although only those on the device fit.
+        """
+        if "engine.rounds" not in changes:
+            return True
+        config = self._needs.config.with_values(changes)
+        shape = _in_dtype_of(config, self._needs.shape)
+        planned = needs_of(config, self._needs.machine, shape, quick=True)
+        return planned.verdict(MEMORY) in self._wanted
+
+    def _remedy(self, option: Option, result: Needs) -> Remedy:
+        text = f"{option.text}: {_outcome(result, self._bad)}"
+        exactness = option.exactness
+        if _rounds_gradients(result) and not _rounds_gradients(self._needs):
+            kept = set(exactness) - {Exactness.SAME_BITS, Exactness.OTHER_ORDER}
+            changed = kept | {Exactness.ROUNDED_GRADIENTS}
+            exactness = tuple(kind for kind in Exactness if kind in changed)
+        return Remedy(text, option.changes, exactness)
 
     def _tried(self, changes: Changes) -> Needs | None:
         """Returns the least needs with these changes. Returns None where a change contradicts
@@ -136,167 +195,28 @@ class _Search:
         """
         try:
             config = self._needs.config.with_values(changes)
-            shape = self._needs.shape
-            if config.model.dtype != shape.dtype:
-                shape = shape.in_dtype(config.model.dtype)
+            shape = _in_dtype_of(config, self._needs.shape)
             before = self._needs.checkpoints_before
             return least_needs(config, self._needs.machine, shape, before)
         except ConfigError:
             return None
 
 
-# ---------------------------------------------------------------------- what can be changed
+def _in_dtype_of(config: TrainConfig, shape: ModelShape) -> ModelShape:
+    dtype = config.model.dtype
+    return shape if dtype == shape.dtype else shape.in_dtype(dtype)
 
 
-def _kinds(needs: Needs) -> list[_Kind]:
-    """Returns the kinds of change, smallest first."""
-    return [*_kinds_of_memory_use(needs), *_kinds_of_steps(needs)]
-
-
-def _kinds_of_memory_use(needs: Needs) -> list[_Kind]:
-    """Returns the kinds of change in what is kept in memory, and where."""
-    engine, output = needs.config.engine, needs.config.output
-    fewer = [
-        _Option(
-            f"Keep {counted(keep, 'checkpoint')} instead of {output.keep_checkpoints}",
-            {"output.keep_checkpoints": keep},
-        )
-        for keep in range(output.keep_checkpoints - 1, 0, -1)
-    ]
-    found = [_Kind((PartName.DISK,), fewer)]
-    if output.export:
-        later = _Option("Export later, not when the run ends", {"output.export": False})
-        found.append(_Kind((PartName.DISK,), [later]))
-    found.append(_Kind((PartName.DISK,), _less_written(output)))
-    for name in ("slots", "residency", "save_level", "rounds", "gradients"):
-        if getattr(engine, name) != AUTO:
-            automatic = _Option(f"Set engine.{name} to auto", {f"engine.{name}": AUTO})
-            found.append(_Kind(MEMORY, [automatic]))
-    if engine.gpu_memory_gib is not None:
-        all_free = _Option("Use all GPU memory that is free", {"engine.gpu_memory_gib": None})
-        found.append(_Kind((PartName.GPU,), [all_free]))
-    if engine.save_level != "boundary_host" and needs.device == "cuda":
-        on_host = _Option("Keep boundaries on the host", {"engine.save_level": "boundary_host"})
-        found.append(_Kind((PartName.GPU,), [on_host]))
-    return found
-
-
-def _less_written(output: OutputConfig) -> list[_Option]:
-    """Returns the changes in which checkpoints a run writes. What loses least comes first; each
-    takes less of the disk than the one before it.
-    """
-    at_end: Changes = {"output.checkpoint_every": 0} if output.checkpoint_every else {}
-    later: Changes = {"output.export": False} if output.export else {}
-    found: list[_Option] = []
-    if output.checkpoint == "none":
-        return found
-    once = "Write one checkpoint, at the end"
-    if at_end:
-        found.append(_Option(once, at_end))
-        if later:
-            found.append(_Option(f"{once}, and export later", at_end | later))
-    if output.checkpoint == "full":
-        weights: Changes = {"output.checkpoint": "weights"}
-        lost = "no run is resumed from them"
-        words = f"Keep weights alone in checkpoints; {lost}"
-        found.append(_Option(words, weights))
-        if at_end:
-            words = f"Write weights alone, once at the end; {lost}"
-            found.append(_Option(words, weights | at_end))
-        if later:
-            words = f"Write weights alone, once at the end, and export later; {lost}"
-            found.append(_Option(words, weights | at_end | later))
-    exported: Changes = {} if output.export else {"output.export": True}
-    words = "Write no checkpoint, only the export at the end; nothing of a run that stops is kept"
-    return [*found, _Option(words, {"output.checkpoint": "none"} | exported)]
-
-
-def _kinds_of_steps(needs: Needs) -> list[_Kind]:
-    """Returns the kinds of change in how a step computes and what it trains on."""
-    config = needs.config
-    rows, length = config.train.batch_size, config.data.max_seq_len
-    size, rounds = needs.chosen.micro_batch_size, needs.chosen.choices.rounds
-    smaller = [
-        _Option(
-            f"Lower train.micro_batch_size from {size} to {less}", {"train.micro_batch_size": less}
-        )
-        for less in range(size - 1, 0, -1)
-        if rows % less == 0
-    ]
-    more_rounds = [
-        _Option(f"Spread a step over {more} rounds", {"engine.rounds": more})
-        for more in range(rounds + 1, MOST_ROUNDS + 1)
-        if rows % more == 0
-    ]
-    fewer_rows = [
-        _Option(f"Lower train.batch_size from {rows} to {fewer}", _fewer_rows(config, fewer))
-        for fewer in _halves(rows, 1)
-    ]
-    shorter = [
-        _Option(f"Shorten data.max_seq_len from {length} to {less}", {"data.max_seq_len": less})
-        for less in _halves(length, SHORTEST_ROW)
-    ]
-    compute_memory = PartName.GPU if needs.device == "cuda" else PartName.HOST
-    found = [
-        _Kind((compute_memory,), smaller),
-        _Kind(MEMORY, more_rounds),
-        # The changes above only reorder sums. Smaller moments round what AdamW remembers, at the
-        # same rows and rates. Those below train on fewer or other tokens a step.
-        _Kind((PartName.HOST,), _smaller_moments(config)),
-        _Kind(MEMORY, fewer_rows),
-        _Kind(MEMORY, shorter),
-    ]
-    if config.model.dtype == "float32":
-        half = _Option("Compute in bfloat16", {"model.dtype": "bfloat16"})
-        found.append(_Kind(tuple(PartName), [half]))
-    return found
-
-
-def _smaller_moments(config: TrainConfig) -> list[_Option]:
-    """Returns the optimizers whose moments take less than those of the job, most exact first."""
-    optimizers = list(KINDS)
-    return [
-        _Option(
-            f"Keep AdamW's moments in {KINDS[optimizer]}; "
-            "results change slightly, and fp32 masters stay",
-            {"train.optimizer": optimizer},
-        )
-        for optimizer in optimizers[optimizers.index(config.train.optimizer) + 1 :]
-    ]
-
-
-def _halves(value: int, least: int) -> list[int]:
-    """Returns half of the value, a quarter of it and so on, down to `least`."""
-    found = []
-    half = value // 2
-    while half >= least:
-        found.append(half)
-        half //= 2
-    return found
-
-
-def _fewer_rows(config: TrainConfig, rows: int) -> Changes:
-    changes: Changes = {"train.batch_size": rows}
-    size = config.train.micro_batch_size
-    if size != AUTO and rows % size:
-        changes["train.micro_batch_size"] = AUTO
-    return changes
-
-
-# ---------------------------------------------------------------------- words
+def _rounds_gradients(needs: Needs) -> bool:
+    """Tells whether the plan rounds gradients to bf16 once a round, not once a step."""
+    is_on_host = needs.chosen.choices.gradient_sum == GradientSum.HOST
+    return is_on_host and needs.shape.dtype == "bfloat16"
 
 
 def _outcome(needs: Needs, names: tuple[PartName, ...]) -> str:
     """Returns a text on how much a changed job takes of the parts that did not fit."""
-    outcome = ", ".join(
+    return ", ".join(
         f"{in_gib(part.total)} of {in_gib(part.known_limit)} {PART_WORDS[name]}"
         for name, part in needs.parts.items()
         if name in names
     )
-    if needs.chosen.choices.gradient_sum == GradientSum.HOST and needs.shape.dtype == "bfloat16":
-        outcome += " (gradients are rounded to bf16 once a round)"
-    return outcome
-
-
-def _lower(text: str) -> str:
-    return text[0].lower() + text[1:]

@@ -7,12 +7,13 @@ and predicts time, energy and cost. No torch here. A model whose shape is not gi
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.config.settings import TrainConfig
+from engine.fit.checkpoint_needs import best_bytes
 from engine.fit.cost import PLANNED_FLOPS_FORMULA, parameter_flops
-from engine.fit.memory_items import PartName
+from engine.fit.memory_items import MEMORY, PartName
 from engine.fit.needs import (
     NOTHING_MORE,
     PART_WORDS,
@@ -20,10 +21,11 @@ from engine.fit.needs import (
     Part,
     SessionFacts,
     Verdict,
+    least_needs,
     measured_rates,
     needs_of,
 )
-from engine.fit.remedies import Remedy, remedies_for
+from engine.fit.remedies import Remedy, remedies_for, seconds_with
 from engine.machine.known_machines import known_machine
 from engine.machine.read_machine import Machine
 from engine.model.find_shape import shape_from_source
@@ -64,7 +66,7 @@ class FitReport:
             "verdict": self.verdict.value,
             "headline": self.headline,
             "reasons": list(self.reasons),
-            "remedies": [asdict(remedy) for remedy in self.remedies],
+            "remedies": [remedy.to_dict() for remedy in self.remedies],
             "host": self.host.to_dict(),
             "gpu": self.gpu.to_dict() if self.gpu is not None else None,
             "disk": self.disk.to_dict(),
@@ -84,11 +86,8 @@ def estimate(
     that were measured on this machine, or those that are estimated for a known card. Raises
     ModelError or ConfigError for what no machine could run.
     """
-    if shape is None:
-        shape = shape_from_source(config.model)
-    if shape.dtype != config.model.dtype:
-        shape = shape.in_dtype(config.model.dtype)
-    needs = needs_of(config, machine, shape, facts)
+    shape = _shape_of(config, shape)
+    needs = needs_of(config, machine, shape, facts, _lacks_memory(config, machine, shape, facts))
     verdict = needs.verdict()
     remedies = remedies_for(needs) if verdict != Verdict.FITS else ()
     measured = (
@@ -107,6 +106,7 @@ def estimate(
         model={
             "parameters": shape.parameter_count,
             "active_parameters": shape.active_parameters,
+            "read_ahead": shape.read_ahead_numel,
             "blocks": len(shape.blocks),
             "model_type": shape.model_type,
             "source": config.model.source,
@@ -120,6 +120,50 @@ def estimate(
         },
         time=_time(needs, config.train.steps or facts.steps, measured),
     )
+
+
+def with_times(
+    report: FitReport,
+    config: TrainConfig,
+    machine: Machine,
+    shape: ModelShape | None = None,
+    quick: bool = False,
+) -> FitReport:
+    """Returns the report of `estimate` with the seconds of a step for each of its remedies. They
+    are those of a report of the changed job. quick: plans are chosen among fewer ways, which takes
+    less time, and makes the seconds up to a tenth too long.
+    """
+    shape = _shape_of(config, shape)
+    memory = (report.host, report.gpu)
+    fits = not any(part and part.verdict == Verdict.DOES_NOT_FIT for part in memory)
+    now = report.time["step_seconds"] if fits else None
+    timed = []
+    for remedy in report.remedies:
+        # What is written does not change the plan.
+        is_same = fits and all(name.startswith("output.") for name in remedy.changes)
+        seconds = now
+        if not is_same:
+            seconds = seconds_with(remedy.changes, config, machine, shape, quick)
+        timed.append(replace(remedy, seconds=seconds, instead_of=now))
+    return replace(report, remedies=tuple(timed))
+
+
+def _shape_of(config: TrainConfig, shape: ModelShape | None) -> ModelShape:
+    """Returns the shape of the job's model in its dtype."""
+    if shape is None:
+        shape = shape_from_source(config.model)
+    return shape if shape.dtype == config.model.dtype else shape.in_dtype(config.model.dtype)
+
+
+def _lacks_memory(
+    config: TrainConfig, machine: Machine, shape: ModelShape, facts: SessionFacts
+) -> bool:
+    """Tells whether no plan fits. Which plan is shown then matters little, so it may be found
+    quickly. A program that is about to train needs its plan in any case.
+    """
+    if facts.resident is not None:
+        return False
+    return least_needs(config, machine, shape).verdict(MEMORY) == Verdict.DOES_NOT_FIT
 
 
 def _time(needs: Needs, steps: int | None, measured: bool) -> dict[str, Any]:
@@ -196,6 +240,12 @@ def _warnings(needs: Needs) -> list[str]:
             f"data.max_seq_len {length} is beyond the {known} positions that this model was "
             "trained for."
         )
+    if needs.lacks_room_for_best:
+        size = in_gib(best_bytes(needs.config, needs.shape))
+        warnings.append(
+            f"The disk has no room for the best weights ({size}) beside the rest, so they are not "
+            "kept: the weights of the last step are exported."
+        )
     cap = needs.config.engine.gpu_memory_gib
     if cap is not None and needs.device == "cuda":
         gpu = needs.machine.gpus[0]
@@ -219,7 +269,7 @@ def _breaking(part: Part) -> str:
             filled += item.bytes
             if filled > part.known_limit:
                 break
-    return f"{item.name} ({in_gib(item.bytes)}) is what no longer fits"
+    return f"what no longer fits: {item.words} ({in_gib(item.bytes)})"
 
 
 def _capital(text: str) -> str:

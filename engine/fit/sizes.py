@@ -6,30 +6,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import add
 
 from engine.fit.job import Job
 from engine.fit.memory_items import Item, MemoryItem
 from engine.model.activation_sizes import Activations
 from engine.model.shape import ModelShape, UnitShape
-from engine.plan.buffers import EMBED, HEAD
-from engine.plan.choices import PlanChoices
+from engine.plan.arena import Arena, lay_out_arena
+from engine.plan.choices import PlanChoices, seconds_of_pairs
 from engine.plan.ops import GradientSum
+from engine.plan.step_buffers import GRADIENT_RINGS
+from engine.planes.block_sizes import BlockBytes
 from engine.planes.layout import EXACT_ITEM_BYTES
+from engine.planes.moments import FP32_MOMENTS
+from engine.planes.update_buffers import UpdateBuffer, small_pieces
 from engine.words import GIB, MIB
 
-COMFORTABLE = {"cuda": 0.95, "cpu": 0.88}
-"""Automatic choices fill this share of a limit. The share of RAM is smaller because other programs
-use RAM too, while everything on the device is ours and is counted.
+COMFORTABLE = {"cuda": 0.95, "small": 0.97, "cpu": 0.88}
+"""Automatic choices fill this share of a limit: of the memory of a GPU, of a small one, of RAM. The
+share of RAM is smaller because other programs use RAM too, while everything on the device is ours
+and is counted. A small GPU is filled further, or it would have no room to update units.
 """
 CUDA_CONTEXT_BYTES = round(0.6 * GIB)
-ALLOCATOR_SLACK = 0.015
+ALLOCATOR_SLACK = 0.02
 """The allocator leaves gaps, which are this share of all allocated memory."""
-LIBRARY_BYTES = {"cuda": 192 * MIB, "cpu": 0}
+LIBRARY_BYTES = {"cuda": 320 * MIB, "cpu": 0}
 """Libraries take this much for themselves, whatever the model is: cuBLAS keeps a workspace of 32
 MiB for each thread that calls it, and the allocator asks the driver for 20 MiB at a time, on each
 stream.
 """
+ROUNDING_BYTES = 8
+"""While the device updates a piece, its moments in bf16 or in 8 bits are also there in fp32."""
 COMPILER_BYTES = 64 * MIB
 """While kernels are compiled, variants are timed with a buffer of the size of the GPU's cache (60
 MiB on an H200).
@@ -57,15 +63,17 @@ class DeviceMemory:
     """It is `cpu` or `cuda`."""
     limit: int
     """This process may take this many bytes of it."""
+    comfortable: float
+    """Automatic choices may fill this many bytes."""
     keeping: float
     """Blocks stay resident and keep their activations only while all items together take at most
     this many bytes.
     """
 
-    @property
-    def comfortable(self) -> float:
-        """Returns the bytes that automatic choices may fill."""
-        return COMFORTABLE[self.device] * self.limit
+
+def size_of_device(device: str, limit: int) -> str:
+    """Returns `small` for a GPU with little memory, else `device`."""
+    return "small" if device == "cuda" and limit < SMALL_GPU_BYTES else device
 
 
 # ---------------------------------------------------------------------- arithmetic of buffers
@@ -85,29 +93,26 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
 
     boundary_numel: the number of elements in the hidden state of the largest micro-batch.
     """
-    item, blocks = shape.item_bytes, shape.blocks
-    first_resident = len(blocks) - choices.resident_blocks
-    streamed, resident = blocks[:first_resident], blocks[first_resident:]
-    slots = min(choices.slots, len(streamed))
-    streamed_slot = _slot_bytes(streamed, item)
+    sizes, resident = shape.block_sizes, choices.resident_blocks
+    streamed = len(shape.blocks) - resident
+    slots = min(choices.slots, streamed)
     sums, sums_note = _gradient_sums(shape, choices)
     rings = 2 * choices.boundary_rings if choices.host_boundaries else 0
     return (
         Item(
             MemoryItem.BLOCK_SLOTS,
-            slots * streamed_slot,
+            slots * sizes.slot_bytes(streamed),
             f"{slots} for the blocks that are streamed",
         ),
         Item(
             MemoryItem.OUTER_SLOTS,
-            _slot_bytes([shape.embed, shape.head], item)
-            if choices.shared_outer_slot
-            else _slot_bytes([shape.embed], item) + _slot_bytes([shape.head], item),
+            _outer_slot_bytes(shape, choices),
+            "beyond the parked gradient of embed" if choices.outer_in_parked else "",
         ),
         Item(
             MemoryItem.RESIDENT_BLOCKS,
-            sum(_slot_bytes([unit], item) for unit in resident),
-            f"the last {len(resident)} blocks",
+            sizes.resident_bytes(resident),
+            f"the last {resident} blocks",
         ),
         Item(MemoryItem.GRADIENT_SUMS, 4 * (sums + len(shape.units) + 3), f"fp32: {sums_note}"),
         _staging(shape, choices),
@@ -119,7 +124,7 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
         ),
         Item(
             MemoryItem.BOUNDARY_RINGS,
-            rings * boundary_numel * item,
+            rings * boundary_numel * shape.item_bytes,
             f"{rings} buffers for boundaries on the host",
         ),
     )
@@ -127,12 +132,23 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
 
 def _staging(shape: ModelShape, choices: PlanChoices) -> Item:
     """Returns the item of rounded gradients."""
+    if choices.gradients_in_sums:
+        return Item(MemoryItem.PARKED_GRADIENTS, 0, "in the memory of their sums")
     if choices.parked_gradients:
         words = "the rounded gradients of all units, until the clip factor is known"
         return Item(MemoryItem.PARKED_GRADIENTS, shape.plane_numel * shape.item_bytes, words)
-    numel = 2 * max(unit.numel for unit in shape.blocks) + max(shape.embed.numel, shape.head.numel)
+    numel = 2 * shape.largest_block + max(shape.embed.numel, shape.head.numel)
     words = "rounded gradients on their way to the host"
     return Item(MemoryItem.GRADIENT_STAGING, numel * shape.item_bytes, words)
+
+
+def _outer_slot_bytes(shape: ModelShape, choices: PlanChoices) -> int:
+    """Returns the bytes of the slots of embed and head, beyond those of a parked gradient."""
+    embed, head, item = shape.embed, shape.head, shape.item_bytes
+    if not choices.shared_outer_slot:
+        return _slot_bytes([embed], item) + _slot_bytes([head], item)
+    both = _slot_bytes([embed, head], item)
+    return both - embed.numel * item if choices.outer_in_parked else both
 
 
 def _slot_bytes(units: Sequence[UnitShape], item: int) -> int:
@@ -146,38 +162,61 @@ def _slot_bytes(units: Sequence[UnitShape], item: int) -> int:
 
 def _gradient_sums(shape: ModelShape, choices: PlanChoices) -> tuple[int, str]:
     """Returns the number of elements of all fp32 sums, and a description of them."""
-    largest = max(unit.numel for unit in shape.blocks)
     outer = (shape.embed.numel, shape.head.numel)
     if choices.gradient_sum == GradientSum.DEVICE:
-        blocks = sum(unit.numel for unit in shape.blocks)
-        return sum(outer) + blocks, "every unit, summed over the rounds"
+        return sum(outer) + shape.block_sizes.numel, "every unit, summed over the rounds"
+    more, largest = shape.block_sizes.largest_sums(seconds_of_pairs(len(shape.blocks), choices))
+    words = "the largest block" + (", twice" if more else "")
     if shape.tied:
-        return sum(outer) + largest, "embed, head and the largest block"
-    return max(*outer, largest), "one unit at a time"
+        return sum(outer) + largest + more, f"embed, head and {words}"
+    words = "one unit at a time" + (", two blocks together" if more else "")
+    if choices.outer_in_parked:
+        return largest + more, f"{words}; embed in pieces, the head among parked gradients"
+    return max(*outer, largest) + more, words
 
 
 def _update_buffer_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the bytes of update buffers beyond the memory that they share with other buffers."""
     if not choices.device_homes:
         return 0
+    return arena_of(shape, choices).bytes - sum(shared_sum_bytes(shape, choices))
+
+
+def arena_of(shape: ModelShape, choices: PlanChoices) -> Arena:
+    """Returns where the plan's sums and update buffers are in the memory that they share."""
     own = choices.update_buffers - choices.spare_buffers
-    needed = own * shape.update_buffer.bytes
-    if choices.gradient_sum == GradientSum.DEVICE:  # they share the memory of the blocks' sums
-        return max(0, needed - 4 * sum(unit.numel for unit in shape.blocks))
-    return needed
+    size = update_buffer(shape, choices).bytes
+    return lay_out_arena(shared_sum_bytes(shape, choices), size, own, choices)
+
+
+def shared_sum_bytes(shape: ModelShape, choices: PlanChoices) -> Sequence[int]:
+    """Returns the bytes of the fp32 sums that share their memory with update buffers: those of the
+    blocks, the last one first, where the sums of all rounds stay on the device, and else all of
+    them together.
+    """
+    if choices.gradient_sum == GradientSum.DEVICE:
+        return shape.block_sizes.sum_bytes
+    return [4 * _gradient_sums(shape, choices)[0]]
 
 
 def gradient_ring_bytes(shape: ModelShape, choices: PlanChoices) -> int:
-    """Returns the bytes of the host buffers that parked gradients pass through: two for the blocks
-    and one for embed and head, as far as their optimizers run on the host.
+    """Returns the bytes of the host buffers that pieces of parked gradients pass through. There are
+    none where all optimizers run on the device.
     """
-    if not choices.parked_gradients:
+    if not choices.parked_gradients or len(choices.device_homes) == len(shape.units):
         return 0
-    on_host = [unit for unit in shape.units if unit.name not in choices.device_homes]
-    blocks = [unit.numel for unit in on_host if unit.name not in (EMBED, HEAD)]
-    outer = [unit.numel for unit in on_host if unit.name in (EMBED, HEAD)]
-    numel = 2 * max(blocks, default=0) + max(outer, default=0)
-    return numel * shape.item_bytes
+    return GRADIENT_RINGS * ring_numel(shape) * shape.item_bytes
+
+
+def ring_numel(shape: ModelShape) -> int:
+    """Returns the number of elements of a ring buffer of gradients: a small piece."""
+    return shape.update_buffer(small_pieces(shape.largest_block)).numel
+
+
+def update_buffer(shape: ModelShape, choices: PlanChoices) -> UpdateBuffer:
+    """Returns the buffer for a piece of the states of a unit that the device updates."""
+    buffer = shape.update_buffer(choices.update_pieces)
+    return buffer.without_gradients if choices.parked_gradients else buffer
 
 
 def state_bytes(shape: ModelShape, choices: PlanChoices) -> int:
@@ -188,14 +227,20 @@ def state_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     return sum(planes.values()) + gradient_ring_bytes(shape, choices)
 
 
+def boundary_count(shape: ModelShape, choices: PlanChoices) -> int:
+    """Returns the number of blocks that keep a boundary for each micro-batch."""
+    blocks = len(shape.blocks)
+    return blocks - choices.kept_blocks - len(seconds_of_pairs(blocks, choices))
+
+
 def host_boundary_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) -> int:
     """Returns the bytes of boundaries on the host: one for each micro-batch and each block that
-    does not keep its activations. tokens: the number of tokens in the largest micro-batch.
+    keeps one. tokens: the number of tokens in the largest micro-batch.
     """
     if not choices.host_boundaries:
         return 0
-    stored = len(shape.blocks) - choices.kept_blocks
-    return stored * choices.micro_batches * tokens * shape.hidden_size * shape.item_bytes
+    stored = boundary_count(shape, choices)
+    return stored * choices.micro_batches * tokens * shape.hidden_width * shape.item_bytes
 
 
 class Sizer:
@@ -213,12 +258,11 @@ class Sizer:
         self.packed = job.config.data.packing and shape.packs
         self._dense_mask = shape.dense_mask(self.packed, job.row_length)
         self._masked_blocks = shape.masked_blocks(self.packed, job.row_length, memory.device)
-        self._piece_bytes = shape.update_buffer.bytes
         logit_bytes = shape.compiled_logit_bytes if compiled else shape.logit_bytes
         self._position_bytes = shape.vocab_size * logit_bytes
         self.loss_chunk: int = job.rounding.get("loss_chunk") or self._new_loss_chunk()
         """The loss is computed for this many positions at a time."""
-        self._by_size: dict[int, tuple[list[int], list[int]]] = {}
+        self._by_size: dict[int, BlockBytes] = {}
 
     @property
     def device(self) -> str:
@@ -240,12 +284,14 @@ class Sizer:
         """Returns the items that take memory, with their bytes."""
         tokens = size * self.row_length
         items = [
-            *fixed_items(self.shape, choices, tokens * self.shape.hidden_size),
+            *fixed_items(self.shape, choices, tokens * self.shape.hidden_width),
             *self._step_items(size, choices),
         ]
         if self.device == "cuda":
             items.append(Item(MemoryItem.CUDA_CONTEXT, CUDA_CONTEXT_BYTES))
         slack = round(ALLOCATOR_SLACK * sum(item.bytes for item in items))
+        if choices.device_homes and self.shape.optimizer != FP32_MOMENTS:
+            slack += ROUNDING_BYTES * update_buffer(self.shape, choices).numel
         slack += LIBRARY_BYTES[self.device]
         if self.compiled and self.device == "cuda":
             slack += COMPILER_BYTES
@@ -254,19 +300,20 @@ class Sizer:
         )
         return tuple(item for item in items if item.bytes)
 
-    def buffers_over_sums(self) -> int:
-        """Returns the number of pieces of states that fit in the memory of the blocks' fp32
-        sums.
-        """
-        return 4 * sum(unit.numel for unit in self.shape.blocks) // self._piece_bytes
+    def buffers_over_sums(self, choices: PlanChoices) -> int:
+        """Returns the number of pieces of states that fit in the memory of the fp32 sums."""
+        sums, size = shared_sum_bytes(self.shape, choices), self._piece_bytes(choices)
+        if choices.gradients_in_sums:
+            return sum(each // 2 // size for each in sums)
+        return sum(sums) // size
 
     def spare_blocks(self, size: int, choices: PlanChoices, buffers: int) -> int | None:
         """Returns how many of the last blocks must lend the memory of their activations to make
         space for `buffers` pieces of states, plus one block to allow for gaps. Returns None where
         too few blocks keep their activations.
         """
-        needed = buffers * self._piece_bytes
-        activations = self._blocks(size)[0]
+        needed = buffers * self._piece_bytes(choices)
+        activations = self._blocks(size).activations
         together = choices.micro_batches // choices.rounds
         for count in range(1, choices.kept_blocks):
             needed -= together * activations[-count]
@@ -274,10 +321,13 @@ class Sizer:
                 return count + 1
         return None
 
+    def _piece_bytes(self, choices: PlanChoices) -> int:
+        """Returns the bytes of an update buffer."""
+        return update_buffer(self.shape, choices).bytes
+
     def _new_loss_chunk(self) -> int:
         """Returns the positions of a chunk for a run that does not continue another."""
-        is_small = self.device == "cuda" and self.memory.limit < SMALL_GPU_BYTES
-        budget = LOGITS_BYTES["small" if is_small else self.device]
+        budget = LOGITS_BYTES[size_of_device(self.device, self.memory.limit)]
         least, most = LOSS_CHUNKS
         chunk = max(least, min(most, budget // self._position_bytes // least * least))
         return min(chunk, self.shape.max_position_embeddings or chunk)
@@ -288,14 +338,13 @@ class Sizer:
         shape, item = self.shape, self.shape.item_bytes
         tokens = size * self.row_length
         together = choices.micro_batches // choices.rounds  # micro-batches that exist at once
-        hidden = tokens * shape.hidden_size * item
-        bounded = 0 if choices.host_boundaries else len(shape.blocks) - choices.kept_blocks
-        activations, _ = self._blocks(size)
-        kept = together * sum(activations[len(activations) - choices.kept_blocks :])
+        hidden = tokens * shape.hidden_width * item
+        bounded = 0 if choices.host_boundaries else boundary_count(shape, choices)
+        kept = together * self._blocks(size).kept_by_last[choices.kept_blocks]
         # The part of the kept activations' memory that spare buffers take is not available to a
         # recompute.
-        freed = max(0, kept - choices.spare_buffers * self._piece_bytes)
-        working, working_note = self._working_set(size, freed, choices.kept_blocks)
+        freed = max(0, kept - choices.spare_buffers * self._piece_bytes(choices))
+        working, working_note = self._working_set(size, freed, choices)
         masks = self._mask_bytes(size, together)
         rotary_rows = size if self.packed else 1  # packed rows each have their own positions
         rotary = rotary_rows * self.row_length * shape.argument_numel * item
@@ -334,7 +383,7 @@ class Sizer:
             return pairs * item
         return 0
 
-    def _working_set(self, size: int, freed: int, kept_blocks: int) -> tuple[int, str]:
+    def _working_set(self, size: int, freed: int, choices: PlanChoices) -> tuple[int, str]:
         """Returns the most bytes that any one op needs in addition to the kept tensors, and which
         op that is.
 
@@ -343,24 +392,24 @@ class Sizer:
         """
         shape, item = self.shape, self.shape.item_bytes
         tokens = size * self.row_length
-        hidden = tokens * shape.hidden_size * item
-        activations, backward = self._blocks(size)
-        recomputed = len(backward) - kept_blocks
-        recompute = max(map(add, activations[:recomputed], backward), default=0)
-        block = max(recompute - freed, max(backward[recomputed:], default=0))
+        hidden = tokens * shape.hidden_width * item
+        blocks = self._blocks(size)
+        recomputed = len(shape.blocks) - choices.kept_blocks
+        pairs = seconds_of_pairs(len(shape.blocks), choices)
+        recompute = max(blocks.by_recompute[recomputed], blocks.by_pairs[len(pairs)])
+        block = max(recompute - freed, blocks.by_backward[choices.kept_blocks])
         tail = shape.head.numel + (shape.embed.numel if shape.tied else 0)
         chunk = min(self.loss_chunk, tokens)
         states = 3 if self.compiled else 2
         loss = chunk * self._position_bytes + tail * item + states * hidden
-        embed = shape.embed.numel * item + 2 * hidden
+        rows = shape.embed_piece if choices.outer_in_parked else shape.embed.numel
+        embed = rows * item + 2 * hidden
         if block >= max(loss, embed):
             return block, f"backward of one block on {tokens:,} tokens"
         return max(loss, embed), f"logits of {chunk:,} positions and the head's gradient"
 
-    def _blocks(self, size: int) -> tuple[list[int], list[int]]:
-        """Returns, for every block and one micro-batch, the bytes that autograd keeps and the bytes
-        that the block's backward needs in addition.
-        """
+    def _blocks(self, size: int) -> BlockBytes:
+        """Returns what the blocks need for one micro-batch."""
         if size not in self._by_size:
             tokens, item = size * self.row_length, self.shape.item_bytes
             # In a compiled block, a gate's product, its gradient and the gradients of both factors
@@ -370,8 +419,8 @@ class Sizer:
             for unit in self.shape.blocks:
                 kept.append(self._activations(unit).of(size, self.row_length))
                 numel = wide * unit.widest * tokens + unit.numel
-                needed.append((numel + 2 * tokens * self.shape.hidden_size) * item)
-            self._by_size[size] = (kept, needed)
+                needed.append((numel + 2 * tokens * self.shape.hidden_width) * item)
+            self._by_size[size] = BlockBytes.of(kept, needed)
         return self._by_size[size]
 
     def _activations(self, unit: UnitShape) -> Activations:

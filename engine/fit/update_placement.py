@@ -13,11 +13,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.fit.cost import Cost, host_rate
+from engine.fit.sizes import shared_sum_bytes, update_buffer
 from engine.model.shape import UnitShape
+from engine.plan.arena import lay_out_arena
 from engine.plan.buffers import EMBED, HEAD
 from engine.plan.choices import PlanChoices
 from engine.plan.device_updates import LEAD
 from engine.plan.ops import GradientSum, OpKind
+
+LEAST_BUFFERS = 4
+"""With so many update buffers, copies to the device and back and an update can run at once."""
 
 
 def choose_homes(cost: Cost, choices: PlanChoices) -> tuple[tuple[str, ...], float]:
@@ -51,11 +56,18 @@ class _Placement:
         self._placed = {EMBED, HEAD, *(unit.name for unit in in_slots)}
         # The gradients of these units are still in their staging buffers.
         self._staged = {unit.name for unit in (shape.embed, *shape.blocks[:2])}
-        self._piece = shape.update_buffer.numel
+        if choices.parked_gradients:
+            self._staged = {unit.name for unit in shape.units}
         self._passes = choices.micro_batches // choices.rounds
-        self._own = buffers - choices.spare_buffers
-        self._free = self._buffers_free(choices, buffers)
-        self._lanes = _Lanes(spare=choices.spare_buffers, first=self._own)
+        # Where there are many buffers, several pieces count as one, which takes less time to plan.
+        buffer, own = update_buffer(shape, choices), buffers - choices.spare_buffers
+        together = max(1, min(choices.update_pieces, own // LEAST_BUFFERS))
+        self._piece = together * buffer.numel
+        self._size = together * buffer.bytes
+        spare, buffers = choices.spare_buffers // together, buffers // together
+        self._own = buffers - spare
+        self._free = self._buffers_free(choices, spare, self._own)
+        self._lanes = _Lanes(spare=spare, first=self._own)
         homes, ready_at = self._place(buffers)
         if choices.spare_blocks and buffers:
             # The forward pass of the first lender needs the memory of the spare buffers back.
@@ -96,9 +108,9 @@ class _Placement:
                 now += self._passes * self._cost.forward(unit.name)
         return waited
 
-    def _buffers_free(self, choices: PlanChoices, buffers: int) -> list[float]:
-        """Returns when the first states can be fetched into each buffer. Buffers that use the
-        memory of activations or of fp32 sums must wait for backward.
+    def _buffers_free(self, choices: PlanChoices, spare: int, own: int) -> list[float]:
+        """Returns when the first states can be fetched into each buffer, the spare ones first.
+        Buffers that use the memory of activations or of fp32 sums must wait for backward.
         """
         blocks = list(reversed(self._shape.blocks))
         ends = []  # when backward is done with each block
@@ -106,16 +118,17 @@ class _Placement:
         for unit in blocks:
             time += self._passes * self._cost.backward(unit.name)
             ends.append(time)
-        free = [ends[choices.spare_blocks - 1]] * min(choices.spare_buffers, buffers)
-        over_sums = choices.gradient_sum == GradientSum.DEVICE
-        size = self._shape.update_buffer.bytes
-        done = 0  # blocks whose sums are no longer needed
-        end = 0  # bytes of their sums
-        for own in range(buffers - len(free)):
-            while over_sums and end < (own + 1) * size and done < len(blocks):
-                end += 4 * blocks[done].numel
-                done += 1
-            free.append(ends[done - 1] if done else -math.inf)
+        free = [ends[choices.spare_blocks - 1]] * max(0, spare)
+        sums = shared_sum_bytes(self._shape, choices)
+        arena = lay_out_arena(sums, self._size, own, choices)
+        under = [arena.sums_under(number) for number in range(own)]
+        for sums_there in under:
+            if not sums_there:
+                free.append(-math.inf)
+            elif choices.gradient_sum == GradientSum.DEVICE:
+                free.append(ends[sums_there[-1]])
+            else:  # buffers over these sums wait for embed, the last unit of backward
+                free.append(0.0)
         return free
 
     def _on_device(self, unit: UnitShape) -> float:

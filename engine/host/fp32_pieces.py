@@ -9,6 +9,13 @@ import torch
 _PIECE = 4 << 20  # elements that are converted at once
 
 
+def piece_buffer() -> torch.Tensor:
+    """Returns a buffer for the pieces of any tensor, shape [4 Mi]. It takes no memory before it is
+    written to.
+    """
+    return torch.empty(_PIECE, dtype=torch.float32)
+
+
 def fp32_pieces(tensor: torch.Tensor, buffer: torch.Tensor | None = None) -> Iterator[torch.Tensor]:
     """Yields a tensor's values in order, as flat fp32 pieces, shape [elements]. Where possible the
     only piece is the tensor itself. Otherwise a part at a time is converted into one reused buffer,

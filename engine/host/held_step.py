@@ -9,12 +9,12 @@ written. So a run that fails at any moment knows whether its planes are whole, a
   device that is lost then stops no update, and the planes soon hold the whole step.
 - With an optimizer on the device, a device that is lost among the updates leaves a mixture.
 
-A checkpoint may read the planes while steps go on. An op that is about to change planes then waits
-until the reader lets it (`engine.checkpoints.plane_snapshot`). No plan knows of this wait: it
-delays an op on its own lane, and delays change no result (law 3).
+A checkpoint, and what keeps the best weights, may read the planes while steps go on. An op that is
+about to change planes then waits until each reader lets it (`engine.checkpoints.plane_snapshot`).
+No plan knows of this wait: it delays an op on its own lane, and delays change no result (law 3).
 
-No lock is needed. The lanes' fields are written by one lane at a time, by the plan's waits. A
-reader is set between two steps, before any op of a later step is submitted.
+No lock is needed. The lanes' fields are written by one lane at a time, by the plan's waits. Readers
+come and go between two steps, before any op of a later step is submitted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class HeldStep:
         self._applied = 0
         self._writing = 0
         self._skipped: list[int] = []
-        self._reader: tuple[int, PlaneReader] | None = None
+        self._readers: tuple[tuple[int, PlaneReader], ...] = ()
 
     @property
     def step(self) -> int:
@@ -84,9 +84,10 @@ class HeldStep:
         """Says that an update of `step` is about to change planes of `unit`. It returns once no
         reader needs these planes as they are.
         """
-        reader = self._reader  # read once, since another thread may release it
-        if reader is not None and step > reader[0]:
-            reader[1].protect(unit)
+        # Read once, since another thread may release one of them.
+        for of_step, reader in self._readers:
+            if step > of_step:
+                reader.protect(unit)
         self._writing = step
 
     def complete(self, step: int) -> None:
@@ -107,26 +108,26 @@ class HeldStep:
         self.complete(step)
         self._skipped.append(step)
 
-    # ------------------------------------------------------------------ a reader of the planes
+    # ------------------------------------------------------------------ readers of the planes
 
     def read_by(self, step: int, reader: PlaneReader) -> None:
         """Lets `reader` read the planes as they are after `step`, which was submitted last."""
-        self._reader = (step, reader)
+        self._readers += ((step, reader),)
         self._arm()  # the step may be complete already
 
-    def release(self) -> None:
-        """Says that the reader is done."""
-        self._reader = None
+    def release(self, reader: PlaneReader) -> None:
+        """Says that `reader` is done."""
+        self._readers = tuple(entry for entry in self._readers if entry[1] is not reader)
 
     def fail(self) -> None:
         """Says that a step has failed. A reader whose step is not complete would wait for ever, and
         so would the ops that wait for it.
         """
-        reader = self._reader
-        if reader is not None and not reader[1].is_ready:
-            reader[1].end()
+        for _, reader in self._readers:
+            if not reader.is_ready:
+                reader.end()
 
     def _arm(self) -> None:
-        reader = self._reader
-        if reader is not None and reader[0] == self._applied:
-            reader[1].arm()
+        for step, reader in self._readers:
+            if step == self._applied and not reader.is_ready:
+                reader.arm()

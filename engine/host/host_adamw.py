@@ -43,21 +43,33 @@ class AdamWSettings:
     """Moments in bf16 are rounded with random bits that depend on this seed."""
 
 
+class Parked(NamedTuple):
+    """A `Parked` is a piece of a unit's gradient that comes from the device."""
+
+    start: int
+    """It begins at this element of the unit."""
+    grad: np.ndarray
+    """The gradients are flat, shape [elements]."""
+
+
 class _Part(NamedTuple):
-    """A `_Part` is a range of the elements of a unit, with the gradient of the whole unit."""
+    """A `_Part` is a range of the elements of a unit, with the gradient of these."""
 
     unit: str
-    grad: np.ndarray
     start: int
-    stop: int
+    gradient: np.ndarray
 
     @property
     def numel(self) -> int:
-        return self.stop - self.start
+        return self.gradient.size
 
     @property
-    def gradient(self) -> np.ndarray:
-        return self.grad[self.start : self.stop]
+    def stop(self) -> int:
+        return self.start + self.gradient.size
+
+    def between(self, start: int, stop: int) -> _Part:
+        """Returns the part of these elements of the unit."""
+        return _Part(self.unit, start, self.gradient[start - self.start : stop - self.start])
 
 
 class HostAdamW:
@@ -116,32 +128,36 @@ class HostAdamW:
         step: int,
         learning_rate: float,
         clip_factor: float,
-        grad: np.ndarray | None = None,
+        parked: Parked | None = None,
     ) -> None:
-        """Applies step number `step` (from 1) to one unit with the gradients ``clip_factor *
-        grad``. Returns once the update is complete.
+        """Applies step number `step` (from 1) to one unit with its gradients times `clip_factor`.
+        Returns once the update is complete.
 
-        It reads `grad`, flat, shape [numel], or the plane of that name if it is None, and changes
-        every other plane of the unit. The interpreter's lock is released during the update.
+        It reads the plane of gradients and changes every other plane of the unit. With `parked`, it
+        takes these gradients instead, and changes only their elements. A piece must not cut a block
+        of codes. The interpreter's lock is released during the update.
         """
-        if grad is None:
-            grad = self._store.array(unit, "grad")
+        if parked is None:
+            parked = Parked(0, self._store.array(unit, "grad"))
+        whole = _Part(unit, *parked)
         *others, keep = self.scalars(step, learning_rate)
         scalars = (np.float32(clip_factor), keep, *others)
         layout = self._store.layouts[unit]
         if self._store.optimizer == FP32_MOMENTS:
-            planes = [self._store.array(unit, plane) for plane in MOMENTS]
-            self._update_fp32(_Part(unit, grad, 0, layout.numel), planes, scalars)
+            planes = [self._store.array(unit, plane)[whole.start : whole.stop] for plane in MOMENTS]
+            self._update_fp32(whole, planes, scalars)
             return
         key = self.key(unit, step)
         for range_ in layout.moment_ranges(self._store.optimizer):
-            if range_.kind == MomentKind.FP32:
-                moments = [plane.view(np.float32) for plane in self._moments(unit, range_)]
-                part = _Part(unit, grad, range_.start, range_.stop)
-                self._update_fp32(part, moments, scalars)
+            here = range_.within(whole.start, whole.stop)
+            if here is None:
                 continue
-            for each, factors in _by_decay(range_, layout.decay_numel, scalars):
-                part = _Part(unit, grad, each.start, each.stop)
+            if here.kind == MomentKind.FP32:
+                moments = [plane.view(np.float32) for plane in self._moments(unit, here)]
+                self._update_fp32(whole.between(here.start, here.stop), moments, scalars)
+                continue
+            for each, factors in _by_decay(here, layout.decay_numel, scalars):
+                part = whole.between(each.start, each.stop)
                 self._update_rounded(part, each, factors, key)
 
     def key(self, unit: str, step: int) -> int:

@@ -89,6 +89,13 @@ def inner(function: Callable[..., Any]) -> Callable[..., Any]:
     return njit(**_options())(function)
 
 
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles a function that is written into every kernel that calls it. A call would copy each
+    array that it is given, field by field.
+    """
+    return njit(forceinline=True, **_options())(function)
+
+
 def _options() -> dict[str, Any]:
     """Returns numba's options: no interpreter lock, multiply-adds contracted, and division by zero
     as in IEEE 754.
@@ -340,7 +347,8 @@ def compiled(function: Any, signature: Any) -> Callable[..., None]:
 
 @functools.cache
 def _digest() -> str:
-    """Returns a digest of all files that define kernels."""
+    """Returns a digest of all files that define kernels, or constants in them."""
     folder = Path(__file__).parent
-    content = b"".join(path.read_bytes() for path in sorted(folder.glob("*_kernels.py")))
+    paths = [*sorted(folder.glob("*_kernels.py")), folder / "moment_codes.py"]
+    content = b"".join(path.read_bytes() for path in paths)
     return hashlib.sha256(content).hexdigest()[:12]

@@ -164,12 +164,14 @@ class HostStore:
         """Frees what `allocate_states` allocated. No op may be running on it."""
         self._release([key for key in self._arrays if key[1] not in WEIGHT_PLANES])
 
-    @property
-    def update_buffer(self) -> UpdateBuffer:
-        """Returns the sizes of a buffer in which the device updates a piece of a unit."""
+    def update_buffer(self, pieces: int) -> UpdateBuffer:
+        """Returns the sizes of a buffer in which the device updates a piece of a unit. pieces: so
+        many of them are the largest block.
+        """
         units = {unit: layout.moment_counts for unit, layout in self.layouts.items()}
         blocks = [counts.numel for unit, counts in units.items() if unit not in (EMBED, HEAD)]
-        return UpdateBuffer.of(self.dtype, self.optimizer, units.values(), max(blocks, default=0))
+        largest = max(blocks, default=0)
+        return UpdateBuffer.of(self.dtype, self.optimizer, units.values(), largest, pieces)
 
     @property
     def states(self) -> tuple[Optimizer, bool] | None:
@@ -232,8 +234,11 @@ class HostStore:
         offset, spec = self._places[unit, name]
         return self._tensors[unit, "weight_high"][offset : offset + spec.numel].view(spec.shape)
 
-    def write(self, unit: str, name: str, tensor: torch.Tensor) -> None:
-        """Sets a parameter from a float tensor of its shape, on any device.
+    def write(
+        self, unit: str, name: str, tensor: torch.Tensor, buffer: torch.Tensor | None = None
+    ) -> None:
+        """Sets a parameter from a float tensor of its shape, on any device. Who writes many tensors
+        gives them one `buffer` for pieces (`engine.host.fp32_pieces`).
 
         Values of fp32 are kept exactly in both modes, except for the two kinds that
         `engine.host.host_kernels` names; fp64 is rounded to fp32. A NaN or an infinity is also
@@ -259,7 +264,7 @@ class HostStore:
             self.view(unit, name).copy_(source)
             self.tensor(unit, "weight_low")[offset : offset + spec.numel].zero_()
         else:
-            for piece in fp32_pieces(source):
+            for piece in fp32_pieces(source, buffer):
                 self._split(unit, piece.numpy(), offset)
                 offset += piece.numel()
 

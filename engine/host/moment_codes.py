@@ -14,10 +14,12 @@ smaller one. The boundaries between numbers are their means, rounded to fp32. On
 second moment never gets the code of 0, except in a block of zeros. Otherwise, a parameter whose
 first moment is not 0 could be divided by eps alone, which would throw it far off.
 
-A search in the map is slow, so kernels find codes in a table. The upper 16 bits of an fp32 value
-are its index in the table: the values that share them lie so close together that at most one
-boundary is between them. An entry holds the code of the smallest magnitude among them, and the
-lower 16 bits that a value must exceed to have the next code.
+A search in the map is slow, so kernels find codes in a table. The upper bits of the magnitude of a
+value are its index in the table: the magnitudes that share them lie so close together that at most
+one boundary is between them. The sum of the entry and of the remaining bits of the magnitude has
+the code in its upper bits: it carries into them when the value exceeds the boundary. The map of
+exp_avg is symmetric, so its table is for positive values, and a negative value has the mirrored
+code. On a boundary this is the code of the larger magnitude, so 1 is added to the sum.
 """
 
 from __future__ import annotations
@@ -28,14 +30,22 @@ from dataclasses import dataclass
 import numpy as np
 
 DECADES = 7
-LEAST_INDEX = 0x3380
-"""These are the upper 16 bits of 2**-24. Smaller magnitudes lie below the first boundary."""
-LARGEST_INDEX = 0x3F80
-"""These are the upper 16 bits of 1."""
-INDICES = LARGEST_INDEX - LEAST_INDEX + 1
-"""The table has this many entries for each sign."""
-NO_BOUNDARY = 0xFFFF
-"""No lower 16 bits exceed this."""
+LEAST, LARGEST = 0x33800000, 0x3F800000
+"""The table is for magnitudes from 2**-24 to 1, which have these bits. Smaller ones lie below the
+first boundary.
+"""
+INDEX_SHIFT = {True: 17, False: 16}
+"""An index is the bits of a magnitude, shifted right by this number of places. The key says whether
+the map is signed: then its numbers are further apart.
+"""
+SIZE = {signed: (LARGEST >> shift) - (LEAST >> shift) + 1 for signed, shift in INDEX_SHIFT.items()}
+"""The tables have this many entries."""
+CODE_SHIFT = 18
+"""The code is above this many bits of an entry. The sum of the others and of the remaining bits of
+a magnitude carries at most once.
+"""
+ZERO = 127
+"""This is the code of 0 in the map of exp_avg. The table counts codes from it."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +57,7 @@ class MomentMap:
     boundaries: np.ndarray
     """A value above entry k has a code above k, float32 [255]."""
     entries: np.ndarray
-    """The table of kernels is uint32 [INDICES], or twice as many with negative values. The upper 16
-    bits of an entry are a code, the lower ones the boundary.
-    """
+    """The table of kernels is uint32 [SIZE[signed]]."""
 
     def codes(self, values: np.ndarray) -> np.ndarray:
         """Returns the codes of fp32 `values` between -1 and 1 by search, uint8 of their shape."""
@@ -76,20 +84,15 @@ def moment_map(signed: bool) -> MomentMap:
 
 def _entries(boundaries: np.ndarray, signed: bool) -> np.ndarray:
     """Returns the table of kernels for these boundaries."""
-    upper = np.arange(LEAST_INDEX, LARGEST_INDEX + 1, dtype=np.uint32) << 16
-    tables = []
-    for sign in (1, -1) if signed else (1,):
-        first = sign * upper.view(np.float32)
-        last = sign * (upper | 0xFFFF).view(np.float32)
-        codes = np.searchsorted(boundaries, first, side="left")
-        after = np.searchsorted(boundaries, last, side="left")
-        if np.any(np.abs(after - codes) > 1):
-            raise ValueError("two boundaries of the map lie between neighbouring indices")
-        crossed = boundaries[np.clip(np.minimum(codes, after), 0, boundaries.size - 1)]
-        lower = np.abs(crossed).view(np.uint32) & 0xFFFF
-        if sign < 0:
-            # A value on the boundary has the lower code, which is that of the larger magnitude.
-            lower -= 1
-        lower = np.where(codes == after, NO_BOUNDARY, lower)
-        tables.append(codes.astype(np.uint32) << 16 | lower.astype(np.uint32))
-    return np.concatenate(tables)
+    shift = INDEX_SHIFT[signed]
+    first = np.arange(LEAST >> shift, (LARGEST >> shift) + 1, dtype=np.uint32) << shift
+    last = first | ((1 << shift) - 1)
+    codes, after = (
+        np.searchsorted(boundaries, bits.view(np.float32), side="left") for bits in (first, last)
+    )
+    if np.any(after - codes > 1):
+        raise ValueError("two boundaries of the map lie between neighbouring indices")
+    crossed = boundaries[np.minimum(codes, boundaries.size - 1)].view(np.uint32)
+    to_next = (1 << CODE_SHIFT) - 1 - (crossed - first)
+    to_next = np.where(codes == after, 0, to_next)
+    return ((codes - (ZERO if signed else 0)) << CODE_SHIFT | to_next).astype(np.uint32)

@@ -37,13 +37,13 @@ from engine.host.host_kernels import (
     SCALARS,
     Scalars,
     compiled,
-    inner,
+    inlined,
     taken,
     update_float,
     update_split,
     widen,
 )
-from engine.host.moment_codes import INDICES
+from engine.host.moment_codes import SIZE
 from engine.host.value_kernels import (
     TABLE,
     code_of,
@@ -61,14 +61,13 @@ from engine.planes.moments import BLOCK, BLOCK_BYTES, MAXIMUM_BYTES
 
 _WORDS = BLOCK_BYTES // 4
 """A block begins at every such multiple of a plane that is seen as 32-bit numbers."""
+_SIGNED_SIZE = SIZE[True]
 BYTES = types.uint8[::1]
 _KEYED = types.UniTuple(types.uint32, 2)
 _MAPS = types.Tuple((FLOAT, TABLE, FLOAT, TABLE))
 
 Maps = tuple[np.ndarray, ...]
 """A kernel receives the values and the entries of the map of exp_avg, then those of exp_avg_sq."""
-Room = tuple[np.ndarray, np.ndarray]
-"""`_encode` works in these arrays of a block: int32 and uint32."""
 Keyed = tuple[np.uint32, np.uint32]
 """A kernel receives the key of the unit's random bits, and the position of its first element in the
 unit.
@@ -78,13 +77,13 @@ unit.
 # ---------------------------------------------------------------- the moments of a block
 
 
-@inner
+@inlined
 def _decode(codes: np.ndarray, largest: np.float32, values: np.ndarray, out: np.ndarray) -> None:
     for i in range(out.size):
         out[i] = decoded(codes[i], values) * largest
 
 
-@inner
+@inlined
 def _largest(moment: np.ndarray) -> np.float32:
     bits = np.uint32(0)
     for i in range(moment.size):
@@ -92,59 +91,36 @@ def _largest(moment: np.ndarray) -> np.float32:
     return from_bits(bits)
 
 
-# The loops of `_encode` are apart, because only the second one, which reads the table, cannot be
-# vectorised.
-
-
-@inner
-def _to_indices(moment: np.ndarray, inverse: np.float32, is_signed: bool, out: np.ndarray) -> None:
-    """Divides a moment by its largest magnitude, and writes where its codes are in the table."""
-    for i in range(moment.size):
-        moment[i] *= inverse
-        out[i] = index_of(moment[i], is_signed)
-
-
-@inner
-def _to_entries(indices: np.ndarray, entries: np.ndarray, out: np.ndarray) -> None:
-    for i in range(indices.size):
-        out[i] = entry_of(indices[i], entries)
-
-
-@inner
-def _to_codes(entries: np.ndarray, values: np.ndarray, codes: np.ndarray) -> None:
-    for i in range(values.size):
-        codes[i] = code_of(entries[i], values[i])
-
-
-@inner
-def _encode(moment: np.ndarray, table: np.ndarray, codes: np.ndarray, room: Room) -> np.float32:
-    """Writes the codes of a moment, and returns its largest magnitude. The moment is changed."""
-    indices, entries = room
-    count = moment.size
+@inlined
+def _encode(
+    moment: np.ndarray, table: np.ndarray, is_signed: bool, codes: np.ndarray, room: np.ndarray
+) -> np.float32:
+    """Writes the codes of a moment, and returns its largest magnitude. `room` is uint32 of the
+    moment's shape.
+    """
     largest = _largest(moment)
     # A block of zeros is divided by 1.
     inverse = np.float32(1) / largest if largest > 0 else np.float32(1)
-    _to_indices(moment, inverse, table.size > INDICES, indices[:count])
-    _to_entries(indices[:count], table, entries[:count])
-    _to_codes(entries[:count], moment, codes)
+    # Second moments get at least the code above that of 0, except in a block of zeros.
+    least = np.int32(1) if largest > 0 and not is_signed else np.int32(0)
+    # These loops are apart, because only the second one, which reads the table, cannot be
+    # vectorised.
+    for i in range(moment.size):
+        room[i] = index_of(moment[i] * inverse, is_signed)
+    for i in range(moment.size):
+        room[i] = entry_of(room[i], table)
+    for i in range(moment.size):
+        codes[i] = code_of(room[i], moment[i] * inverse, is_signed, least)
     return largest
 
 
-@inner
-def _keep_above_zero(largest: np.float32, codes: np.ndarray) -> None:
-    """Gives second moments the code above that of 0, except in a block of zeros."""
-    least = np.uint8(1) if largest > 0 else np.uint8(0)
-    for i in range(codes.size):
-        codes[i] = max(codes[i], least)
-
-
-@inner
+@inlined
 def _widen_all(halves: np.ndarray, out: np.ndarray) -> None:
     for i in range(out.size):
         out[i] = widen(halves[i])
 
 
-@inner
+@inlined
 def _round_both(
     first: np.ndarray, second: np.ndarray, halves: tuple[np.ndarray, np.ndarray], keyed: Keyed
 ) -> None:
@@ -160,37 +136,13 @@ def _round_both(
 # ---------------------------------------------------------------- kernels that take chunks
 
 
-@inner
-def _decode_block(planes: Any, maps: Maps, block: int, moments: Any) -> None:
-    first_codes, first_largest, second_codes, second_largest = planes
-    first_values, _, second_values, _ = maps
-    exp_avg, exp_avg_sq = moments
-    begin = block * BLOCK_BYTES + MAXIMUM_BYTES
-    end = begin + exp_avg.size
-    _decode(first_codes[begin:end], first_largest[block * _WORDS], first_values, exp_avg)
-    _decode(second_codes[begin:end], second_largest[block * _WORDS], second_values, exp_avg_sq)
-
-
-@inner
-def _encode_block(planes: Any, maps: Maps, block: int, moments: Any, room: Room) -> None:
-    first_codes, first_largest, second_codes, second_largest = planes
-    _, first_entries, _, second_entries = maps
-    exp_avg, exp_avg_sq = moments
-    begin = block * BLOCK_BYTES + MAXIMUM_BYTES
-    end = begin + exp_avg.size
-    first_largest[block * _WORDS] = _encode(exp_avg, first_entries, first_codes[begin:end], room)
-    largest = _encode(exp_avg_sq, second_entries, second_codes[begin:end], room)
-    _keep_above_zero(largest, second_codes[begin:end])
-    second_largest[block * _WORDS] = largest
-
-
 def _update(_grad: Any, _weights: Any, _moments: Any, _scalars: Scalars) -> None:
     """Applies a step to at most 256 weights, which are split or one plane in fp32, and to their
     fp32 moments. Kernels call what `_update_by_planes` chooses.
     """
 
 
-@overload(_update)
+@overload(_update, jit_options={"forceinline": True})
 def _update_by_planes(_grad: Any, _weights: Any, _moments: Any, _scalars: Any) -> Any:
     """Returns the function for these planes of weights."""
     if len(_weights) == 1:
@@ -210,7 +162,7 @@ def _part(_planes: Any, _start: int, _stop: int) -> Any:
     """Returns a part of each plane. Kernels call what `_part_of_planes` chooses."""
 
 
-@overload(_part)
+@overload(_part, jit_options={"forceinline": True})
 def _part_of_planes(_planes: Any, _start: Any, _stop: Any) -> Any:
     """Returns the function for this many planes."""
     if len(_planes) == 1:
@@ -232,7 +184,7 @@ def _all_unowned(_arrays: Any) -> Any:
     """
 
 
-@overload(_all_unowned)
+@overload(_all_unowned, jit_options={"forceinline": True})
 def _unowned_by_count(_arrays: Any) -> Any:
     """Returns the function for this many arrays."""
     if len(_arrays) == 1:
@@ -259,26 +211,42 @@ def _unowned_by_count(_arrays: Any) -> Any:
     return of_four
 
 
+@inlined
+def _update_codes(planes: Any, scalars: Scalars, maps: Maps, room: Any, place: Any) -> None:
+    """Applies a step to a block. `place` is its first element and the number of its elements."""
+    grad, weights, (first_codes, first_largest, second_codes, second_largest) = planes
+    first_values, first_entries, second_values, second_entries = maps
+    start, count = place
+    end, block = start + count, start // BLOCK
+    exp_avg, exp_avg_sq, entries = room[0][:count], room[1][:count], room[2][:count]
+    begin = block * BLOCK_BYTES + MAXIMUM_BYTES
+    first, second = first_codes[begin : begin + count], second_codes[begin : begin + count]
+    _decode(first, first_largest[block * _WORDS], first_values, exp_avg)
+    _decode(second, second_largest[block * _WORDS], second_values, exp_avg_sq)
+    _update(grad[start:end], _part(weights, start, end), (exp_avg, exp_avg_sq), scalars)
+    first_largest[block * _WORDS] = _encode(exp_avg, first_entries, True, first, entries)
+    second_largest[block * _WORDS] = _encode(exp_avg_sq, second_entries, False, second, entries)
+
+
 def _adamw_codes(
     counter: np.ndarray, chunk: int, planes: Any, scalars: Scalars, maps: Maps
 ) -> None:
     grad, weights, moments = planes
-    grad, weights, moments = unowned(grad), _all_unowned(weights), _all_unowned(moments)
+    planes = unowned(grad), _all_unowned(weights), _all_unowned(moments)
     maps = _all_unowned(maps)
-    owned = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    owned_room = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32)
-    scratch, room = _all_unowned(owned), _all_unowned(owned_room)
+    owned = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK, np.uint32)
+    room = unowned(owned[0]), unowned(owned[1]), unowned(owned[2])
     start, _, stop = taken(counter, chunk, 0, grad.size)
     while start < grad.size:
         for a in range(start, stop, BLOCK):
-            b = min(a + BLOCK, stop)
-            both = _part(scratch, 0, b - a)
-            _decode_block(moments, maps, a // BLOCK, both)
-            _update(grad[a:b], _part(weights, a, b), both, scalars)
-            _encode_block(moments, maps, a // BLOCK, both, room)
+            # The compiler writes the loops for whole blocks apart: it knows their length.
+            if a + BLOCK <= stop:
+                _update_codes(planes, scalars, maps, room, (a, BLOCK))
+            else:
+                _update_codes(planes, scalars, maps, room, (a, stop - a))
         start, _, stop = taken(counter, chunk, 0, grad.size)
-    # What `scratch` and `room` refer to is freed after its last use.
-    owned[0][0], owned[1][0], owned_room[0][0], owned_room[1][0] = 0, 0, 0, 0
+    # What `room` refers to is freed after its last use.
+    owned[0][0], owned[1][0], owned[2][0] = 0, 0, 0
 
 
 def _adamw_halves(
@@ -306,18 +274,13 @@ def _adamw_halves(
 def _encode_all(
     values: np.ndarray, table: np.ndarray, words: np.ndarray, plane: np.ndarray
 ) -> None:
-    scratch = np.empty(BLOCK, np.float32)
-    room = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.uint32)
+    room = np.empty(BLOCK, np.uint32)
     for block in range(-(-values.size // BLOCK)):
         a = block * BLOCK
         b = min(a + BLOCK, values.size)
         begin = block * BLOCK_BYTES + MAXIMUM_BYTES
-        codes, moment = plane[begin : begin + b - a], scratch[: b - a]
-        moment[:] = values[a:b]
-        largest = _encode(moment, table, codes, room)
-        if table.size == INDICES:  # the map of second moments
-            _keep_above_zero(largest, codes)
-        words[block * _WORDS] = largest
+        codes, is_signed = plane[begin : begin + b - a], table.size == _SIGNED_SIZE
+        words[block * _WORDS] = _encode(values[a:b], table, is_signed, codes, room[: b - a])
 
 
 def _decode_all(plane: np.ndarray, words: np.ndarray, map_: np.ndarray, values: Any) -> None:

@@ -13,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 
 from engine.host.host_kernels import FLOAT, llvm
-from engine.host.moment_codes import INDICES, LARGEST_INDEX, LEAST_INDEX
+from engine.host.moment_codes import CODE_SHIFT, INDEX_SHIFT, LARGEST, LEAST, ZERO
 
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _F32 = ir.FloatType()
@@ -33,22 +33,18 @@ def decoded(_typing: Any, _code: Any, _values: Any) -> Any:
 
 @llvm
 def index_of(_typing: Any, _value: Any, _is_signed: Any) -> Any:
-    """Returns the index of an fp32 value between -1 and 1 in the table of a map. Negative values
-    are in its second half.
-    """
+    """Returns the index of an fp32 value between -1 and 1 in the table of a map."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        bits = builder.bitcast(args[0], _I32)
-        index = builder.lshr(builder.and_(bits, _I32(0x7FFFFFFF)), _I32(16))
-        is_small = builder.icmp_unsigned("<", index, _I32(LEAST_INDEX))
-        index = builder.select(is_small, _I32(LEAST_INDEX), index)
-        is_large = builder.icmp_unsigned(">", index, _I32(LARGEST_INDEX))
-        index = builder.select(is_large, _I32(LARGEST_INDEX), index)
-        index = builder.sub(index, _I32(LEAST_INDEX))
-        is_negative = builder.and_(builder.icmp_signed("<", bits, _I32(0)), args[1])
-        return builder.select(is_negative, builder.add(index, _I32(INDICES)), index)
+        magnitude = builder.and_(builder.bitcast(args[0], _I32), _I32(0x7FFFFFFF))
+        is_small = builder.icmp_unsigned("<", magnitude, _I32(LEAST))
+        magnitude = builder.select(is_small, _I32(LEAST), magnitude)
+        is_large = builder.icmp_unsigned(">", magnitude, _I32(LARGEST))
+        magnitude = builder.select(is_large, _I32(LARGEST), magnitude)
+        shift = builder.select(args[1], _I32(INDEX_SHIFT[True]), _I32(INDEX_SHIFT[False]))
+        return builder.sub(builder.lshr(magnitude, shift), builder.lshr(_I32(LEAST), shift))
 
-    return types.int32(types.float32, types.boolean), generate
+    return types.uint32(types.float32, types.boolean), generate
 
 
 @llvm
@@ -59,25 +55,29 @@ def entry_of(_typing: Any, _index: Any, _entries: Any) -> Any:
         array = context.make_array(signature.args[1])(context, builder, args[1])
         return builder.load(builder.gep(array.data, [builder.zext(args[0], _I64)]))
 
-    return types.uint32(types.int32, TABLE), generate
+    return types.uint32(types.uint32, TABLE), generate
 
 
 @llvm
-def code_of(_typing: Any, _entry: Any, _value: Any) -> Any:
+def code_of(_typing: Any, _entry: Any, _value: Any, _is_signed: Any, _least: Any) -> Any:
     """Returns the code of an fp32 value between -1 and 1 from its entry of the table, as
     `engine.host.moment_codes` describes it.
     """
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        bits = builder.bitcast(args[1], _I32)
-        lower, boundary = (builder.and_(word, _I32(0xFFFF)) for word in (bits, args[0]))
-        step = builder.zext(builder.icmp_unsigned(">", lower, boundary), _I32)
-        code = builder.lshr(args[0], _I32(16))
-        is_negative = builder.icmp_signed("<", bits, _I32(0))
-        code = builder.select(is_negative, builder.sub(code, step), builder.add(code, step))
-        return builder.trunc(code, _I8)
+        entry, value, is_signed, least = args
+        bits = builder.bitcast(value, _I32)
+        masks = [_I32((1 << INDEX_SHIFT[signed]) - 1) for signed in (True, False)]
+        found = builder.add(entry, builder.and_(bits, builder.select(is_signed, *masks)))
+        # The sign is -1 for negative values, else 0.
+        sign = builder.select(is_signed, builder.ashr(bits, _I32(31)), _I32(0))
+        steps = builder.lshr(builder.sub(found, sign), _I32(CODE_SHIFT))
+        mirrored = builder.sub(builder.xor(steps, sign), sign)
+        code = builder.add(mirrored, builder.select(is_signed, _I32(ZERO), _I32(0)))
+        is_below = builder.icmp_signed("<", code, least)
+        return builder.trunc(builder.select(is_below, least, code), _I8)
 
-    return types.uint8(types.uint32, types.float32), generate
+    return types.uint8(types.uint32, types.float32, types.boolean, types.int32), generate
 
 
 @llvm

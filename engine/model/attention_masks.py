@@ -29,6 +29,11 @@ class _Capture(threading.local):
 
 _capture = _Capture()
 
+CACHE_KEYWORDS = ("cache", "past_key_values", "cache_params")
+"""A model's `forward` takes its key-value cache under one of these names. The first is the name of
+every family since transformers 5.24.
+"""
+
 
 def forward(
     model: Any,
@@ -45,7 +50,9 @@ def forward(
     attention for each size, because finding it out also waits for the device. With a key-value
     cache nothing is packed, and the library's masks are used.
     """
-    has_cache = given.pop("use_cache", False) or given.get("past_key_values") is not None
+    has_cache = given.pop("use_cache", False) or any(
+        given.get(name) is not None for name in CACHE_KEYWORDS
+    )
     if has_cache or model.config.get_text_config()._attn_implementation != DOCUMENTS:
         return model(input_ids=input_ids, use_cache=has_cache, **given)
     if documents is None:

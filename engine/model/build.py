@@ -109,6 +109,7 @@ def _build(config: Any, model: ModelConfig) -> StreamedModel:
     module.eval()
     layers = find_layers(module, config)
     _refuse_bidirectional(module, layers)
+    _store_nothing_unread(layers)
     names = _Names(module, TORCH_DTYPES[model.dtype])
     blocks = _block_units(module, layers, names)
     probed = _probe(module, Skeleton(module, layers), blocks, names)
@@ -120,6 +121,7 @@ def _build(config: Any, model: ModelConfig) -> StreamedModel:
         tied=probed.tied,
         dtype=model.dtype,
         active_parameters=_active_parameters(config, units),
+        residual_streams=-(-probed.entering_width // config.get_text_config().hidden_size),
         packing=packing.of(module),
         aliases=probed.aliases,
     )
@@ -144,11 +146,25 @@ def _empty_module(config: Any, model: ModelConfig, best_attention: str) -> nn.Mo
 
 def _refuse_bidirectional(module: nn.Module, layers: nn.ModuleList) -> None:
     for part in layers.modules():
+        if "Residual" in type(part).__name__:
+            continue  # attends to the states of earlier blocks, which have no order of tokens
         if getattr(part, "is_causal", True) is False or getattr(part, "is_decoder", True) is False:
             raise ModelError(
                 f"{type(module).__name__} sees the tokens after each token as an encoder does, so "
                 "it cannot learn to predict them; choose a decoder-only model."
             )
+
+
+def _store_nothing_unread(layers: nn.ModuleList) -> None:
+    """Switches off that attention stores its keys and values for later blocks, if no block reads
+    them. Such models (Gemma 4 without shared layers) store them for an assistant model; here they
+    would only take memory, and a block that changes its arguments is refused.
+    """
+    if any(getattr(part, "is_kv_shared_layer", False) for part in layers.modules()):
+        return
+    for part in layers.modules():
+        if getattr(part, "store_full_length_kv", False):
+            setattr(part, "store_full_length_kv", False)  # noqa: B010  `part` is of any class
 
 
 def find_layers(module: nn.Module, config: Any) -> nn.ModuleList:
@@ -300,6 +316,8 @@ class _Probed:
     head: Unit
     tied: bool
     aliases: dict[str, str]
+    entering_width: int
+    """The first block's input has this many elements per token."""
 
 
 def _probe(
@@ -338,6 +356,7 @@ def _probe(
         head=outer.unit(HEAD, head, names),
         tied=any(ids[name] in head_ids for name in embed),
         aliases=outer.aliases,
+        entering_width=entering.shape[-1],
     )
 
 

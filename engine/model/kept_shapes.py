@@ -21,7 +21,7 @@ from typing import Any
 
 from engine.files import write_whole
 from engine.model.shape import ModelShape
-from engine.model.shape_rows import ACTIVATION_FIELDS, EXACT, pack, unpack
+from engine.model.shape_rows import ACTIVATION_FIELDS, EXACT, STREAMS, pack, unpack
 from engine.paths import cache_folder
 from engine.plan import buffers
 
@@ -202,6 +202,7 @@ def _is_row(row: Any, dtype: str) -> bool:
         and all(isinstance(row.get(name), str) for name in ("model_type", "attention"))
         and all(isinstance(row.get(name), bool) for name in ("tied", "packs", "learned_positions"))
         and all(_is_count(row.get(name), least) for name, least in _NUMBERS.items())
+        and _is_count(row.get(STREAMS, 1), 1)
         and all(name in row and (row[name] is None or _is_count(row[name])) for name in optional)
     )
 

@@ -53,7 +53,7 @@ def _imported() -> ModuleType:
     module = importlib.import_module("transformers")
     for name in _NAMES:
         getattr(module, name)
-    importlib.import_module("transformers.core_model_loading")
+    _let_weights_be_read(importlib.import_module("transformers.core_model_loading"))
     importlib.import_module("transformers.trainer_pt_utils")
     importlib.import_module("transformers.models.auto.modeling_auto")
     # We report an unreachable hub in one sentence, so the library's warning for every attempt is
@@ -173,6 +173,39 @@ def told_progress(report: Callable[[float], None]) -> Iterator[None]:
         yield
     finally:
         logging.set_tqdm_hook(before)
+
+
+_READING = threading.local()
+"""Its `read` is the function that reads weights in this thread (`weights_read_by`)."""
+
+
+@contextmanager
+def weights_read_by(read: Callable[[Any], torch.Tensor]) -> Iterator[None]:
+    """Makes the library read each weight that it loads in this thread by calling `read(stored)`,
+    at the moment at which the model takes the weight. `stored` is a slice of safetensors.
+
+    Otherwise the library's own threads read all weights at once, in the dtype of the model, ahead
+    of those that the model has taken.
+    """
+    _READING.read = read
+    try:
+        yield
+    finally:
+        del _READING.read
+
+
+def _let_weights_be_read(module: Any) -> None:
+    """Makes `module`, the library's loader, ask `weights_read_by` how to read a weight."""
+    ahead = module.spawn_materialize
+
+    def spawn_materialize(threads: Any, stored: Any, *args: Any, **kwargs: Any) -> Any:
+        read = getattr(_READING, "read", None)
+        if read is None:
+            return ahead(threads, stored, *args, **kwargs)
+        # The library calls what it gets instead of a future once it needs the weight.
+        return functools.partial(read, stored)
+
+    module.spawn_materialize = spawn_materialize
 
 
 def _told(items: Collection[Any], report: Callable[[float], None]) -> Iterator[Any]:

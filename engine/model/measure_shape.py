@@ -57,6 +57,7 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
         hidden_size=text.hidden_size,
         vocab_size=text.vocab_size,
         active_parameters=model.active_parameters,
+        residual_streams=model.residual_streams,
         max_position_embeddings=positions,
         learned_positions=_has_position_table(embed, positions, text.vocab_size),
         sliding_window=getattr(text, "sliding_window", None),

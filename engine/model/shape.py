@@ -8,9 +8,13 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-from engine.config.settings import CheckpointKind, Optimizer
+from engine.config.output_settings import CheckpointKind
+from engine.config.settings import Optimizer
 from engine.model.activation_sizes import DOCUMENTS, MASK_ELEMENTS, Activations
+from engine.model.read_ahead import read_ahead_numel
 from engine.plan.buffers import EMBED
+from engine.planes.block_sizes import BlockSizes
+from engine.planes.embed_pieces import piece_of_table
 from engine.planes.layout import PLANE_ITEM_BYTES, checkpoint_planes, plane_bytes
 from engine.planes.moments import FP32_MOMENTS, MOMENTS, MomentCounts
 from engine.planes.update_buffers import UpdateBuffer
@@ -86,6 +90,8 @@ class ModelShape:
     """
     optimizer: Optimizer = FP32_MOMENTS
     """The host keeps the moments of this optimizer."""
+    residual_streams: int = 1
+    """A block's input has this many hidden states per token."""
     attention_heads: int = 1
     attention_width: int = 1
     """This is the number of features in all heads together: the mean of the widths of queries and
@@ -100,6 +106,11 @@ class ModelShape:
         return self.logit_bytes - FP32_LOGIT_BYTES + self.item_bytes
 
     @property
+    def hidden_width(self) -> int:
+        """A block's input has this many elements per token."""
+        return self.hidden_size * self.residual_streams
+
+    @property
     def embed(self) -> UnitShape:
         return self.units[0]
 
@@ -107,11 +118,18 @@ class ModelShape:
     def head(self) -> UnitShape:
         return self.units[-1]
 
-    @property
+    @functools.cached_property
     def blocks(self) -> tuple[UnitShape, ...]:
         return self.units[1:-1]
 
-    @property
+    @functools.cached_property
+    def block_sizes(self) -> BlockSizes:
+        """Returns what the first and the last blocks take together."""
+        blocks = self.blocks
+        numels, exact = [each.numel for each in blocks], [each.exact_numel for each in blocks]
+        return BlockSizes(numels, exact, self.item_bytes)
+
+    @functools.cached_property
     def item_bytes(self) -> int:
         """An element takes this many bytes on the device."""
         return PLANE_ITEM_BYTES[self.dtype]["weight_high"]
@@ -137,11 +155,34 @@ class ModelShape:
         return found
 
     @functools.cached_property
-    def update_buffer(self) -> UpdateBuffer:
-        """Returns the sizes of a buffer in which the device updates a piece of a unit."""
-        units = [unit.moment_counts for unit in self.units]
-        largest = max(unit.numel for unit in self.blocks)
-        return UpdateBuffer.of(self.dtype, self.optimizer, units, largest)
+    def largest_block(self) -> int:
+        """Returns the number of elements of the largest block."""
+        return max(unit.numel for unit in self.blocks)
+
+    @functools.cached_property
+    def embed_piece(self) -> int:
+        """Returns the number of elements for which the gradient of embed can be summed at a time; 0
+        where it is summed as a whole (`engine.planes.embed_pieces`).
+        """
+        is_one_table = self.embed.parameter_count == self.vocab_size * self.hidden_size
+        if self.tied or not is_one_table or self.embed.exact_numel:
+            return 0
+        return piece_of_table(self.vocab_size, self.hidden_size, self.largest_block)
+
+    def update_buffer(self, pieces: int) -> UpdateBuffer:
+        """Returns the sizes of a buffer in which the device updates a piece of a unit. pieces: so
+        many of them are the largest block.
+        """
+        if pieces not in self._update_buffers:
+            units = [unit.moment_counts for unit in self.units]
+            self._update_buffers[pieces] = UpdateBuffer.of(
+                self.dtype, self.optimizer, units, self.largest_block, pieces
+            )
+        return self._update_buffers[pieces]
+
+    @functools.cached_property
+    def _update_buffers(self) -> dict[int, UpdateBuffer]:
+        return {}
 
     @functools.cached_property
     def state_item_bytes(self) -> float:
@@ -151,6 +192,14 @@ class ModelShape:
         moments = 2 * sum(unit.moment_counts.bytes(self.optimizer) for unit in blocks)
         items = PLANE_ITEM_BYTES[self.dtype]
         return sum(item for plane, item in items.items() if plane not in MOMENTS) + moments / numel
+
+    @property
+    def read_ahead_numel(self) -> int:
+        """While a checkpoint is read, at most this many parameters are in memory beside their
+        planes.
+        """
+        counts = [unit.parameter_count for unit in self.units]
+        return read_ahead_numel(counts, self.active_parameters < self.parameter_count)
 
     @property
     def host_bytes(self) -> int:

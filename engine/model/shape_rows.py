@@ -35,6 +35,8 @@ SMALL, BLOCKS = "small", "blocks"
 """A unit has the number of elements of its small parameters under the first key, and the number of
 blocks into which its others are cut under the second (`engine.planes.moments`).
 """
+STREAMS = "residual_streams"
+"""A row has this key where a block's input has several hidden states per token."""
 EXACT = "exact"
 """A unit with parameters that stay in fp32 in a bf16 model has their number under this key."""
 
@@ -57,6 +59,7 @@ def pack(shapes: Mapping[str, ModelShape]) -> dict[str, Any]:
     order = groupby(kinds.index(row) for row in units)
     return {
         **{name: getattr(first, name) for name in MODEL_FIELDS},
+        **({STREAMS: first.residual_streams} if first.residual_streams > 1 else {}),
         "logit_bytes": {dtype: shape.logit_bytes for dtype, shape in shapes.items()},
         "kinds": kinds,
         "units": [[kind, len(list(run))] for kind, run in order],
@@ -72,6 +75,7 @@ def unpack(row: Mapping[str, Any], dtype: str, source: str, **changes: Any) -> M
     if dtype not in row["logit_bytes"]:
         return None
     values = {name: row[name] for name in MODEL_FIELDS} | changes
+    values.setdefault(STREAMS, row.get(STREAMS, 1))
     kinds = [row["kinds"][kind] for kind, count in row["units"] for _ in range(count)]
     blocks = [f"block {position}" for position in range(len(kinds) - 2)]
     units = zip((EMBED, *blocks, HEAD), kinds, strict=True)

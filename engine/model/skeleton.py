@@ -123,8 +123,8 @@ class Skeleton:
         """`attention_masks.forward` caches the kinds of local attention here."""
         self._cache_type = transformers().Cache
         accepted = inspect.signature(model.forward).parameters
-        names = [name for name in ("past_key_values", "cache_params") if name in accepted]
-        self._cache_keyword = names[0] if names else "past_key_values"
+        names = [name for name in attention_masks.CACHE_KEYWORDS if name in accepted]
+        self._cache_keyword = names[0] if names else attention_masks.CACHE_KEYWORDS[0]
         for position, block in enumerate(self.blocks):
             block.forward = self._recorder(position)
 

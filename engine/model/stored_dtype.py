@@ -20,8 +20,7 @@ def reading_dtype(folder: Path | None) -> torch.dtype:
     """Returns bfloat16 for a folder whose weights are all stored so, and float32 for any other,
     also for one that cannot be looked at.
 
-    float32 holds every value of bf16 and fp16. Weights in bf16 are read as they are, which takes
-    half of the memory and of the time.
+    float32 holds every value of bf16 and fp16.
     """
     try:
         stored = set() if folder is None else _stored_dtypes(folder)

@@ -63,6 +63,10 @@ class StreamedModel:
     """A token passes through this many parameters: all except those of experts that its router does
     not choose.
     """
+    residual_streams: int
+    """A block's input has this many hidden states per token: one, but several with
+    hyper-connections.
+    """
     packing: Packing
     """It says whether documents may share a row, and if not, why."""
     aliases: dict[str, str] = field(default_factory=dict)
@@ -75,6 +79,11 @@ class StreamedModel:
     @property
     def layouts(self) -> list[UnitLayout]:
         return [unit.layout for unit in self.units]
+
+    @property
+    def hidden_width(self) -> int:
+        """Returns how many elements a block's input has per token."""
+        return self.config.get_text_config().hidden_size * self.residual_streams
 
     @property
     def parameter_count(self) -> int:

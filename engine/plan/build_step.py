@@ -4,7 +4,7 @@ makes no choices; `engine.fit.choose` makes them. No torch.
 Three passes turn a step into ops:
 
 1. `assign_slots` assigns a slot to every use of a block, and decides when the slot must be filled.
-2. `write_ops` puts the ops into program order, each with what it reads and writes:
+2. `write_ops` puts the ops into program order; `unit_ops` says what each reads and writes:
    - Every round goes forward through embed, the blocks and the loss, and backward again.
    - Each prefetch comes as early as its slot and the prefetch depth allow.
    - After a unit's backward its gradient is rounded and sent to the host.
@@ -15,10 +15,14 @@ Three passes turn a step into ops:
 
 from __future__ import annotations
 
+from typing import Any
+
 from engine.plan.buffers import EMBED, HEAD
 from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.derive_waits import with_waits
-from engine.plan.ops import GradientSum, StepPlan
+from engine.plan.device_updates import DeviceUpdates
+from engine.plan.ops import GradientSum
+from engine.plan.step_plan import StepPlan
 from engine.plan.write_ops import StepEnd, StepWriter
 
 
@@ -38,6 +42,8 @@ def build_step_plan(
     ValueError for choices that contradict each other.
     """
     _refuse_contradictions(blocks, tied, choices)
+    if choices.outer_in_parked:
+        _refuse_wrong_outer(choices, sizes)
     end = StepEnd.UPDATES if updates else StepEnd.SUMMARY
     writer = StepWriter(blocks, tied, choices, sizes or PlaneSizes({}), end)
     buffers, device = writer.buffers, writer.device
@@ -47,15 +53,18 @@ def build_step_plan(
         grads=buffers.grad_units(),
         stagings=buffers.staging_units(),
         rings=buffers.rings(),
-        gradient_rings=buffers.gradient_ring_units(),
-        kept_units=buffers.kept,
+        gradient_rings=buffers.gradient_rings(),
         compiled=choices.compiled,
         device_homes=choices.device_homes,
         placed=device.placed_units(),
         update_buffers=tuple(device.buffers),
         spare_buffers=tuple(device.spare),
         piece_numel=device.piece_numel,
-        arena=tuple(device.arena),
+        ring_numel=device.ring_numel if choices.parked_gradients else 0,
+        **_of_arena(device),
+        gradients_in_sums=choices.gradients_in_sums,
+        outer_in_parked=choices.outer_in_parked,
+        embed_piece=sizes.embed_piece if sizes else 0,
     )
 
 
@@ -80,6 +89,18 @@ def build_forward_plan(
     )
 
 
+def _of_arena(device: DeviceUpdates) -> dict[str, Any]:
+    """Returns the fields of a plan that say where sums and update buffers are."""
+    arena = device.arena
+    if arena is None:
+        return {}
+    return {
+        "arena": tuple(zip(device.sums, arena.starts)),
+        "buffer_places": arena.places,
+        "arena_bytes": arena.bytes,
+    }
+
+
 def _refuse_contradictions(blocks: list[str], tied: bool, choices: PlanChoices) -> None:
     micro_batches, rounds = choices.micro_batches, choices.rounds
     if micro_batches % rounds:
@@ -90,15 +111,34 @@ def _refuse_contradictions(blocks: list[str], tied: bool, choices: PlanChoices) 
         raise ValueError("embed and head of a tied model cannot share a slot")
     if choices.parked_gradients and choices.gradient_sum == GradientSum.HOST:
         raise ValueError("parked gradients cannot be summed on the host")
+    in_sums = choices.parked_gradients and choices.gradient_sum == GradientSum.DEVICE
+    if choices.gradients_in_sums and not in_sums:
+        raise ValueError("only parked gradients can be in sums, and only in those of all rounds")
     if choices.kept_blocks > len(blocks):
         raise ValueError(
             f"{choices.kept_blocks} of {len(blocks)} blocks cannot keep their activations"
         )
+    if choices.boundary_blocks not in (1, 2):
+        raise ValueError(f"no boundary is kept for {choices.boundary_blocks} blocks together")
+    if choices.boundary_blocks == 2 and choices.slots < 2:
+        raise ValueError("two blocks that are recomputed together need two slots")
     homes = choices.device_homes
     unknown = set(homes) - {EMBED, *blocks, HEAD}
     if unknown or (homes and choices.update_buffers < 1):
         raise ValueError(f"{choices.update_buffers} buffers for the optimizers of {homes}")
     _refuse_wrong_spares(choices)
+
+
+def _refuse_wrong_outer(choices: PlanChoices, sizes: PlaneSizes | None) -> None:
+    """Raises ValueError where embed and head cannot use the memory of parked gradients."""
+    parks = choices.parked_gradients and choices.shared_outer_slot
+    if not parks or choices.gradient_sum != GradientSum.VERTICAL:
+        raise ValueError(
+            "embed and head use the memory of gradients that are parked in one round, and share a "
+            "slot"
+        )
+    if sizes is None or not sizes.embed_piece:
+        raise ValueError("the gradient of embed has no pieces")
 
 
 def _refuse_wrong_spares(choices: PlanChoices) -> None:

@@ -35,9 +35,22 @@ class PlanChoices:
     """Rounded gradients wait on the device until the clip factor of the step is known, so the host
     has no plane for them.
     """
+    gradients_in_sums: bool = False
+    """A parked gradient takes the second half of the memory of its fp32 sum. All sums must be kept
+    on the device, and gradients must be in bf16.
+    """
     shared_outer_slot: bool = False
     """Embed and head share one slot, so embed is fetched again for its backward. The model must not
     be tied.
+    """
+    outer_in_parked: bool = False
+    """The slot of embed and head is in the memory of the parked gradient of embed, and the fp32 sum
+    of the head in that of the first blocks, which park theirs last. The sum of embed is made for
+    some rows of the table at a time. It needs `shared_outer_slot`, one round and parked gradients.
+    """
+    boundary_blocks: int = 1
+    """A boundary is kept for every block (1), or for every second one (2): then two blocks are
+    recomputed together for each micro-batch, and take two slots and two sums.
     """
     boundary_rings: int = 3
     """Host boundaries pass through this many device buffers each way."""
@@ -53,6 +66,10 @@ class PlanChoices:
     """This many pieces of states are on the device at once; it is 0 where all optimizers run on the
     host.
     """
+    update_pieces: int = 1
+    """The largest block is updated on the device in this many pieces. Small pieces take little
+    memory, but each is launched by itself.
+    """
     spare_buffers: int = 0
     """This many of the update buffers, never all of them, use the memory of activations while no
     activations are kept.
@@ -67,6 +84,14 @@ class PlanChoices:
         return asdict(self) | {"gradient_sum": self.gradient_sum.value}
 
 
+def seconds_of_pairs(blocks: int, choices: PlanChoices) -> range:
+    """Returns which of so many blocks, counted from 0, keep no boundary. They are recomputed from
+    the block before them.
+    """
+    recomputed = blocks - choices.kept_blocks
+    return range(1, recomputed, 2) if choices.boundary_blocks == 2 else range(0)
+
+
 @dataclass(frozen=True)
 class PlaneSizes:
     """A `PlaneSizes` gives the sizes of the units' planes. A plan needs them where an optimizer
@@ -77,7 +102,15 @@ class PlaneSizes:
     """Each plane of a unit has this many elements."""
     piece_numel: int = 0
     """An update buffer holds a piece of this many elements; 0 stands for the largest block."""
+    ring_numel: int = 0
+    """A ring buffer of gradients holds this many elements; 0 stands for the largest block."""
     buffer_bytes: int = 0
     """An update buffer has this many bytes; 0 stands for 14 an element, as with bfloat16 weights
     and moments in fp32.
     """
+    embed_piece: int = 0
+    """The gradient of embed is summed for this many elements at a time where `outer_in_parked`
+    says so (`engine.planes.embed_pieces`); 0 where that is not possible.
+    """
+    item_bytes: int = 2
+    """A weight takes this many bytes on the device."""

@@ -5,19 +5,20 @@ are streamed there and back. No torch.
   updated there on UPDATE and sent back on STATES OUT. Each lane takes the pieces in the order in
   which the next forward pass needs the weights.
 - The first pieces, one for each buffer, are fetched before the gradients are complete.
-- Between two steps most of the device's memory is idle. With fp32 sums on the device, the buffers
-  therefore reuse the memory of the blocks' sums, which are not needed between the end of a step and
-  the first backward of the next. Spare buffers reuse the memory of activations: the first
-  `choices.spare_buffers` buffers exist only while the activations of the last
-  `choices.spare_blocks` blocks do not.
+- Between two steps most of the device's memory is idle. The buffers therefore reuse the memory of
+  fp32 sums, which are not needed between the end of a step and the first backward of the next.
+  Spare buffers reuse the memory of activations: the first `choices.spare_buffers` buffers exist
+  only while the activations of the last `choices.spare_blocks` blocks do not.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from engine.plan.arena import Arena, lay_out_arena
 from engine.plan.assign_slots import slot_of
 from engine.plan.buffers import EMBED, HEAD, READY, Buffer, BufferKind, Content, ContentKind
 from engine.plan.choices import PlanChoices, PlaneSizes
@@ -26,13 +27,13 @@ from engine.plan.ops import (
     DeviceUpdate,
     FetchGradient,
     FetchStates,
-    GradientSum,
     Lend,
     OffloadStates,
     OffloadWeights,
     OfPiece,
     Reclaim,
 )
+from engine.plan.pieces import cut
 from engine.plan.step_buffers import SUMMARY, host_gradient
 
 Piece = tuple[str, int]
@@ -49,17 +50,28 @@ _LENDABLE = Buffer(BufferKind.LENDABLE)
 _ACTIVATIONS, _LENT = Content(ContentKind.ACTIVATIONS), Content(ContentKind.LENT)
 
 
+@dataclass(frozen=True)
+class Places:
+    """A `Places` says where weights and sums are on the device when a step ends."""
+
+    slots: dict[str, Buffer]
+    """These blocks are still in a slot, which is private or shared."""
+    sums: dict[Buffer, tuple[str, ...]]
+    """The sums of these units may share their memory with update buffers. The buffers of sums are
+    given in the order in which they follow each other in memory.
+    """
+
+
 class DeviceUpdates:
     """A `DeviceUpdates` writes the ops of units whose optimizer runs on the device, into `drafts`.
 
-    blocks: all blocks, in forward order. slots: the blocks that are still in a slot when a step
-    ends, each with that slot (private or shared).
+    blocks: all blocks, in forward order. places: where the blocks are, and their sums.
     """
 
     def __init__(
         self,
         blocks: list[str],
-        slots: Mapping[str, Buffer],
+        places: Places,
         choices: PlanChoices,
         sizes: PlaneSizes,
         drafts: list[Draft],
@@ -69,12 +81,14 @@ class DeviceUpdates:
         self._units = frozenset(choices.device_homes)
         """The optimizers of these units run on the device."""
         outer = {EMBED: slot_of(EMBED), HEAD: slot_of(HEAD)}
-        self._slots = {**slots} if choices.shared_outer_slot else {**outer, **slots}
-        self.piece_numel = 0
+        self._slots = places.slots if choices.shared_outer_slot else {**outer, **places.slots}
+        self._numel = sizes.numel
+        self.piece_numel = self.ring_numel = 0
         self.buffers: list[Buffer] = []
+        if choices.parked_gradients:
+            self.ring_numel = sizes.ring_numel or max(sizes.numel[block] for block in blocks)
         if self._units:
-            largest = max(sizes.numel[block] for block in blocks)
-            self.piece_numel = sizes.piece_numel or largest
+            self.piece_numel = sizes.piece_numel or max(sizes.numel[block] for block in blocks)
             self.buffers = [
                 Buffer(BufferKind.UPDATE, number=number) for number in range(choices.update_buffers)
             ]
@@ -84,8 +98,10 @@ class DeviceUpdates:
         self.lenders = blocks[len(blocks) - choices.spare_blocks :] if self.spare else []
         """The spare buffers reuse the memory of these blocks' activations."""
         self._bounds = {
-            unit: _cut(sizes.numel[unit], self.piece_numel) for unit in choices.device_homes
+            unit: cut(sizes.numel[unit], self.piece_numel) for unit in choices.device_homes
         }
+        self._slot_parts = {slot: len(self._bounds[unit]) for unit, slot in self.placed_units()}
+        """A slot in which a unit is updated has a part for each of its pieces."""
         self._pieces = self._pieces_in_order(blocks)
         self._buffer = dict(zip(self._pieces, self._buffers_in_turn()))
         # The gradients of these units are not overwritten in the staging buffers before the step
@@ -95,11 +111,11 @@ class DeviceUpdates:
             self._may_stay_staged = self._units
         self._staging: dict[str, Buffer] = {}
         """The complete gradients of these units stay in this staging buffer."""
-        self.arena: list[str] = []
         self._sums_of: dict[Buffer, list[str]] = {}
-        """A buffer shares memory with the sums of these blocks."""
-        if self._units and choices.gradient_sum == GradientSum.DEVICE:
-            self._lay_over_sums(blocks, sizes)
+        """A buffer shares memory with the sums of these units."""
+        self.sums = tuple(places.sums) if self._units else ()
+        """These sums are in the arena."""
+        self.arena = self._lay_over_sums(places.sums, sizes) if self._units else None
         # What was written so far.
         self._fetched: set[Piece] = set()
         self._with_gradient: set[Piece] = set()
@@ -123,24 +139,28 @@ class DeviceUpdates:
         yield from self.spare
         yield from itertools.cycle(self._own)
 
-    def _lay_over_sums(self, blocks: list[str], sizes: PlaneSizes) -> None:
-        """Places the sums of the blocks in one contiguous range of memory, whose front the buffers
-        share.
-
-        The sums are in the order in which backward completes them, so that the memory of the first
-        buffers is free early.
+    def _lay_over_sums(self, sums: Mapping[Buffer, tuple[str, ...]], sizes: PlaneSizes) -> Arena:
+        """Returns where sums and buffers are in the memory that they share, and notes which of them
+        use the same.
         """
-        self.arena = [*reversed(blocks)]
-        buffer_bytes = sizes.buffer_bytes or _ITEM_BYTES * self.piece_numel
-        ends = list(itertools.accumulate(4 * sizes.numel[block] for block in self.arena))
-        spans = list(zip(self.arena, [0, *ends], ends))
-        for position, buffer in enumerate(self._own):
-            first, last = position * buffer_bytes, (position + 1) * buffer_bytes
-            self._sums_of[buffer] = [
-                block for block, start, end in spans if start < last and end > first
-            ]
+        size = sizes.buffer_bytes or _ITEM_BYTES * self.piece_numel
+        numel = dict(sizes.numel)
+        if self._choices.outer_in_parked:
+            numel[EMBED] = sizes.embed_piece
+        largest = [max(map(numel.__getitem__, units)) for units in sums.values()]
+        sum_bytes = [4 * numel for numel in largest]
+        arena = lay_out_arena(sum_bytes, size, len(self._own), self._choices)
+        users = list(sums.values())
+        for number, buffer in enumerate(self._own):
+            there = [users[at] for at in arena.sums_under(number)]
+            self._sums_of[buffer] = list(itertools.chain.from_iterable(there))
+        return arena
 
     # ------------------------------------------------------------------ what other ops must know
+
+    def parked_pieces(self, unit: str) -> list[tuple[int, int]]:
+        """Returns where each piece of the unit's parked gradient begins and ends, in elements."""
+        return cut(self._numel[unit], self.ring_numel)
 
     def placed(self, unit: str) -> Buffer | None:
         """Returns the slot that the unit is still in when the step ends, and in which it is
@@ -164,21 +184,21 @@ class DeviceUpdates:
         return {Buffer(BufferKind.WEIGHTS, unit, piece=number): READY for number in pieces}
 
     def weights(self, unit: str, slot: Buffer) -> dict[Buffer, Content]:
-        """Returns the weights in a slot, by piece where the unit is updated there."""
+        """Returns the weights of a unit in a slot. The slot consists of parts where some unit is
+        updated in it piece by piece, and other units of the slot then use all these parts.
+        """
         content = Content(ContentKind.WEIGHTS, unit)
-        if self.placed(unit) is None:
-            return {slot: content}
-        pieces = len(self._bounds[unit])
-        return {_part(slot, number, pieces): content for number in range(pieces)}
+        parts = self._slot_parts.get(slot, 1)
+        return {_part(slot, number, parts): content for number in range(parts)}
 
-    def arena_of(self, block: str) -> dict[Buffer, Content]:
-        """Returns the parts of the arena that the sum of a block uses, with sums as their
+    def arena_of(self, unit: str) -> dict[Buffer, Content]:
+        """Returns the parts of the arena that the sum of a unit uses, with sums as their
         content.
         """
         return {
             _arena(buffer): Content(ContentKind.SUM)
-            for buffer, blocks in self._sums_of.items()
-            if block in blocks
+            for buffer, units in self._sums_of.items()
+            if unit in units
         }
 
     def activations_of(self, block: str) -> dict[Buffer, Content]:
@@ -351,12 +371,6 @@ class DeviceUpdates:
         unit, number = piece
         fields = {"piece": self._bounds[unit][number], "buffer": self._buffer[piece], **fields}
         self._drafts.append(Draft(type_, unit, reads, writes, fields))
-
-
-def _cut(numel: int, piece_numel: int) -> list[tuple[int, int]]:
-    """Returns where each piece of a plane begins and ends, in elements."""
-    starts = range(0, numel, piece_numel)
-    return [(start, min(start + piece_numel, numel)) for start in starts]
 
 
 def _alternating(first: Sequence[Piece], second: Sequence[Piece]) -> Iterator[Piece]:

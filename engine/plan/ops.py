@@ -40,6 +40,7 @@ class OpKind(Word):
     PREFETCH = "prefetch"
     EMBED = "embed"
     FORWARD = "forward"
+    RECOMPUTE = "recompute"
     STORE_BOUNDARY = "store_boundary"
     FETCH_BOUNDARY = "fetch_boundary"
     LOSS = "loss"
@@ -73,6 +74,15 @@ class GradientSum(Word):
     """The fp32 sums of all units stay on the device over the rounds and are rounded once."""
     HOST = "host"
     """Each round rounds its sums to bf16 and adds them to those on the host."""
+
+
+class Keeps(Word):
+    """A forward keeps this of its block for the backward."""
+
+    NOTHING = "nothing"
+    """The pass has no backward, or the block is recomputed from the block before it."""
+    BOUNDARY = "boundary"
+    ACTIVATIONS = "activations"
 
 
 Uses = tuple[tuple[Buffer, Content], ...]
@@ -181,12 +191,13 @@ class Embed(OfMicroBatch):
 
 @dataclass(frozen=True, slots=True)
 class Forward(OfMicroBatch):
-    """A `Forward` runs a block on its boundary, the block's input. It keeps the boundary or all
-    activations. `ring` is the buffer from which the boundary is sent to the host.
+    """A `Forward` runs a block on its boundary, the block's input. `ring` is the buffer from which
+    a boundary that is kept is sent to the host.
     """
 
     kind, lane = OpKind.FORWARD, Lane.COMPUTE
     slot: Buffer = field(kw_only=True)
+    keeps: Keeps = field(kw_only=True)
     ring: Buffer | None = field(kw_only=True, default=None)
 
 
@@ -198,18 +209,45 @@ class Loss(OfSum):
 
 
 @dataclass(frozen=True, slots=True)
+class Recompute(OfMicroBatch):
+    """A `Recompute` runs a block again on its boundary and keeps all activations. Its output is the
+    boundary of the next block.
+    """
+
+    kind, lane = OpKind.RECOMPUTE, Lane.COMPUTE
+    slot: Buffer = field(kw_only=True)
+    following: str = field(kw_only=True)
+    """This is the next block."""
+    ring: Buffer | None = field(kw_only=True, default=None)
+
+
+@dataclass(frozen=True, slots=True)
 class Backward(OfSum):
-    """A `Backward` recomputes the block from its boundary if needed, then goes backward."""
+    """A `Backward` recomputes the block from its boundary if that is all that was kept, then goes
+    backward.
+    """
 
     kind, lane = OpKind.BACKWARD, Lane.COMPUTE
+    recomputes: bool = field(kw_only=True)
     ring: Buffer | None = field(kw_only=True, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class EmbedBackward(OfSum):
-    """An `EmbedBackward` runs the capture pass again with gradients on, then goes backward."""
+    """An `EmbedBackward` runs the capture pass again with gradients on, then goes backward.
+
+    Where it has a `piece`, it goes back to the vectors that were looked up, and adds those of some
+    rows of the table to the sum. The ops of later pieces find the gradients of these vectors.
+    """
 
     kind, lane = OpKind.EMBED_BACKWARD, Lane.COMPUTE
+    piece: tuple[int, int] | None = field(kw_only=True, default=None)
+    """The rows begin at the first of these elements of the unit and end before the second."""
+
+    @property
+    def captures(self) -> bool:
+        """Tells whether the op runs the capture pass."""
+        return self.piece is None or self.piece[0] == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +261,8 @@ class Reduce(Op):
     """The op adds the sum to that of the earlier rounds, which is in the staging buffer."""
     last: bool = field(kw_only=True)
     """The op belongs to the last round, so it also computes the norm."""
+    piece: tuple[int, int] | None = field(kw_only=True, default=None)
+    """The sum is that of these elements of the unit, from the first up to the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,11 +306,13 @@ class Offload(Op):
 
 @dataclass(frozen=True, slots=True)
 class OffloadParked(Op):
-    """An `OffloadParked` sends a parked gradient to a ring buffer on the host. It has a lane of its
-    own, because it waits for that buffer, which no boundary may wait for.
+    """An `OffloadParked` sends a piece of a parked gradient to a ring buffer on the host. It has a
+    lane of its own, because it waits for that buffer, which no boundary may wait for.
     """
 
     kind, lane = OpKind.OFFLOAD_PARKED, Lane.GRADIENTS_OUT
+    piece: tuple[int, int] = field(kw_only=True)
+    """It begins at the first of these elements of the unit and ends before the second."""
     staging: Buffer = field(kw_only=True)
     ring: Buffer = field(kw_only=True)
 
@@ -286,11 +328,12 @@ class Clip(Op):
 
 @dataclass(frozen=True, slots=True)
 class Update(Op):
-    """An `Update` runs AdamW on the planes of the unit, on the host. A parked gradient is in
-    `ring`.
+    """An `Update` runs AdamW on the planes of the unit, on the host. Where gradients are parked, it
+    does so for one `piece`, whose gradient is in `ring`.
     """
 
     kind, lane = OpKind.UPDATE, Lane.HOST
+    piece: tuple[int, int] | None = field(kw_only=True, default=None)
     ring: Buffer | None = field(kw_only=True, default=None)
 
 
@@ -350,6 +393,7 @@ OP_TYPES: dict[OpKind, type[Op]] = {
         FetchGrad,
         Embed,
         Forward,
+        Recompute,
         Loss,
         Backward,
         EmbedBackward,
@@ -371,58 +415,3 @@ OP_TYPES: dict[OpKind, type[Op]] = {
     )
 }
 """Every kind of op has one class. This mapping is used to parse the text of a plan."""
-
-
-# ---------------------------------------------------------------------- a step
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """A `StepPlan` is one step: its ops, and the device buffers that they use. `slots`, `grads` and
-    `stagings` map each buffer to the units that it must be able to hold; `rings` lists the buffers
-    of boundaries.
-    """
-
-    ops: tuple[Op, ...]
-    slots: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
-    grads: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
-    stagings: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
-    rings: tuple[Buffer, ...] = ()
-    gradient_rings: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
-    """Parked gradients pass through these buffers on the host. Each is given with the units that it
-    must be able to hold.
-    """
-    kept_units: frozenset[str] = frozenset()
-    """These blocks keep their activations (no recompute)."""
-    compiled: bool = False
-    """The kernels of the blocks and of the loss are compiled."""
-    device_homes: tuple[str, ...] = ()
-    """The optimizers of these units run on the device."""
-    placed: tuple[tuple[str, Buffer], ...] = ()
-    """These units, with their slots, are updated on the device in the slot that still holds their
-    weights when a step ends. Their weights are fetched before the first step and after every drain;
-    from then on they are updated in the slot.
-    """
-    held: tuple[tuple[str, Buffer], ...] = ()
-    """These units, with their slots, are there when a pass without gradients begins, because an
-    earlier pass on the same weights has left them.
-    """
-    update_buffers: tuple[Buffer, ...] = ()
-    spare_buffers: tuple[Buffer, ...] = ()
-    """These update buffers use memory of activations, from `lend` to the next step's `reclaim`."""
-    piece_numel: int = 0
-    """An update buffer holds this many elements of each plane."""
-    arena: tuple[str, ...] = ()
-    """The fp32 sums of these blocks are in one contiguous range of memory, in this order. The
-    update buffers share its front, because the sums are not needed between the end of a step and
-    the first backward of the next.
-    """
-
-
-@dataclass(frozen=True)
-class Span:
-    """A span says when one op ran, in seconds on the backend's clock."""
-
-    op: Op
-    start: float
-    end: float

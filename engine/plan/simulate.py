@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.plan.ops import Lane, Op, StepPlan
+from engine.plan.ops import Lane, Op
+from engine.plan.step_plan import StepPlan
 
 _STEPS = 4
 """After this many consecutive steps, the time of a step no longer depends on the first."""

@@ -4,9 +4,12 @@ in turn. No torch.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
+
 from engine.plan.assign_slots import block_slots, slot_of
 from engine.plan.buffers import EMBED, HEAD, Buffer, BufferKind, Content, ContentKind
-from engine.plan.choices import PlanChoices
+from engine.plan.choices import PlanChoices, PlaneSizes, seconds_of_pairs
 from engine.plan.ops import GradientSum
 
 LOSS, SUMMARY, CLIP = Buffer(BufferKind.LOSS), Buffer(BufferKind.SUMMARY), Buffer(BufferKind.CLIP)
@@ -14,22 +17,24 @@ UNIT_SUM = Buffer(BufferKind.SUM, number=0)
 """This buffer holds the sum of one unit at a time. Units are summed one after the other, on one
 lane, so no op waits for another unit's sum.
 """
+SECOND_SUM = Buffer(BufferKind.SUM, number=1)
+"""Where two blocks are recomputed together, the sum of the second one is here."""
 BLOCK_STAGINGS = Buffer(BufferKind.STAGING, number=0), Buffer(BufferKind.STAGING, number=1)
 OUTER_STAGING = Buffer(BufferKind.STAGING, number=2)
-BLOCK_GRADIENTS = (
-    Buffer(BufferKind.GRADIENT_RING, number=0),
-    Buffer(BufferKind.GRADIENT_RING, number=1),
-)
-OUTER_GRADIENT = Buffer(BufferKind.GRADIENT_RING, number=2)
+GRADIENT_RINGS = 3
+"""Parked gradients pass through this many buffers on the host: one is filled while the optimizer
+reads another, and one more lets either be late.
+"""
 
 
 class StepBuffers:
     """A `StepBuffers` says which unit uses which slot, sum and staging buffer in one step.
 
-    blocks: unit names in forward order. tied: the head also uses the embed unit's weights.
+    blocks: unit names in forward order. tied: the head also uses the embed unit's weights. sizes:
+    needed where the memory of parked gradients serves embed and head.
     """
 
-    def __init__(self, blocks: list[str], tied: bool, choices: PlanChoices):
+    def __init__(self, blocks: list[str], tied: bool, choices: PlanChoices, sizes: PlaneSizes):
         self._blocks = blocks
         self._tied = tied
         self._choices = choices
@@ -38,10 +43,20 @@ class StepBuffers:
         self._resident = blocks[first_resident:]
         self.kept = frozenset(blocks[len(blocks) - choices.kept_blocks :])
         """These blocks keep their activations."""
+        seconds = seconds_of_pairs(len(blocks), choices)
+        self.second_of_pair = {blocks[at]: blocks[at - 1] for at in seconds}
+        """These blocks keep no boundary. Each is recomputed together with the block before it,
+        which it is mapped to.
+        """
         self.slots = block_slots(self._streamed, self._resident, choices.slots)
         """Each block computes from this slot."""
+        self.under_head: tuple[str, ...] = ()
+        """The sum of the head is in the memory of the parked gradients of these blocks."""
+        if choices.outer_in_parked:
+            self.under_head = _first_blocks(blocks, sizes)
         self._ring_turn = {BufferKind.STORE_RING: 0, BufferKind.FETCH_RING: 0}
-        self._staging_turn = self._gradient_turn = 0
+        self._staging_turn = 0
+        self._gradient_rings = itertools.cycle(self.gradient_rings())
 
     def lasting_slots(self) -> dict[str, Buffer]:
         """Returns the blocks that are still in their slot when a step ends, with the slot.
@@ -81,20 +96,55 @@ class StepBuffers:
         """
         outer = unit in (EMBED, HEAD)
         lasts_all_step = self._choices.gradient_sum == GradientSum.DEVICE or (outer and self._tied)
-        if lasts_all_step:
+        if lasts_all_step or (unit == HEAD and self._choices.outer_in_parked):
             return Buffer(BufferKind.SUM, unit)
-        return UNIT_SUM
+        return SECOND_SUM if unit in self.second_of_pair else UNIT_SUM
+
+    def backward_groups(self) -> list[tuple[str, ...]]:
+        """Returns the blocks in the order of backward. Two that are recomputed together are one
+        group.
+        """
+        groups: list[tuple[str, ...]] = []
+        firsts = set(self.second_of_pair.values())
+        for block in reversed(self._blocks):
+            if block in self.second_of_pair:
+                groups.append((block, self.second_of_pair[block]))
+            elif block not in firsts:
+                groups.append((block,))
+        return groups
 
     def grad_units(self) -> dict[Buffer, tuple[str, ...]]:
-        """Returns every buffer of a sum with the units that it must be able to hold."""
+        """Returns every buffer of a sum with the units that it must be able to hold. Where embed is
+        summed in pieces, which are no larger than a block, the units are blocks; the sum of the
+        head is then in other memory.
+        """
+        if self._choices.outer_in_parked:
+            return self._summed(self._blocks)
+        return self._summed([EMBED, *self._blocks, HEAD])
+
+    def _summed(self, names: Iterable[str]) -> dict[Buffer, tuple[str, ...]]:
+        """Returns the buffers of these units' sums, each with its units."""
         units: dict[Buffer, tuple[str, ...]] = {}
-        for unit in [EMBED, *self._blocks, HEAD]:
+        for unit in names:
             grad = self.grad(unit)
             units[grad] = (*units.get(grad, ()), unit)
         return units
 
+    def shared_sums(self) -> dict[Buffer, tuple[str, ...]]:
+        """Returns the sums that may share their memory with update buffers, in the order in which
+        they follow each other there. If the sums of all rounds stay on the device, they are those
+        of the blocks, in the order in which backward completes them.
+        """
+        if self._choices.gradient_sum == GradientSum.DEVICE:
+            return {self.grad(block): (block,) for block in reversed(self._blocks)}
+        if self._choices.outer_in_parked:
+            return self._summed([*self._blocks, EMBED])
+        return self.grad_units()
+
     def staging_units(self) -> dict[Buffer, tuple[str, ...]]:
         """Returns every staging buffer with the units that it must be able to hold."""
+        if self._choices.gradients_in_sums:
+            return {}
         if self._choices.parked_gradients:
             everything = (EMBED, *self._blocks, HEAD)
             return {Buffer(BufferKind.STAGING, unit): (unit,) for unit in everything}
@@ -130,24 +180,60 @@ class StepBuffers:
         self._staging_turn = 1 - self._staging_turn
         return BLOCK_STAGINGS[self._staging_turn]
 
-    def gradient_ring_units(self) -> dict[Buffer, tuple[str, ...]]:
-        """Returns every ring buffer of gradients with the units that it must be able to hold. The
-        result is empty where gradients are not parked.
+    def begun_sum(self, unit: str) -> dict[Buffer, Content]:
+        """Returns what a new sum of the unit overwrites beside the sum itself: parked gradients of
+        the step before, where both share their memory.
         """
-        if not self._choices.parked_gradients:
-            return {}
-        homes = self._choices.device_homes
-        blocks = tuple(block for block in self._blocks if block not in homes)
-        outer = tuple(unit for unit in (EMBED, HEAD) if unit not in homes)
-        units = dict.fromkeys(BLOCK_GRADIENTS, blocks) | {OUTER_GRADIENT: outer}
-        return {buffer: names for buffer, names in units.items() if names}
+        content = Content(ContentKind.EARLIER_SUM, unit)
+        if self._choices.gradients_in_sums:
+            return {Buffer(BufferKind.STAGING, unit): content}
+        if unit == HEAD:
+            return {Buffer(BufferKind.STAGING, block): content for block in self.under_head}
+        return {}
 
-    def next_gradient_ring(self, unit: str) -> Buffer:
-        """Returns the ring buffer for the unit's parked gradient; blocks use two in turn."""
-        if unit in (EMBED, HEAD):
-            return OUTER_GRADIENT
-        self._gradient_turn = 1 - self._gradient_turn
-        return BLOCK_GRADIENTS[self._gradient_turn]
+    def fetched_over(self, unit: str) -> dict[Buffer, Content]:
+        """Returns what the weights of a unit overwrite beside their slot: the parked gradient of
+        embed, where both share their memory.
+        """
+        if not (self._choices.outer_in_parked and unit in (EMBED, HEAD)):
+            return {}
+        return {Buffer(BufferKind.STAGING, EMBED): Content(ContentKind.WEIGHTS, unit)}
+
+    def parked_over(self, unit: str) -> dict[Buffer, Content]:
+        """Returns what the parked gradient of a unit overwrites beside its own buffer."""
+        content = Content(ContentKind.SUM, unit)
+        if unit in self.under_head:
+            return {self.grad(HEAD): content}
+        if unit == EMBED and self._choices.outer_in_parked:
+            return {self.outer_slot(EMBED): content}
+        return {}
+
+    def gradient_rings(self) -> tuple[Buffer, ...]:
+        """Returns the ring buffers of gradients. There are none where no gradient is parked for an
+        optimizer on the host.
+        """
+        homes = self._choices.device_homes
+        on_host = [unit for unit in (EMBED, *self._blocks, HEAD) if unit not in homes]
+        if not (self._choices.parked_gradients and on_host):
+            return ()
+        numbers = range(GRADIENT_RINGS)
+        return tuple(Buffer(BufferKind.GRADIENT_RING, number=number) for number in numbers)
+
+    def next_gradient_ring(self) -> Buffer:
+        """Returns the next ring buffer in turn, for a piece of a parked gradient."""
+        return next(self._gradient_rings)
+
+
+def _first_blocks(blocks: list[str], sizes: PlaneSizes) -> tuple[str, ...]:
+    """Returns the first blocks whose parked gradients take the memory of the head's fp32 sum.
+    Raises ValueError where all of them take less.
+    """
+    needed = 4 * sizes.numel[HEAD]
+    for count, block in enumerate(blocks, 1):
+        needed -= sizes.item_bytes * sizes.numel[block]
+        if needed <= 0:
+            return tuple(blocks[:count])
+    raise ValueError("the sum of the head is larger than the parked gradients of all blocks")
 
 
 def hidden(micro_batch: int) -> Buffer:

@@ -9,13 +9,16 @@ from dataclasses import fields
 from typing import Any
 
 from engine.plan.buffers import Buffer, read_buffer, read_content
-from engine.plan.ops import OP_TYPES, UPDATE_LANES, Lane, Op, OpKind, StepPlan, Uses
+from engine.plan.ops import OP_TYPES, UPDATE_LANES, Keeps, Lane, Op, OpKind, Uses
+from engine.plan.step_plan import StepPlan
 
 _OF_EVERY_OP = ("index", "unit", "reads", "writes", "waits", "waits_previous")
 _READERS: dict[str, Callable[[str], Any]] = {
     "micro_batch": int,
     "piece": lambda text: tuple(map(int, text.split("-"))),
-    **dict.fromkeys(("first", "adds", "last"), lambda text: text == "yes"),
+    "keeps": Keeps,
+    "following": str,
+    **dict.fromkeys(("first", "adds", "last", "recomputes"), lambda text: text == "yes"),
     **dict.fromkeys(("slot", "grad", "staging", "ring", "buffer"), read_buffer),
 }
 """Each function parses the text of the op field of that name."""
@@ -26,7 +29,6 @@ def to_text(plan: StepPlan) -> str:
     op.
     """
     facts = [
-        f"kept units: {', '.join(sorted(plan.kept_units))}",
         f"compiled: {'yes' if plan.compiled else 'no'}",
         f"homes on the device: {', '.join(plan.device_homes)}",
         f"placed: {_places_text(plan.placed)}",
@@ -37,10 +39,22 @@ def to_text(plan: StepPlan) -> str:
         f"update buffers: {', '.join(map(str, plan.update_buffers))}",
         f"spare buffers: {', '.join(map(str, plan.spare_buffers))}",
         f"elements of a piece: {plan.piece_numel}",
-        f"arena: {', '.join(plan.arena)}",
+        f"elements of a ring buffer: {plan.ring_numel}",
     ]
+    if plan.arena:
+        facts += [
+            f"arena: {'; '.join(f'{buffer} at {start}' for buffer, start in plan.arena)}",
+            f"bytes of the arena: {plan.arena_bytes}",
+            f"places of update buffers: {', '.join(map(str, plan.buffer_places))}",
+        ]
+    if plan.gradients_in_sums:
+        facts.append("parked gradients: in their sums")
+    if plan.outer_in_parked:
+        facts.append("embed and head: in parked gradients")
+    if plan.embed_piece:
+        facts.append(f"elements of a piece of embed: {plan.embed_piece}")
     if plan.gradient_rings:
-        facts.append(f"gradient rings: {_units_text(plan.gradient_rings)}")
+        facts.append(f"gradient rings: {', '.join(map(str, plan.gradient_rings))}")
     if plan.held:  # only some passes without gradients have such units
         facts.append(f"held: {_places_text(plan.held)}")
     lines = [fact.rstrip() for fact in facts] + ["", *map(_op_text, plan.ops)]
@@ -69,15 +83,20 @@ def _read_plan(text: str) -> StepPlan:
         grads=_read_units(facts["sums"]),
         stagings=_read_units(facts["stagings"]),
         rings=_read_buffers(facts["rings"]),
-        gradient_rings=_read_units(facts.get("gradient rings", "")),
-        kept_units=frozenset(_words(facts["kept units"])),
+        gradient_rings=_read_buffers(facts.get("gradient rings", "")),
         compiled=facts["compiled"] == "yes",
         device_homes=_words(facts["homes on the device"]),
         placed=_read_places(facts["placed"]),
         update_buffers=_read_buffers(facts["update buffers"]),
         spare_buffers=_read_buffers(facts["spare buffers"]),
         piece_numel=int(facts["elements of a piece"]),
-        arena=_words(facts["arena"]),
+        ring_numel=int(facts["elements of a ring buffer"]),
+        arena=_read_arena(facts.get("arena", "")),
+        arena_bytes=int(facts.get("bytes of the arena", 0)),
+        buffer_places=_numbers(facts.get("places of update buffers", "")),
+        gradients_in_sums="parked gradients" in facts,
+        outer_in_parked="embed and head" in facts,
+        embed_piece=int(facts.get("elements of a piece of embed", 0)),
         held=_read_places(facts.get("held", "")),
     )
 
@@ -89,6 +108,11 @@ def _places_text(places: Sequence[tuple[str, Buffer]]) -> str:
 def _read_places(text: str) -> tuple[tuple[str, Buffer], ...]:
     parts = [each.partition(" in ") for each in _words(text, "; ")]
     return tuple((unit, read_buffer(slot)) for unit, _, slot in parts)
+
+
+def _read_arena(text: str) -> tuple[tuple[Buffer, int], ...]:
+    parts = [each.partition(" at ") for each in _words(text, "; ")]
+    return tuple((read_buffer(buffer), int(start)) for buffer, _, start in parts)
 
 
 def _words(text: str, between: str = ", ") -> tuple[str, ...]:

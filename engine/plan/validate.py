@@ -21,7 +21,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from engine.plan.buffers import Buffer, BufferKind, Content
-from engine.plan.ops import Lane, Op, StepPlan
+from engine.plan.ops import Lane, Op
+from engine.plan.step_plan import StepPlan
 from engine.plan.text import grid_rows
 from engine.plan.vector_clocks import VectorClock, merge
 
@@ -34,12 +35,28 @@ class PlanError(AssertionError):
 
 def validate(plan: StepPlan) -> None:
     """Proves the plan free of races and wrong reads. Raises PlanError where it breaks a rule."""
+    _refuse_wholes_of_parts(plan)
     proof = _Proof(plan)
     for step in (0, 1):
         for index, op in enumerate(plan.ops):
             if op.index != index:
                 raise PlanError(f"op {index} carries index {op.index}")
             proof.add(op, step)
+
+
+def _refuse_wholes_of_parts(plan: StepPlan) -> None:
+    """Raises PlanError if one op names a buffer and another one a part of it. Buffers are compared
+    by name, so no wait would be found to be missing between these two.
+    """
+    wholes: dict[Buffer, Op] = {}
+    parts: dict[Buffer, Op] = {}
+    for op in plan.ops:
+        for buffer, _ in (*op.reads, *op.writes):
+            (wholes if buffer.piece is None else parts).setdefault(buffer.whole, op)
+    for buffer, op in parts.items():
+        if buffer in wholes:
+            other = wholes[buffer].label
+            raise PlanError(f"{op.label} uses a part of {buffer}, which {other} uses as a whole")
 
 
 class _Proof:

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.plan.ops import UPDATE_LANES, Lane, OfMicroBatch, Span
+from engine.plan.ops import UPDATE_LANES, Lane, OfMicroBatch
+from engine.plan.step_plan import Span
 
 CAUSES = {Lane.H2D: "h2d", Lane.D2H: "d2h", Lane.HOST: "optimizer"} | dict.fromkeys(
     UPDATE_LANES, "optimizer"

@@ -23,7 +23,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.config.settings import CheckpointKind, Optimizer
+from engine.config.output_settings import CheckpointKind
+from engine.config.settings import Optimizer
 from engine.plan.buffers import EMBED
 from engine.planes.moments import (
     FP32_MOMENTS,

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.config.settings import Optimizer
 from engine.planes.layout import PLANE_ITEM_BYTES
 from engine.planes.moments import BLOCK, FP32_MOMENTS, MOMENTS, MomentCounts
+
+SMALL_PIECE = 1 << 25
+"""A small piece has at most about this many elements. Copying one to the device takes some
+milliseconds.
+"""
 
 
 @dataclass(frozen=True)
@@ -25,20 +30,36 @@ class UpdateBuffer:
     def bytes(self) -> int:
         return sum(size for _, size in self.planes)
 
+    @property
+    def without_gradients(self) -> UpdateBuffer:
+        """Returns the buffer of a plan that parks gradients: they are read where they wait."""
+        planes = tuple(each for each in self.planes if each[0] != "grad")
+        return replace(self, planes=planes)
+
     @classmethod
     def of(
-        cls, dtype: str, optimizer: Optimizer, units: Collection[MomentCounts], largest: int
+        cls,
+        dtype: str,
+        optimizer: Optimizer,
+        units: Collection[MomentCounts],
+        largest: int,
+        pieces: int = 1,
     ) -> UpdateBuffer:
         """Returns the buffer that holds any piece of `units`. largest: the number of elements of
-        the largest block, which is one piece.
+        the largest block, which is cut into so many equal `pieces`.
         """
-        numel = largest
-        if optimizer == "adamw_8bit":  # no piece ends within a block of codes
-            numel = -(-largest // BLOCK) * BLOCK
+        numel = -(-largest // pieces)
+        if pieces > 1 or optimizer == "adamw_8bit":  # no piece ends within a block of codes
+            numel = -(-numel // BLOCK) * BLOCK
         moment = max(counts.most_bytes(optimizer, numel) for counts in units)
         sizes = {plane: item * numel for plane, item in PLANE_ITEM_BYTES[dtype].items()}
         sizes |= dict.fromkeys(MOMENTS, _aligned(moment))
         return cls(numel, tuple(sizes.items()), has_fp32_moments=optimizer == FP32_MOMENTS)
+
+
+def small_pieces(largest: int) -> int:
+    """Returns how many small pieces a block of `largest` elements is cut into."""
+    return max(1, -(-largest // SMALL_PIECE))
 
 
 def _aligned(size: int) -> int:

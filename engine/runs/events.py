@@ -24,12 +24,14 @@ from engine.runs.field_types import (
     LARGEST,
     LARGEST_WHOLE,
     Answer,
+    BestBy,
     Comparison,
     Number,
     Span,
     Wait,
     Whole,
 )
+from engine.runs.kept_events import BestKept
 
 # ---------------------------------------------------------------------- the events
 
@@ -68,6 +70,8 @@ class RunStarted(Event, frozen=True):
     """Large matrix products reach this rate on the device (TFLOP/s), as measured before the run. It
     is 0 if nothing was measured.
     """
+    best_by: BestBy = "loss"
+    """The best weights are chosen by this in the session (`output.keep_best`)."""
 
 
 class StateChanged(Event, frozen=True):
@@ -218,19 +222,28 @@ class MemorySampled(Event, frozen=True):
 
 
 class EvalFinished(Event, frozen=True):
-    """The held-out rows were evaluated after `step`; `loss` is the mean over the tokens that have a
-    loss.
+    """The held-out rows were evaluated after `step`, or before the first step if that is 0; `loss`
+    is the mean over the tokens that have a loss.
+
+    `row_losses` and `row_tokens` have an entry for each held-out row with a loss, in an order that
+    is the same in all evaluations of a run; where rows are packed, each document in them is one. Of
+    more than 512, consecutive ones are one entry, so that there are 512: row r of n is in entry
+    512 r // n. Both are empty in older records.
     """
 
     step: Whole = 0
     loss: Number = 0.0
     loss_tokens: Whole = 0
     seconds: Number = 0.0
+    row_losses: list[Number] = []
+    """Each is the mean over the row's tokens that have a loss, in six digits; 0 without any."""
+    row_tokens: list[Whole] = []
+    """So many tokens of the row have a loss."""
 
 
 class ExactMatchMeasured(Event, frozen=True):
-    """Greedy answers to held-out prompts were compared with the expected ones, before or after
-    training (`moment`).
+    """Greedy answers to held-out prompts were compared with the expected ones, before, during
+    or after training (`moment`).
     """
 
     step: Whole = 0
@@ -272,7 +285,9 @@ class CheckpointWritten(Event, frozen=True):
 
 
 class ExportWritten(Event, frozen=True):
-    """The model after `step` was written as a Hugging Face folder, `path` within the run folder."""
+    """The model after `step` was written as a Hugging Face folder, `path` within the run folder. If
+    the best weights were exported, `step` is theirs, not that of the last step.
+    """
 
     step: Whole = 0
     path: str = ""
@@ -346,6 +361,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
         ExactMatchMeasured,
         PromptsAnswered,
         CheckpointWritten,
+        BestKept,
         ExportWritten,
         ControlReceived,
         SettingsChanged,

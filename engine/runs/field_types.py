@@ -6,7 +6,7 @@ A reader checks each line of a record against them.
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from msgspec import Meta
 
@@ -24,6 +24,12 @@ Number = (
     | Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 )
 """An integer stays an integer, so that a line does not change when it is read and written again."""
+
+
+BestBy = Literal["loss", "exact_match"]
+"""The weights of a run are compared by this: by their held-out loss, or by the share of held-out
+prompts that they answer exactly.
+"""
 
 
 class Span(TypedDict):

@@ -1,5 +1,5 @@
-"""A run has a folder ``<runs>/<id>/`` with ``config.yaml``, ``events.jsonl``, ``checkpoints/`` and
-``export/``.
+"""A run has a folder ``<runs>/<id>/`` with ``config.yaml``, ``events.jsonl``, ``checkpoints/``,
+``best/`` and ``export/``.
 
 - A run belongs to the process that holds the lock of its folder.
 - The kernel releases the lock when that process dies, for whatever reason. A run is therefore
@@ -31,6 +31,8 @@ from engine.runs.snapshot import OVER_STATES
 CONFIG_FILE = "config.yaml"
 CONTROL_FILE = "control.jsonl"
 LOCK_FILE = "lock"
+BEST_FOLDER = "best"
+"""The best weights of a run are kept in this folder of it, as a checkpoint of weights alone."""
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _LOCK_TRIES = 10
 """After this many refusals by an owner of the lock, the run counts as in use."""
@@ -51,6 +53,7 @@ class RunFolder:
         self.id = path.name
         self.events_path = path / EVENTS_FILE
         self.checkpoints_path = path / "checkpoints"
+        self.best_path = path / BEST_FOLDER
         self.export_path = path / "export"
         self.control_path = path / CONTROL_FILE
         self.control_start: int | None = None
@@ -80,6 +83,11 @@ class RunFolder:
             ) from None
         finally:
             self.read_config_again()
+
+    def delete_weights(self) -> None:
+        """Deletes the checkpoints and the best weights, as far as that is possible."""
+        for path in (self.checkpoints_path, self.best_path):
+            shutil.rmtree(path, ignore_errors=True)
 
     def read_config_again(self) -> None:
         """Discards the cached configuration, since another process may have written the file."""

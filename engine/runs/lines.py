@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Union
 
 from msgspec import MsgspecError
 from msgspec.json import Decoder
 
+from engine.errors import RunError
 from engine.runs.events import EVENT_TYPES, Envelope, Record
 
 _ANY_EVENT: Any = Union[tuple(EVENT_TYPES.values())]  # noqa: UP007  made from a list
@@ -68,6 +71,41 @@ def _loaded(line: bytes) -> Any:
     if b"\\u" in line or not line.isascii():
         values = json.loads(json.dumps(values, ensure_ascii=False).encode("utf-8", "replace"))
     return values
+
+
+class AddedLines:
+    """An `AddedLines` reads a record that grows, each line once. One thread at a time may call."""
+
+    def __init__(self, path: Path, forget: Callable[[], None]):
+        """`forget` is called if the record at `path` is gone or was replaced by another one."""
+        self._path = path
+        self._forget = forget
+        self._offset = 0
+        """The lines before this byte were read."""
+
+    def read(self, take: Callable[[bytes, int], None]) -> None:
+        """Gives `take` each whole line that was added since the last call, and the offset of its
+        first byte. Raises RunError for a record that cannot be read.
+        """
+        try:
+            with self._path.open("rb") as file:
+                # A shorter file means that another record has replaced this one.
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._begin_anew()
+                file.seek(self._offset)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    take(line, self._offset)
+                    self._offset += len(line)
+        except FileNotFoundError:
+            self._begin_anew()
+        except OSError as error:
+            raise RunError(f"The record {self._path} cannot be read ({error.strerror}).") from None
+
+    def _begin_anew(self) -> None:
+        self._offset = 0
+        self._forget()
 
 
 # ---------------------------------------------------------------------- writing

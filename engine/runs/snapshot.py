@@ -22,19 +22,11 @@ from __future__ import annotations
 
 import bisect
 import statistics
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from engine.runs.event_tables import (
-    EvalTable,
-    EventTable,
-    MemoryTable,
-    NormTable,
-    StepEvent,
-    StepTable,
-)
+from engine.runs.event_tables import EventTable, StepEvent
 from engine.runs.events import (
     CheckpointWritten,
     ControlReceived,
@@ -55,7 +47,6 @@ from engine.runs.events import (
     Record,
     RunEnded,
     RunStarted,
-    RunState,
     SettingsChanged,
     StateChanged,
     StepFinished,
@@ -63,14 +54,16 @@ from engine.runs.events import (
     UnitNorms,
 )
 from engine.runs.fault_events import StepSkipped
+from engine.runs.field_types import BestBy
+from engine.runs.held_out import Best, RowLosses
+from engine.runs.kept_events import BestKept
 from engine.runs.parts import Job, LogEntry
+from engine.runs.snapshot_fields import SnapshotFields
 from engine.runs.steady_time import steady_time
-from engine.runs.step_order import StepOrder
 
 OVER_STATES = ("finished", "stopped", "failed", "discarded")
 """A run ends in one of these states."""
 
-LOG_LINES = 500
 DAMAGED_TOLD = 20
 """The log names at most this many damaged lines; further ones are only counted."""
 PROMPT_ANSWERS = 200
@@ -82,85 +75,8 @@ E = TypeVar("E", ExactMatchMeasured, PromptsAnswered, CheckpointWritten, ExportW
 
 
 @dataclass
-class RunSnapshot:
-    """A `RunSnapshot` holds everything that a screen shows about one run.
-
-    Times are Unix seconds of a clock that ran on evenly since the first record
-    (`engine.runs.steady_time`). Only the log has the times that the wall clock told.
-    """
-
-    run_id: str = ""
-    name: str = ""
-    device: str = ""
-    device_name: str = ""
-    total_steps: int = 0
-    parameters: int = 0
-    units: list[str] = field(default_factory=list)
-    program_version: str = ""
-    flops_formula: str = ""
-    ceiling_tflops: float = 0.0
-    """Large matrix products reach this rate on the device (TFLOP/s); it is 0 if nothing was
-    measured.
-    """
-    resumed_step: int | None = None
-    """The latest session continued from this step; it is None if the session began at the start."""
-    sessions: int = 0
-    """The run was started this many times: once, plus once for each resume."""
-    is_started: bool = False
-    """This is True once the latest session has recorded `RunStarted`: everything is prepared."""
-
-    state: RunState = "preparing"
-    reason: str = ""
-    lacks_space_for: str = ""
-    """A paused run waits for disk space to write this; the values are those of `StateChanged`."""
-    started_time: float | None = None
-    session_time: float | None = None
-    """The latest session began at this time: with its change to `preparing`, or with its
-    `RunStarted` if that comes first.
-    """
-    last_time: float | None = None
-    """The latest record has this time."""
-    clock_set_by: float = 0.0
-    """The wall clock is ahead of these times by so many seconds, since somebody has set it."""
-    earlier_seconds: float = 0.0
-    """The sessions before the latest one took this many seconds in total."""
-    last_seq: int = 0
-
-    steps: StepTable = field(default_factory=StepTable)
-    memory: MemoryTable = field(default_factory=MemoryTable)
-    energy: float = 0.0
-    """The card has used this many watt hours so far."""
-    norms: NormTable = field(default_factory=NormTable)
-    evals: EvalTable = field(default_factory=EvalTable)
-    exact_matches: list[ExactMatchMeasured] = field(default_factory=list)
-    prompt_answers: list[PromptsAnswered] = field(default_factory=list)
-    checkpoints: list[CheckpointWritten] = field(default_factory=list)
-    exports: list[ExportWritten] = field(default_factory=list)
-    job: Job | None = None
-    timeline: StepTimeline | None = None
-    """The latest timeline of the record is kept here for display."""
-    timeline_steps: list[int] = field(default_factory=list)
-    """These are the steps that have a timeline in the record."""
-    data: dict[str, Any] = field(default_factory=dict)
-    fit: dict[str, Any] = field(default_factory=dict)
-    forecast: ForecastChecked | None = None
-    """The latest comparison of predictions and measurements is kept. A resume from an earlier step
-    does not remove it, since the measurements remain valid.
-    """
-    plan_choices: dict[str, Any] = field(default_factory=dict)
-    plan_grid: str = ""
-    simulated: PlanSimulated | None = None
-    """The simulation of the latest session's plan is kept; it is None if no rates were known."""
-    lines: int = 0
-    """The record has this many lines so far, including damaged ones."""
-    damaged_lines: int = 0
-    """This many of the lines could not be read or have an implausible step number."""
-    order: StepOrder = field(default_factory=StepOrder)
-    log: deque[LogEntry] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
-    requests_taken: int = 0
-    """The run has taken up this many requests from people."""
-    changes: list[SettingsChanged] = field(default_factory=list)
-    skipped: list[StepSkipped] = field(default_factory=list)
+class RunSnapshot(SnapshotFields):
+    """A `RunSnapshot` holds everything that a screen shows about one run."""
 
     # ------------------------------------------------------------------ values that follow
 
@@ -178,6 +94,25 @@ class RunSnapshot:
     @property
     def loss(self) -> float | None:
         return self.steps.loss[-1] if self.steps.loss else None
+
+    @property
+    def best(self) -> Best | None:
+        """Returns the best evaluation after a step, if there was any, by what the run chooses by
+        (`held_out.by`).
+        """
+        return self.held_out.best
+
+    @property
+    def eval_rows(self) -> dict[int, RowLosses]:
+        """Returns the losses of held-out rows by step, of the newest evaluations, the best,
+        and the one before the first step.
+        """
+        return self.held_out.rows
+
+    @property
+    def exported_step(self) -> int | None:
+        """Returns the step whose weights the run exported last, None if it has exported none."""
+        return self.exports[-1].step if self.exports else None
 
     @property
     def progress(self) -> float:
@@ -251,15 +186,19 @@ class RunSnapshot:
         self.reason = ""
         self.lacks_space_for = ""
         self.job = None
-        self._drop_after(event.resumed_step or 0)
+        # A session that begins at the start measures anew what is measured before the first step.
+        self._drop_after(-1 if event.resumed_step is None else event.resumed_step, event.best_by)
         self.order.begin(event.resumed_step or 0, self.lines)
 
-    def _drop_after(self, step: int) -> None:
-        """Removes what belongs to steps after `step`."""
+    def _drop_after(self, step: int, best_by: BestBy | None = None) -> None:
+        """Removes what belongs to steps after `step`. From now on, weights are compared `best_by`
+        this, or by what they were if it is None.
+        """
         tables: tuple[EventTable, ...] = (self.steps, self.memory, self.evals, self.norms)
         for table in tables:
             table.drop_after(step)
         self.exact_matches = _up_to(step, self.exact_matches)
+        self.held_out.begin(best_by or self.held_out.by, step, self.evals, self.exact_matches)
         self.prompt_answers = _up_to(step, self.prompt_answers)
         self.checkpoints = _up_to(step, self.checkpoints)
         self.exports = _up_to(step, self.exports)
@@ -338,10 +277,12 @@ class RunSnapshot:
     def _eval_finished(self, time: float, event: EvalFinished) -> None:
         if self._fits(self.evals, time, event):
             self.evals.append(time, event)
+            self.held_out.evaluated(event)
         self._end_job("evaluate")
 
     def _exact_match_measured(self, _: float, event: ExactMatchMeasured) -> None:
         self.exact_matches.append(event)
+        self.held_out.answered(event, self.evals)
         self._end_job("sample")
 
     def _prompts_answered(self, _: float, event: PromptsAnswered) -> None:
@@ -352,6 +293,9 @@ class RunSnapshot:
     def _checkpoint_written(self, _: float, event: CheckpointWritten) -> None:
         self.checkpoints.append(event)
         self._end_job("checkpoint")
+
+    def _best_kept(self, _: float, event: BestKept) -> None:
+        self.held_out.written(event)
 
     def _export_written(self, _: float, event: ExportWritten) -> None:
         self.exports.append(event)
@@ -422,6 +366,7 @@ _FOLDS: dict[type[Event], Callable[[RunSnapshot, float, Any], None]] = {
     ExactMatchMeasured: RunSnapshot._exact_match_measured,
     PromptsAnswered: RunSnapshot._prompts_answered,
     CheckpointWritten: RunSnapshot._checkpoint_written,
+    BestKept: RunSnapshot._best_kept,
     ExportWritten: RunSnapshot._export_written,
     ControlReceived: RunSnapshot._control_received,
     SettingsChanged: RunSnapshot._settings_changed,

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from engine.errors import RunError
 from engine.runs.events import Event, PlanSimulated, RunStarted, StepTimeline
-from engine.runs.lines import line_kind, parse_line
+from engine.runs.lines import AddedLines, line_kind, parse_line
 
 E = TypeVar("E", bound=Event)
 
@@ -36,6 +36,7 @@ class TimelineIndex:
     def __init__(self, path: str | os.PathLike[str]):
         self._path = Path(path)
         self._lock = threading.Lock()
+        self._added = AddedLines(self._path, self._forget)
         self._forget()
 
     def _forget(self) -> None:
@@ -44,7 +45,6 @@ class TimelineIndex:
         `_found` holds, by step, the offset of its timeline and the offset of the simulation of its
         session's plan. `_plan` is the offset of the latest such simulation.
         """
-        self._offset = 0
         self._plan: int | None = None
         self._found: dict[int, tuple[int, int | None]] = {}
         self._kept: OrderedDict[int, Event] = OrderedDict()
@@ -54,7 +54,7 @@ class TimelineIndex:
         read.
         """
         with self._lock:
-            self._look()
+            self._added.read(self._note)
             return sorted(self._found)
 
     def read(self, step: int | None = None) -> tuple[StepTimeline, PlanSimulated | None]:
@@ -64,7 +64,7 @@ class TimelineIndex:
         Raises RunError for a step without a timeline and for a record that cannot be read.
         """
         with self._lock:
-            self._look()
+            self._added.read(self._note)
             if not self._found:
                 raise RunError(
                     "No step of this run has a timeline yet; output.timeline_every says which "
@@ -105,34 +105,16 @@ class TimelineIndex:
                 kept.popitem(last=False)
         return event
 
-    def _look(self) -> None:
-        """Scans the lines that were added to the record; the caller holds the lock."""
-        try:
-            with self._path.open("rb") as file:
-                # A shorter file means that another record has replaced this one.
-                if os.fstat(file.fileno()).st_size < self._offset:
-                    self._forget()
-                file.seek(self._offset)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break
-                    self._note(line)
-                    self._offset += len(line)
-        except FileNotFoundError:
-            self._forget()
-        except OSError as error:
-            raise RunError(f"The record {self._path} cannot be read ({error.strerror}).") from None
-
-    def _note(self, line: bytes) -> None:
+    def _note(self, line: bytes, offset: int) -> None:
         match line_kind(line):
             case "step_timeline":
                 head = _STEP.match(line[:_HEAD_BYTES])
                 if head is not None:
-                    self._found[int(head[1])] = self._offset, self._plan
+                    self._found[int(head[1])] = offset, self._plan
             case "plan_built":
                 self._plan = None
             case "plan_simulated":
-                self._plan = self._offset
+                self._plan = offset
             case "run_started":
                 self._drop_after(line)
 

@@ -17,6 +17,8 @@ COMPUTE (all but the last three in `engine.runtime.compute_ops`):
   the arguments of every block.
 - `forward` runs a block on the weights in its slot. It keeps the block's activations, or the
   block's input (the boundary) for a recompute.
+- `recompute` runs a block again and keeps its activations, where only every second block keeps its
+  boundary.
 - `loss` runs final norm, head and cross-entropy in chunks, with their backward in training.
 - `backward` recomputes the block if needed, runs its backward, and adds the gradients of its
   parameters to an fp32 sum. `embed_backward` does the same for the embedding.
@@ -50,6 +52,7 @@ from typing import Any
 import torch
 
 from engine.errors import NonFiniteError
+from engine.host.host_adamw import Parked
 from engine.plan.ops import (
     Applied,
     Clip,
@@ -69,11 +72,11 @@ from engine.plan.ops import (
     OpKind,
     Prefetch,
     Reclaim,
-    StepPlan,
     StoreBoundary,
     Summary,
     Update,
 )
+from engine.plan.step_plan import StepPlan
 from engine.planes.layout import WEIGHT_PLANES
 from engine.planes.moments import FP32_MOMENTS, MOMENTS
 from engine.runtime import compute_ops
@@ -155,8 +158,9 @@ def _offload(context: OpContext, op: Offload, _step: StepUnderWay) -> None:
 
 
 def _offload_parked(context: OpContext, op: OffloadParked, _step: StepUnderWay) -> None:
-    gradient = context.state.stagings[op.staging]
-    context.backend.copy_in_parts(context.gradient_rings[op.ring][: gradient.numel()], gradient)
+    start, stop = op.piece
+    gradient = context.state.stagings[op.staging][start:stop]
+    context.backend.copy_in_parts(context.gradient_rings[op.ring][: stop - start], gradient)
 
 
 # ---------------------------------------------------------------- COMPUTE
@@ -193,8 +197,9 @@ def _device_update(context: OpContext, op: DeviceUpdate, step: StepUnderWay) -> 
     buffer = context.state.states[op.buffer]
     assert step.inputs.scalars is not None  # a step of such a plan always has them
     factors = StepFactors(context.state.clip, step.inputs.scalars)
-    grad = buffer["grad"][: stop - start]
-    if op.staging is not None:
+    if op.staging is None:
+        grad = buffer["grad"][: stop - start]
+    else:
         grad = context.state.stagings[op.staging][start:stop]
     layout, optimizer = context.units[op.unit].layout, context.store.optimizer
     planes = {name: buffer[name][: stop - start] for name in WEIGHT_PLANES if name in buffer}
@@ -309,11 +314,12 @@ def _update(context: OpContext, op: Update, step: StepUnderWay) -> None:
     held, number = context.store.held, step.inputs.number
     held.begin(number, op.unit)
     parked = None
-    if op.ring is not None:
-        ring = context.gradient_rings[op.ring][: context.units[op.unit].layout.numel]
+    if op.ring is not None and op.piece is not None:
+        start, stop = op.piece
+        ring = context.gradient_rings[op.ring][: stop - start]
         # Numpy has no bf16, so the kernels read its bits as uint16.
         is_bf16 = ring.dtype == torch.bfloat16
-        parked = ring.view(torch.uint16).numpy() if is_bf16 else ring.numpy()
+        parked = Parked(start, ring.view(torch.uint16).numpy() if is_bf16 else ring.numpy())
     count, rate = held.update_number(number), step.inputs.learning_rate
     adamw.update(op.unit, count, rate, result.clip_factor, parked)
 
@@ -327,6 +333,7 @@ WORK: dict[OpKind, Work] = {
     OpKind.OFFLOAD_PARKED: _offload_parked,
     OpKind.EMBED: compute_ops.embed,
     OpKind.FORWARD: compute_ops.forward,
+    OpKind.RECOMPUTE: compute_ops.recompute,
     OpKind.LOSS: compute_ops.loss,
     OpKind.BACKWARD: compute_ops.backward,
     OpKind.EMBED_BACKWARD: compute_ops.embed_backward,

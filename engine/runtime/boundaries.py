@@ -9,7 +9,8 @@ import weakref
 import torch
 
 from engine.host.host_store import map_memory
-from engine.plan.ops import StepPlan, StoreBoundary
+from engine.plan.ops import StoreBoundary
+from engine.plan.step_plan import StepPlan
 from engine.runtime.backend import Backend
 
 

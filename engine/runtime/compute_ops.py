@@ -19,13 +19,24 @@ from engine.plan.ops import (
     Embed,
     EmbedBackward,
     Forward,
+    Keeps,
     Loss,
     OfMicroBatch,
     OfSum,
+    Recompute,
     Reduce,
 )
+from engine.plan.pieces import cut
 from engine.planes.layout import UnitLayout
-from engine.runtime.loss import LossChunks, LossTargets, TailGradients, chunked_loss
+from engine.runtime.embed_rows import LookupWatch
+from engine.runtime.loss import (
+    LossChunks,
+    LossTargets,
+    TailGradients,
+    chunked_loss,
+    loss_without_gradients,
+    scores,
+)
 from engine.runtime.op_context import OpContext
 from engine.runtime.step import StepUnderWay
 
@@ -87,6 +98,9 @@ def embed_backward(context: OpContext, op: EmbedBackward, step: StepUnderWay) ->
     """Repeats the capture pass with gradients on, and adds the gradients of the embedding to their
     sum.
     """
+    if op.piece is not None:
+        _rows_backward(context, op, step, op.piece)
+        return
     unit = context.units[EMBED]
     with torch.enable_grad():
         captured = _capture(context, op, step)
@@ -100,11 +114,43 @@ def embed_backward(context: OpContext, op: EmbedBackward, step: StepUnderWay) ->
     _add_to_sum(unit.layout, _sum_of(context, EMBED, op, EMBED), gradients, op.first)
 
 
+def _rows_backward(
+    context: OpContext, op: EmbedBackward, step: StepUnderWay, piece: tuple[int, int]
+) -> None:
+    """Adds the gradients of some rows of the table to their sum, which is theirs alone."""
+    (table,) = context.state.outer_parameters[EMBED]
+    if op.captures:
+        with torch.enable_grad(), LookupWatch(table) as watch:
+            captured = _capture(context, op, step)
+        step.lookups[op.micro_batch], vectors = watch.only()
+        (step.hidden[op.micro_batch],) = torch.autograd.grad(
+            captured.hidden, [vectors], step.hidden[op.micro_batch]
+        )
+        del step.arguments[op.micro_batch]  # the masks and rotary tables are no longer needed
+    start, stop = piece
+    rows, width = table.shape
+    first = start // width
+    count = min(rows, -(-stop // width)) - first
+    gradient = step.lookups[op.micro_batch].rows_gradient(step.hidden[op.micro_batch], first, count)
+    total = context.state.grads[op.grad][: stop - start]
+    filled = total[: count * width].view(count, width)
+    if op.first:
+        filled.copy_(gradient)
+        total[count * width :].zero_()  # the last piece may end with elements that align the unit
+    else:
+        filled.add_(gradient)
+    if stop == context.units[EMBED].layout.numel:
+        del step.hidden[op.micro_batch], step.lookups[op.micro_batch]
+
+
 # ---------------------------------------------------------------- blocks
 
 
 def _run(
-    context: OpContext, op: Forward | Backward, step: StepUnderWay, hidden: torch.Tensor
+    context: OpContext,
+    op: Forward | Recompute | Backward,
+    step: StepUnderWay,
+    hidden: torch.Tensor,
 ) -> torch.Tensor:
     """Returns the output of the op's block on `hidden`, both [rows, tokens, width]."""
     _seed(context, op, step)
@@ -128,7 +174,7 @@ def _run(
 def forward(context: OpContext, op: Forward, step: StepUnderWay) -> None:
     """Runs a block, and keeps its activations or its boundary for the backward."""
     hidden = step.hidden[op.micro_batch]
-    kept = op.unit in context.plan.kept_units
+    kept = op.keeps == Keeps.ACTIVATIONS
     if not (step.inputs.training and (kept or context.plan.compiled)):
         _keep_boundary(context, op, step, hidden)
         with torch.no_grad():
@@ -155,8 +201,19 @@ def _keep_boundary(
     """
     if op.ring is not None:
         context.state.rings[op.ring][: hidden.numel()].copy_(hidden.reshape(-1))
-    elif step.inputs.training:
+    elif op.keeps == Keeps.BOUNDARY:
         step.saved[op.unit, op.micro_batch] = (hidden,)
+
+
+def recompute(context: OpContext, op: Recompute, step: StepUnderWay) -> None:
+    """Runs a block again on its boundary, and keeps its activations. Its output is kept as the
+    boundary of the next block.
+    """
+    leaf = _boundary(context, op, step).detach().requires_grad_()
+    with torch.enable_grad():
+        out = _run(context, op, step, leaf)
+    step.saved[op.unit, op.micro_batch] = (leaf, out)
+    step.saved[op.following, op.micro_batch] = (out.detach(),)
 
 
 def backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
@@ -164,7 +221,7 @@ def backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
     gradients of its parameters to their sum.
     """
     unit = context.units[op.unit]
-    if op.unit in context.plan.kept_units:
+    if not op.recomputes:
         leaf, out = step.saved.pop((op.unit, op.micro_batch))
     else:
         leaf = _boundary(context, op, step).detach().requires_grad_()
@@ -187,7 +244,7 @@ def backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
     _add_to_sum(unit.layout, _sum_of(context, op.unit, op, op.unit), gradients, op.first)
 
 
-def _boundary(context: OpContext, op: Backward, step: StepUnderWay) -> torch.Tensor:
+def _boundary(context: OpContext, op: Backward | Recompute, step: StepUnderWay) -> torch.Tensor:
     """Returns the input [rows, tokens, width] that the block had in forward."""
     if op.ring is not None:
         shape = step.shapes[op.micro_batch]
@@ -219,6 +276,8 @@ def loss(context: OpContext, op: Loss, step: StepUnderWay) -> None:
     """Computes the loss and, in training, its gradients; for sampling, the logits alone."""
     if step.inputs.logits_at is not None:
         _logits(context, op, step, step.inputs.logits_at[op.micro_batch])
+    elif step.inputs.scored:
+        _scores(context, op, step)
     elif step.inputs.training:
         _loss_with_gradients(context, op, step)
     else:
@@ -229,8 +288,19 @@ def _loss_alone(context: OpContext, op: Loss, step: StepUnderWay) -> None:
     """Computes the loss of a micro-batch of a pass without gradients."""
     hidden = step.hidden.pop(op.micro_batch)
     del step.arguments[op.micro_batch]  # the next group of micro-batches needs the memory
-    step.losses[op.micro_batch], _ = chunked_loss(
+    total, each = loss_without_gradients(
         context.model.skeleton, hidden, _targets(op, step), _chunks(context)
+    )
+    step.losses[op.micro_batch] = total
+    step.position_losses[op.micro_batch] = each
+
+
+def _scores(context: OpContext, op: Loss, step: StepUnderWay) -> None:
+    """Computes the cross-entropy of each label, and whether it is the likeliest token."""
+    hidden = step.hidden.pop(op.micro_batch)
+    del step.arguments[op.micro_batch]
+    step.position_losses[op.micro_batch], step.likeliest[op.micro_batch] = scores(
+        context.model.skeleton, hidden, _targets(op, step), context.loss_chunk
     )
 
 
@@ -323,16 +393,33 @@ def _add(layout: UnitLayout, buffer: torch.Tensor, gradients: Gradients) -> None
             buffer[offset : offset + spec.numel].view(spec.shape).add_(gradient)
 
 
+def _add_squares(context: OpContext, unit: str, grad: torch.Tensor, start: int) -> None:
+    """Adds the squared norm of `grad` [n] to that of the unit, in which `grad` begins at `start`.
+
+    The norm of embed is that of its pieces in every plan: as a whole it would be rounded otherwise,
+    and so would the clip factor.
+    """
+    norm = context.state.norms[context.positions[unit]]
+    size = context.plan.embed_piece if unit == EMBED else 0
+    # The head of some tied models has no parameters, but a norm.
+    for begin, end in cut(len(grad), size) if size else [(0, len(grad))]:
+        square = torch.linalg.vector_norm(grad[begin:end]).square()
+        if start + begin == 0:
+            norm.copy_(square)
+        else:
+            norm.add_(square)
+
+
 def reduce(context: OpContext, op: Reduce, _step: StepUnderWay) -> None:
     """Rounds a unit's fp32 sum to the staging buffer, once a round. Torch's `copy_` rounds ties to
     even. In the last round the op also computes the norm of the whole gradient.
     """
-    numel = context.units[op.unit].layout.numel
-    grad = context.state.grads[op.grad][:numel]
-    staging = context.state.stagings[op.staging][:numel]
+    start, stop = op.piece or (0, context.units[op.unit].layout.numel)
+    grad = context.state.grads[op.grad][: stop - start]
+    staging = context.state.stagings[op.staging][start:stop]
     if op.adds:
         grad.add_(staging)
     if op.last:
-        square = torch.linalg.vector_norm(grad).square()
-        context.state.norms[context.positions[op.unit]] = square
-    staging.copy_(grad)
+        _add_squares(context, op.unit, grad, start)
+    # A staging buffer may be in the memory of the sum, so the sum is rounded elsewhere first.
+    staging.copy_(grad.to(staging.dtype) if context.plan.gradients_in_sums else grad)

@@ -1,8 +1,8 @@
 """The device updates weights whose moments are kept in bf16 or in 8 bits. The arithmetic is that of
 `engine.host.moment_kernels`, written as tensor operations.
 
-Given the same fp32 moments, the rounding has the bits of the host's: the same boundaries between
-codes, and the same random bits.
+Given the same fp32 moments, the rounding has the bits of the host's: the same table of codes, and
+the same random bits.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
-from engine.host.moment_codes import moment_map
+from engine.host.moment_codes import CODE_SHIFT, INDEX_SHIFT, LARGEST, LEAST, ZERO, moment_map
 from engine.planes.layout import WEIGHT_PLANES
 from engine.planes.moments import (
     BLOCK,
@@ -35,14 +36,14 @@ _MASK = 0xFFFFFFFF
 
 
 def moment_tables(device: torch.device) -> list[torch.Tensor]:
-    """Returns the numbers and the boundaries of the map of exp_avg, then those of exp_avg_sq, on
-    the device: float32 [256] and [255] each.
+    """Returns the numbers and the table of the map of exp_avg, then those of exp_avg_sq, on the
+    device: float32 [256] and int32 [indices] each (`engine.host.moment_codes`).
     """
     maps = (moment_map(signed=True), moment_map(signed=False))
     return [
         torch.from_numpy(array).to(device)
         for map_ in maps
-        for array in (map_.values, map_.boundaries)
+        for array in (map_.values, map_.entries.view(np.int32))
     ]
 
 
@@ -170,16 +171,16 @@ def _update_codes(  # noqa: PLR0913  a compiled function takes tensors and no va
     exp_avg, then those of exp_avg_sq.
     """
     first_codes, first_largest, second_codes, second_largest = moments
-    first_numbers, first_boundaries, second_numbers, second_boundaries = tables
+    first_numbers, first_table, second_numbers, second_table = tables
     apply = clip[1] > 0
     exp_avg = _decoded(first_codes, first_largest, first_numbers)
     exp_avg_sq = _decoded(second_codes, second_largest, second_numbers)
     m, v, taken = new_moments(grad, exp_avg, exp_avg_sq, clip, scalars)
     write_weights(weights, taken, scalars[7], apply)
-    codes, largest = _encoded(m.view(first_codes.shape), first_boundaries)
+    codes, largest = _encoded(m.view(first_codes.shape), first_table, signed=True)
     first_codes.copy_(torch.where(apply, codes, first_codes))
     first_largest.copy_(torch.where(apply, largest, first_largest))
-    codes, largest = _encoded(v.view(second_codes.shape), second_boundaries)
+    codes, largest = _encoded(v.view(second_codes.shape), second_table, signed=False)
     # A second moment never gets the code of 0, except in a block of zeros.
     codes = torch.where(largest[:, None] > 0, codes.clamp(min=1), codes)
     second_codes.copy_(torch.where(apply, codes, second_codes))
@@ -191,14 +192,25 @@ def _decoded(codes: torch.Tensor, largest: torch.Tensor, numbers: torch.Tensor) 
     return (numbers[codes.to(torch.int32)] * largest[:, None]).reshape(-1)
 
 
-def _encoded(moment: torch.Tensor, boundaries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _encoded(
+    moment: torch.Tensor, table: torch.Tensor, signed: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the codes, uint8, and the largest magnitudes of a moment [blocks, elements of a
-    block].
+    block]. The codes are found in a table, as on the host: a search takes several times as long.
     """
     largest = moment.abs().amax(1)
     inverse = torch.where(largest > 0, 1.0 / largest, 1.0)
-    codes = torch.bucketize(moment * inverse[:, None], boundaries, out_int32=True)
-    return codes.to(torch.uint8), largest
+    bits = (moment * inverse[:, None]).view(torch.int32)
+    magnitude = (bits & 0x7FFFFFFF).clamp(LEAST, LARGEST) - LEAST
+    shift = INDEX_SHIFT[signed]
+    found = table[magnitude >> shift] + (magnitude & ((1 << shift) - 1))
+    if not signed:
+        return (found >> CODE_SHIFT).to(torch.uint8), largest
+    # A negative value has the mirrored code, and on a boundary that of the larger magnitude.
+    is_negative = bits < 0
+    away = (found + is_negative.to(torch.int32)) >> CODE_SHIFT
+    codes = torch.where(is_negative, ZERO - away, ZERO + away)
+    return codes.clamp(min=0).to(torch.uint8), largest
 
 
 # ---------------------------------------------------------------- bf16

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from engine.model.units import TORCH_DTYPES, StreamedModel, Unit
+from engine.plan.assign_slots import slot_of
 from engine.plan.buffers import EMBED, HEAD, Buffer, BufferKind
-from engine.plan.ops import StepPlan
+from engine.plan.step_plan import StepPlan
 from engine.planes.layout import ExactPart
 from engine.planes.update_buffers import UpdateBuffer
 from engine.runtime.compiled import CompiledBlock
@@ -85,14 +86,24 @@ class DeviceState:
             if numel:
                 self.exact[slot] = ExactWeights(numel, device)
         self._spare = plan.spare_buffers
-        self._shared = set(plan.arena)
+        self._shared = {buffer for buffer, _ in plan.arena}
+        """These buffers are in the memory of others."""
+        if plan.outer_in_parked:
+            self._shared |= {Buffer(BufferKind.STAGING, EMBED), Buffer(BufferKind.SUM, HEAD)}
         self._allocate_arena(plan)
         self.stagings = {
-            name: self._zeros(units, self.dtype) for name, units in plan.stagings.items()
+            name: self._zeros(units, self.dtype)
+            for name, units in plan.stagings.items()
+            if not plan.outer_in_parked
         }
         """Each staging buffer is a flat tensor that holds a rounded gradient until it is copied to
         the host.
         """
+        if plan.gradients_in_sums:
+            self.stagings = self._rounded_in_sums(plan)
+            self._shared |= self.stagings.keys()
+        if plan.outer_in_parked:
+            self._place_outer_in_parked()
         self.rings = {
             name: torch.empty(boundary_numel, dtype=self.dtype, device=device)
             for name in plan.rings
@@ -128,28 +139,42 @@ class DeviceState:
 
     def _allocate_arena(self, plan: StepPlan) -> None:
         """Allocates the fp32 sums of gradients. The sums of the plan's arena are contiguous in
-        memory, and update buffers share its front, since at any time a step needs only one of the
-        two.
+        memory, and update buffers share it, since at any time a step needs only one of the two.
         """
         sums: dict[Buffer, int] = {}
         for name, units in plan.grads.items():
             sums[name] = max(self._units[unit].layout.numel for unit in units)
-        shared = [Buffer(BufferKind.SUM, unit) for unit in plan.arena]
-        own_buffers = len(plan.update_buffers) - len(self._spare)
-        self._arena = torch.zeros(
-            max(4 * sum(sums[name] for name in shared), own_buffers * self._update_buffer.bytes),
-            dtype=torch.uint8,
-            device=self.device,
-        )
+        self._arena = torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=self.device)
         self.grads: dict[Buffer, torch.Tensor] = {}
-        start = 0
-        for name in shared:
-            stop = start + 4 * sums[name]
-            self.grads[name] = self._arena[start:stop].view(torch.float32)
-            start = stop
+        for name, start in plan.arena:
+            self.grads[name] = self._arena[start : start + 4 * sums[name]].view(torch.float32)
         for name, numel in sums.items():
             if name not in self.grads:
                 self.grads[name] = torch.zeros(numel, dtype=torch.float32, device=self.device)
+
+    def _rounded_in_sums(self, plan: StepPlan) -> dict[Buffer, torch.Tensor]:
+        """Returns a staging buffer for each sum, in the second half of its memory."""
+        found = {}
+        for name, units in plan.grads.items():
+            (unit,) = units
+            halves = self.grads[name].view(self.dtype)
+            found[Buffer(BufferKind.STAGING, unit)] = halves[halves.numel() // 2 :]
+        return found
+
+    def _place_outer_in_parked(self) -> None:
+        """Makes the staging buffers of a plan in which embed and head use their memory. The slot
+        begins where the gradient of embed is parked, and the fp32 sum of the head where that of the
+        first block is. The blocks follow each other.
+        """
+        embed, *blocks, head = (unit.layout for unit in self.model.units)
+        self.stagings[Buffer(BufferKind.STAGING, EMBED)] = self.slots[slot_of(EMBED)][: embed.numel]
+        self.stagings[Buffer(BufferKind.STAGING, HEAD)] = self._zeros((HEAD,), self.dtype)
+        numels = [block.numel for block in blocks]
+        self._parked = torch.zeros(sum(numels), dtype=self.dtype, device=self.device)
+        for block, part in zip(blocks, self._parked.split(numels)):
+            self.stagings[Buffer(BufferKind.STAGING, block.unit)] = part
+        total = self._parked.view(torch.uint8)[: 4 * head.numel].view(torch.float32)
+        self.grads[Buffer(BufferKind.SUM, HEAD)] = total
 
     def _cut_update_buffers(self, plan: StepPlan) -> None:
         """Places the update buffers in the arena, except for the spare ones, which `lend`
@@ -157,9 +182,8 @@ class DeviceState:
         """
         self.states: dict[Buffer, dict[str, torch.Tensor]] = {}
         size = self._update_buffer.bytes
-        for place, buffer in enumerate(plan.update_buffers[len(self._spare) :]):
-            memory = self._arena[place * size : (place + 1) * size]
-            self.states[buffer] = self._states(memory)
+        for buffer, place in zip(plan.update_buffers[len(self._spare) :], plan.buffer_places):
+            self.states[buffer] = self._states(self._arena[place : place + size])
 
     def _states(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
         """Returns one plane of each kind as views of a buffer's `memory`, a flat tensor of
@@ -326,14 +350,14 @@ class DeviceState:
 
     def fixed_bytes(self) -> int:
         """Returns the bytes of all buffers that the plan keeps on the device."""
-        own = [grad for buffer, grad in self.grads.items() if buffer.unit not in self._shared]
+        named = {**self.grads, **self.stagings}
+        own = [tensor for buffer, tensor in named.items() if buffer not in self._shared]
         exact = [part for each in self.exact.values() for part in (each.values, each.low)]
         tensors = [
             *self.slots.values(),
             *exact,
             *own,
             self._arena,
-            *self.stagings.values(),
             *self.rings.values(),
             self.norms,
             self.clip,

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.plan.ops import OpKind, Prefetch, Span, StepPlan
+from engine.plan.ops import OpKind, Prefetch
+from engine.plan.step_plan import Span, StepPlan
 from engine.runtime.backend import Backend, Ticket
 from engine.runtime.block_ops import BlockOps
 from engine.runtime.step import StepUnderWay

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from engine.model.skeleton import tensors_in
@@ -21,12 +22,13 @@ from engine.plan.assign_slots import slot_of
 from engine.plan.buffers import EMBED
 from engine.plan.build_step import build_forward_plan
 from engine.plan.choices import PlanChoices
-from engine.plan.ops import Embed, Lane, StepPlan
+from engine.plan.ops import Embed, Lane
+from engine.plan.step_plan import StepPlan
 from engine.plan.validate import validate
 from engine.runtime.block_ops import BlockOps
 from engine.runtime.executor import Executor
 from engine.runtime.op_context import EngineParts
-from engine.runtime.step import StepInputs, StepUnderWay
+from engine.runtime.step import DeviceBatch, StepInputs, StepUnderWay
 
 SWEEP_MICRO_BATCHES = 128
 """An evaluation takes this many micro-batches in one sweep at most. A plan of more of them would
@@ -40,6 +42,28 @@ PASS_TOKENS = 16384
 """For sampling, a micro-batch has this many positions at most, unless it is a single row."""
 _PLANS_KEPT = 16
 """This many plans are kept for later passes: those that were used last."""
+
+
+@dataclass(frozen=True)
+class LabelledRows:
+    """`LabelledRows` are a micro-batch of rows, some of whose positions have labels to score."""
+
+    input_ids: np.ndarray
+    """The token ids are int64 [rows, tokens], padded on the right."""
+    positions: np.ndarray
+    """The flat positions with a label are int64 [n]; a position with several is in it as often."""
+    labels: np.ndarray
+    """The tokens that are scored as the next ones at `positions` are int64 [n]."""
+
+
+@dataclass(frozen=True)
+class LabelScores:
+    """A `LabelScores` says of each label of a micro-batch how likely it is."""
+
+    log_probabilities: np.ndarray
+    """The natural logarithms are float32 [n]."""
+    likeliest: np.ndarray
+    """Each says whether no token is likelier than the label: bool [n]."""
 
 
 class ForwardPasses:
@@ -77,11 +101,12 @@ class ForwardPasses:
         """Runs a pass to its end, and returns its plan.
 
         `check` is called before each op; if it raises an exception, the pass ends. An evaluation
-        uses compiled kernels if training does. The shapes of sampling change with every token, so
-        compiling would cost it more time than it saves.
+        uses compiled kernels if training does. The shapes of sampling change with every token, and
+        those of scored rows with every micro-batch, so compiling would cost more time than it
+        saves.
         """
         inputs = step.inputs
-        compiled = self._compiled and inputs.logits_at is None
+        compiled = self._compiled and inputs.logits_at is None and not inputs.scored
         groups = -(-len(inputs.batches) // self._group_size(step))
         executor = self._executor((len(inputs.batches), groups, compiled, self._held))
         self._held = False  # should the pass fail, the slots are not known
@@ -92,6 +117,26 @@ class ForwardPasses:
             executor.drain()
         self._held = self._scopes > 0
         return executor.plan
+
+    def scores(
+        self, batches: Iterable[LabelledRows], check: Callable[[], None] | None = None
+    ) -> Iterator[LabelScores]:
+        """Yields the scores of each micro-batch, in order. A sweep over the units takes many of
+        them. `check` is as for `run`.
+        """
+        upload = self._parts.backend.upload
+        for sweep in sweeps(batches):
+            on_device = [
+                DeviceBatch(
+                    upload(rows.input_ids), None, upload(rows.positions), upload(rows.labels)
+                )
+                for rows in sweep
+            ]
+            step = StepUnderWay(StepInputs(0, on_device, 1.0, training=False, scored=True))
+            self.run(step, check)
+            for place in range(len(sweep)):
+                losses, likeliest = step.position_losses[place], step.likeliest[place]
+                yield LabelScores(-losses.cpu().numpy(), likeliest.cpu().numpy())
 
     @contextlib.contextmanager
     def on_same_weights(self) -> Iterator[None]:
@@ -200,13 +245,13 @@ def sweeps(batches: Iterable[Any]) -> Iterator[list[Any]]:
         yield sweep
 
 
-def pass_groups(rows: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Returns the numbers of all rows in groups of similar length, shortest first. The tokens of a
-    group, padding included, stay within a fixed number.
+def pass_groups(rows: Sequence[Sequence[int]], most_tokens: int = PASS_TOKENS) -> list[list[int]]:
+    """Returns the numbers of all rows in groups of similar length, shortest first. A group has at
+    most `most_tokens` tokens, padding included, unless it is a single row.
     """
     groups: list[list[int]] = []
     for row in sorted(range(len(rows)), key=lambda row: len(rows[row])):
-        if groups and (len(groups[-1]) + 1) * len(rows[row]) <= PASS_TOKENS:
+        if groups and (len(groups[-1]) + 1) * len(rows[row]) <= most_tokens:
             groups[-1].append(row)
         else:
             groups.append([row])

@@ -41,6 +41,8 @@ class AnswerLimits:
     """Each of these tokens ends an answer and is left out of it."""
     max_length: int | None = None
     """Prompt and answer together have this many tokens at most; None where nothing bounds them."""
+    is_over: Callable[[Sequence[int]], bool] | None = None
+    """An answer also ends once this is true of its new tokens, which all stay in it."""
 
     def longest(self, prompt_tokens: int) -> int:
         """Returns the most tokens that a row can reach, prompt included."""
@@ -92,6 +94,8 @@ class _Answers:
         self.new[row].append(token)
         if self.on_token is not None:
             self.on_token(row, token)
+        if self.limits.is_over is not None and self.limits.is_over(self.new[row]):
+            return False
         return self.goes_on(row)
 
 
@@ -203,6 +207,7 @@ class Sampler:
         has_cache = cost is not None and cost.of(most) <= self.engine.backend.free_memory() // 2
         caches: list[Any] = [None]
         fed = 0
+        begun = len(row)
         while len(row) < most:
             if has_cache:
                 try:
@@ -220,6 +225,8 @@ class Sampler:
                 return
             row.append(token)
             yield token
+            if limits.is_over is not None and limits.is_over(row[begun:]):
+                return
 
 
 # ---------------------------------------------------------------- with a cache

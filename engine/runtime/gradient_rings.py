@@ -1,37 +1,31 @@
-"""Parked gradients pass through a few buffers in host memory on their way to the optimizer."""
+"""Pieces of parked gradients pass through a few buffers in host memory on their way to the
+optimizer.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
 
 import torch
 
 from engine.host.host_store import map_memory
 from engine.plan.buffers import Buffer
-from engine.plan.ops import StepPlan
+from engine.plan.step_plan import StepPlan
 from engine.runtime.backend import Backend
 
 
 class GradientRings:
-    """A `GradientRings` owns the registered host buffers of a plan whose gradients are parked.
+    """A `GradientRings` owns the registered host buffers of a plan whose gradients are parked."""
 
-    numel: the number of elements of each unit's planes.
-    """
-
-    def __init__(
-        self, plan: StepPlan, numel: Mapping[str, int], dtype: torch.dtype, backend: Backend
-    ):
+    def __init__(self, plan: StepPlan, dtype: torch.dtype, backend: Backend):
         self.tensors: dict[Buffer, torch.Tensor] = {}
-        """Each tensor is flat, shape [numel of the largest unit that uses it]."""
-        sizes: dict[Buffer, int] = {}
-        for buffer, units in plan.gradient_rings.items():
-            sizes[buffer] = max(numel[unit] for unit in units)
-        self.nbytes = sum(sizes.values()) * dtype.itemsize
+        """Each tensor is flat, shape [plan.ring_numel]."""
+        size = plan.ring_numel
+        self.nbytes = len(plan.gradient_rings) * size * dtype.itemsize
         self.is_refused = False
         """The system refused to register the memory, so its copies are slower."""
         self._unregister: weakref.finalize | None = None
-        if not sizes:
+        if not plan.gradient_rings:
             return
         memory = torch.frombuffer(map_memory(self.nbytes), dtype=dtype)
         memory.zero_()
@@ -39,10 +33,8 @@ class GradientRings:
         if not self.is_refused:  # as in `engine.runtime.boundaries`
             self._unregister = weakref.finalize(self, backend.unregister, memory.data_ptr())
             self._unregister.atexit = False
-        start = 0
-        for buffer, size in sizes.items():
-            self.tensors[buffer] = memory[start : start + size]
-            start += size
+        for number, buffer in enumerate(plan.gradient_rings):
+            self.tensors[buffer] = memory[number * size : (number + 1) * size]
 
     def close(self) -> None:
         """Unregisters and frees the memory. May be called twice."""

@@ -5,6 +5,8 @@
   transformers does it, and their cross-entropies are summed.
 - In training, the backward of a chunk follows at once. It gives the gradients of the chunk's hidden
   states, and of the tail's parameters, which the caller adds up.
+- Without gradients, the cross-entropy of each position is returned too, so that the host can tell
+  the loss of each row. The log-probabilities are computed once for both.
 - A compiled loss reads the logits once and writes their gradient once, in their own dtype. Kernels
   are compiled for each size of a chunk, so the last chunk is padded to one of a few sizes.
 """
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy as torch_cross_entropy
-from torch.nn.functional import pad
+from torch.nn.functional import log_softmax, nll_loss, pad
 
 from engine.model.skeleton import Skeleton
 from engine.runtime.compiled import compiled_function
@@ -91,17 +93,13 @@ def chunked_loss(
     hidden: torch.Tensor,
     targets: LossTargets,
     chunks: LossChunks,
-    tail: TailGradients | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    tail: TailGradients,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the scaled sum of cross-entropies (scalar) and its gradient with respect to `hidden`
     [rows, tokens, width], the last block's output.
-
-    Without `tail` no gradient is computed and the second result is None.
     """
     states = hidden.detach().reshape(-1, hidden.shape[-1])
     selected = states.index_select(0, targets.index)
-    if tail is None:
-        return _loss_alone(skeleton, selected, targets, chunks), None
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     size, labels = chunks.size, targets.labels
     compiled_loss = compiled_function(cross_entropy, "The loss") if chunks.compiled else None
@@ -139,27 +137,52 @@ def chunked_loss(
     return total, gradient.view_as(hidden)
 
 
-def _loss_alone(
-    skeleton: Skeleton, selected: torch.Tensor, targets: LossTargets, chunks: LossChunks
-) -> torch.Tensor:
-    """Returns the scaled loss (scalar) of the positions `selected` [n, width], without
-    gradients.
+def loss_without_gradients(
+    skeleton: Skeleton, hidden: torch.Tensor, targets: LossTargets, chunks: LossChunks
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the scaled sum of cross-entropies (scalar) for `hidden` [rows, tokens, width], and
+    the cross-entropy of each position in `targets`, float32 [n], without the scale.
     """
+    selected = hidden.detach().reshape(-1, hidden.shape[-1]).index_select(0, targets.index)
     size, labels = chunks.size, targets.labels
-    loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = cross_entropy
+    loss_of: Callable[..., tuple[torch.Tensor, torch.Tensor]] = cross_entropies
     if chunks.compiled:
-        compiled_loss = compiled_function(_cross_entropy_alone, "The loss of an evaluation")
+        compiled_loss = compiled_function(cross_entropies, "The loss of an evaluation")
         if compiled_loss.problem:
             size = max(1, size // UNCOMPILED)
         else:
             loss_of = compiled_loss
             selected, labels = _filled_up(selected, labels, size)
+    count = len(targets.index)
     total = torch.zeros((), dtype=torch.float32, device=selected.device)
+    each = torch.empty(count, dtype=torch.float32, device=selected.device)
+    with torch.no_grad():
+        for start in range(0, count, size):
+            logits = skeleton.logits(selected[start : start + size])
+            loss, losses = loss_of(logits, labels[start : start + size])
+            total += loss
+            each[start : start + size] = losses[: count - start]
+    return total * targets.scale, each
+
+
+def scores(
+    skeleton: Skeleton, hidden: torch.Tensor, targets: LossTargets, chunk: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the cross-entropy of each target, float32 [n], and whether no token is likelier than
+    it, bool [n], for `hidden` [rows, tokens, width]. A position may have several targets. The
+    logits of at most `chunk` // UNCOMPILED of them exist at once.
+    """
+    selected = hidden.reshape(-1, hidden.shape[-1])
+    each = torch.empty(len(targets.index), dtype=torch.float32, device=hidden.device)
+    likeliest = torch.empty(len(targets.index), dtype=torch.bool, device=hidden.device)
+    size = max(1, chunk // UNCOMPILED)
     with torch.no_grad():
         for start in range(0, len(targets.index), size):
-            logits = skeleton.logits(selected[start : start + size])
-            total += loss_of(logits, labels[start : start + size])
-    return total * targets.scale
+            part = slice(start, start + size)
+            logits = skeleton.logits(selected.index_select(0, targets.index[part]))
+            each[part] = cross_entropies(logits, targets.labels[part])[1]
+            likeliest[part] = logits.argmax(-1) == targets.labels[part]
+    return each, likeliest
 
 
 def _filled_up(
@@ -181,10 +204,14 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return torch_cross_entropy(logits.float(), labels, reduction="sum")
 
 
-def _cross_entropy_alone(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Returns the same as `cross_entropy` for logits [n, vocabulary] and labels [n].
+def cross_entropies(
+    logits: torch.Tensor, labels: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the sum of cross-entropies (scalar), with the bits of `cross_entropy`, and each of
+    them, float32 [n], for logits [n, vocabulary] and labels [n].
 
     It is another function so that it is compiled apart: should that fail, training goes on with its
     own kernels.
     """
-    return cross_entropy(logits, labels)
+    logs = log_softmax(logits.float(), dim=-1)
+    return nll_loss(logs, labels, reduction="sum"), nll_loss(logs, labels, reduction="none")

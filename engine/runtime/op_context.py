@@ -10,7 +10,7 @@ from engine.host.host_adamw import HostAdamW
 from engine.host.host_store import HostStore
 from engine.model.units import StreamedModel
 from engine.plan.buffers import Buffer
-from engine.plan.ops import StepPlan
+from engine.plan.step_plan import StepPlan
 from engine.runtime.backend import Backend
 from engine.runtime.device_state import DeviceState
 

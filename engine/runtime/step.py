@@ -10,6 +10,7 @@ import torch
 
 from engine.model.attention_documents import Documents
 from engine.model.skeleton import BlockArguments
+from engine.runtime.embed_rows import Lookup
 
 
 @dataclass
@@ -47,6 +48,8 @@ class StepInputs:
     """For sampling, the logits are computed at these flat positions, int64 [n] for each
     micro-batch, and no loss is computed. It is None in all other passes.
     """
+    scored: bool = False
+    """Each label is scored instead of adding up its loss: see `StepUnderWay.likeliest`."""
     caches: list[Any] | None = None
     """For sampling, the list has the key-value cache of each micro-batch. An entry that is None is
     replaced by the cache that the model creates.
@@ -85,6 +88,8 @@ class StepUnderWay:
     """Each micro-batch's hidden state has this shape."""
     arguments: dict[int, list[BlockArguments]] = field(default_factory=dict)
     """Each micro-batch calls the blocks with these arguments, in forward order."""
+    lookups: dict[int, Lookup] = field(default_factory=dict)
+    """Each micro-batch has its token ids here while rows of the embedding get their gradients."""
     saved: dict[tuple[str, int], tuple[torch.Tensor, ...]] = field(default_factory=dict)
     """The tensors that a block keeps for its backward, by (unit, micro-batch), are its input and
     output if it keeps its activations, and otherwise its input alone.
@@ -92,6 +97,14 @@ class StepUnderWay:
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
     """In a pass without gradients, each micro-batch has its loss here, a float32 scalar on the
     device.
+    """
+    position_losses: dict[int, torch.Tensor] = field(default_factory=dict)
+    """In a pass without gradients, each micro-batch has the cross-entropies of its positions here,
+    float32 [n] on the device, in the order of `DeviceBatch.loss_index`.
+    """
+    likeliest: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Each micro-batch of a scored pass says here of each label whether no token is likelier: bool
+    [n] on the device, in the order of `DeviceBatch.loss_index`.
     """
     logits: dict[int, torch.Tensor] = field(default_factory=dict)
     """Each micro-batch has its logits [n, vocabulary] here if `logits_at` requests them."""

@@ -33,16 +33,21 @@ from engine.model.attention_documents import Documents
 from engine.model.units import TORCH_DTYPES, StreamedModel
 from engine.plan.build_step import build_forward_plan, build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes
-from engine.plan.ops import Span, StepPlan
+from engine.plan.step_plan import Span, StepPlan
 from engine.plan.validate import validate
+from engine.planes.embed_pieces import embed_piece
+from engine.planes.update_buffers import small_pieces
 from engine.runtime.backend import Backend
 from engine.runtime.block_ops import BlockOps
 from engine.runtime.boundaries import HostBoundaries
 from engine.runtime.compiled import functions_try_again, uncompiled_functions
 from engine.runtime.device_state import DeviceState
+from engine.runtime.document_losses import Evaluation, sums_by_document
 from engine.runtime.executor import Executor
 from engine.runtime.forward_passes import (
     ForwardPasses,
+    LabelledRows,
+    LabelScores,
     forward_choices,
     pass_groups,
     summed,
@@ -101,8 +106,11 @@ class StreamingEngine:
         self._max_grad_norm = settings.max_grad_norm
         self._seed = settings.seed
         self._adamw = adamw
+        self._store = store
         self._blocks = [unit.name for unit in model.blocks]
-        self._update_buffer = store.update_buffer
+        self._update_buffer = store.update_buffer(settings.choices.update_pieces)
+        if settings.choices.parked_gradients:
+            self._update_buffer = self._update_buffer.without_gradients
         if adamw is not None:
             self.plan = self._step_plan()
         else:
@@ -110,12 +118,11 @@ class StreamingEngine:
             choices = forward_choices(settings.choices)
             self.plan = build_forward_plan(self._blocks, model.tied, choices)
         validate(self.plan)
-        boundary_numel = settings.tokens * model.config.get_text_config().hidden_size
+        boundary_numel = settings.tokens * model.hidden_width
         self._boundaries = HostBoundaries(
             self.plan, boundary_numel, TORCH_DTYPES[model.dtype], backend
         )
-        numel = {unit.name: unit.layout.numel for unit in model.units}
-        self._gradient_rings = GradientRings(self.plan, numel, TORCH_DTYPES[model.dtype], backend)
+        self._gradient_rings = GradientRings(self.plan, TORCH_DTYPES[model.dtype], backend)
         self.state = DeviceState(
             model, self.plan, backend.device, boundary_numel, self._update_buffer
         )
@@ -140,7 +147,16 @@ class StreamingEngine:
 
     def _step_plan(self, updates: bool = True) -> StepPlan:
         numel = {unit.name: unit.layout.numel for unit in self.model.units}
-        sizes = PlaneSizes(numel, self._update_buffer.numel, self._update_buffer.bytes)
+        largest = max(numel[block] for block in self._blocks)
+        rings = self._store.update_buffer(small_pieces(largest)).numel
+        sizes = PlaneSizes(
+            numel,
+            self._update_buffer.numel,
+            rings,
+            self._update_buffer.bytes,
+            embed_piece(self.model.units[0].layout, largest, self.model.tied),
+            TORCH_DTYPES[self.model.dtype].itemsize,
+        )
         return build_step_plan(self._blocks, self.model.tied, self.choices, sizes, updates)
 
     def _executor(self, plan: StepPlan) -> Executor:
@@ -277,13 +293,21 @@ class StreamingEngine:
     # ------------------------------------------------------------------ without gradients
 
     def evaluate(self, batches: Iterable, check: Callable[[], None] | None = None) -> float:
-        """Returns the mean cross-entropy over the tokens of `batches` that contribute to the loss.
+        """Returns the loss of `evaluate_rows` alone."""
+        return self.evaluate_rows(batches, check).loss
+
+    def evaluate_rows(
+        self, batches: Iterable, check: Callable[[], None] | None = None
+    ) -> Evaluation:
+        """Returns the mean cross-entropy over the tokens of `batches` that contribute to the loss,
+        and the sums of the documents.
 
         Dropout is off. The loss of each micro-batch is a float32 sum, and these are added in double
         precision, in order. `check` is called often and may raise to end the evaluation. Every
         submitted step must have been applied.
         """
         total, count = 0.0, 0
+        sums, tokens = [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
         with self.on_same_weights():
             for sweep in sweeps(batches):
                 inputs = StepInputs(
@@ -293,13 +317,26 @@ class StreamingEngine:
                 self._passes.run(step, check)
                 total = summed(total, [step.losses[place] for place in range(len(sweep))])
                 count += sum(int(batch.loss_tokens) for batch in sweep)
-        return total / max(1, count)
+                losses = [step.position_losses[place] for place in range(len(sweep))]
+                of_sweep = sums_by_document(sweep, losses)
+                sums.append(of_sweep[0])
+                tokens.append(of_sweep[1])
+        return Evaluation(total / max(1, count), np.concatenate(sums), np.concatenate(tokens))
 
     def on_same_weights(self) -> contextlib.AbstractContextManager[None]:
         """Returns a scope in which no weights change, except by training steps. Passes without
         gradients fetch units that have their own slot once in it.
         """
         return self._passes.on_same_weights()
+
+    def scores(
+        self, batches: Iterable[LabelledRows], check: Callable[[], None] | None = None
+    ) -> Iterator[LabelScores]:
+        """Yields how likely the labels of each micro-batch are. The logits are those of `evaluate`,
+        uncompiled. Every submitted step must have been applied.
+        """
+        with self.on_same_weights():
+            yield from self._passes.scores(batches, check)
 
     def last_logits(self, rows: Sequence[Sequence[int]], pad_token: int = 0) -> torch.Tensor:
         """Returns logits [rows, vocabulary] in float32, on the host, after the last token of each

@@ -20,8 +20,8 @@ class Source:
     """A `Source` says which weights to load.
 
     Its `kind` is `base` (the weights with which the run of `config` began), `checkpoint` (the one
-    of `step` in run `run_id`, or the newest if `step` is None) or `folder` (a Hugging Face folder,
-    which `config` names).
+    of `step` in run `run_id`, or the newest if `step` is None), `best` (the best weights that this
+    run has kept) or `folder` (a Hugging Face folder, which `config` names).
     """
 
     kind: str
@@ -45,6 +45,13 @@ def checkpoint_of(
 ) -> Source:
     """Returns a source for a checkpoint of a run, the newest one if `step` is None."""
     return Source("checkpoint", label, config, os.fspath(runs_dir), run_id, step)
+
+
+def best_of(
+    runs_dir: str | os.PathLike[str], run_id: str, config: TrainConfig, step: int, label: str
+) -> Source:
+    """Returns a source for the best weights that a run has kept, those of `step`."""
+    return Source("best", label, config, os.fspath(runs_dir), run_id, step)
 
 
 @dataclass(frozen=True)

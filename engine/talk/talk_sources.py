@@ -44,8 +44,9 @@ class Size:
 def size_of_source(source: Source) -> Size:
     """Returns the size of a source. Raises ModelError where the model cannot be built."""
     model = build_model(load_config(source.config.model.source), source.config.model)
-    is_read = source.kind != "checkpoint" and source.config.model.init == "pretrained"
-    return size_of(model, reading_bytes(model, source.config.model.source) if is_read else 0)
+    is_kept = source.kind in ("checkpoint", "best")
+    is_read = not is_kept and source.config.model.init == "pretrained"
+    return size_of(model, reading_bytes(model) if is_read else 0)
 
 
 def size_of(model: StreamedModel, loading: int) -> Size:

@@ -81,9 +81,10 @@ def load(source: Source, progress: Progress = untold) -> Talker:
     be loaded.
     """
     with contextlib.ExitStack() as owned:
-        if source.kind == "checkpoint":
+        if source.kind in ("checkpoint", "best"):
+            weights = "best" if source.kind == "best" else "last"
             opened = owned.enter_context(
-                open_checkpoint(source.runs_dir, source.run_id, source.step, progress)
+                open_checkpoint(source.runs_dir, source.run_id, source.step, progress, weights)
             )
         else:
             opened = owned.enter_context(_opened(source, progress))

@@ -1,4 +1,4 @@
 """A run is executed in this room, from its folder to the last line of its record.
 
-It may import the rooms before it in `engine`, up to `checkpoints`.
+It may import the rooms before it in `engine`, up to `memory`.
 """

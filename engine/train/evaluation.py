@@ -7,9 +7,12 @@ import math
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from engine.data.rows import one_pass
 from engine.errors import NonFiniteError
 from engine.runs.events import EvalFinished, ExactMatchMeasured
+from engine.runs.field_types import Number
 from engine.runtime.generate import AnswerLimits, end_tokens, longest_row
 from engine.train.prepare import Prepared
 from engine.train.prompts import FixedPrompts
@@ -20,6 +23,10 @@ Look = Callable[[], None]
 
 SHOWN_SAMPLES = 8
 """The record keeps this many answers to held-out prompts."""
+MOST_ROW_LOSSES = 512
+"""The record has this many losses of rows in an evaluation at most. Of more rows, consecutive ones
+share a loss, always the same ones.
+"""
 _SPARE_TOKENS = 4
 """An answer may be this many tokens longer than the longest expected one."""
 
@@ -46,6 +53,8 @@ class Evaluator:
     def measure_loss(self, step: int, look: Look) -> None:
         """Records the mean loss on the held-out rows, if any of their tokens has a loss.
 
+        A step that is evaluated already, before a resume for example, is not evaluated again.
+
         Raises NonFiniteError if the loss is NaN or infinite.
         """
         work = functools.partial(self._measure_loss, step, look)
@@ -53,23 +62,30 @@ class Evaluator:
 
     def _measure_loss(self, step: int, look: Look) -> None:
         prepared = self._prepared
-        rows = prepared.data.eval
-        if not len(rows) or not rows.loss_tokens:
+        rows, evaluated = prepared.data.eval, self._session.recorder.snapshot.evals.step
+        if not len(rows) or not rows.loss_tokens or (evaluated and evaluated[-1] == step):
             return
         began = time.perf_counter()
         chosen, longest = prepared.chosen, self._session.config.data.max_seq_len
         micro_batches = one_pass(rows, chosen.micro_batch_size, chosen.pad_up_to(longest))
-        loss = prepared.engine.evaluate(micro_batches, look)
+        found = prepared.engine.evaluate_rows(micro_batches, look)
+        loss = found.loss
         if not math.isfinite(loss):
-            raise NonFiniteError(
-                f"The evaluation loss after step {step} is not a finite number; start a new "
-                "run with a lower train.learning_rate."
-            )
+            raise NonFiniteError(_not_finite(step))
         seconds = time.perf_counter() - began
-        self._session.recorder.emit(EvalFinished(step, loss, rows.loss_tokens, seconds))
+        losses, tokens = means_of_rows(found.sums, found.tokens)
+        self._session.recorder.emit(
+            EvalFinished(step, loss, rows.loss_tokens, seconds, losses, tokens)
+        )
 
     def answer_prompts(self, step: int, look: Look) -> None:
-        """Answers the fixed prompts, if there are any, and records the answers."""
+        """Answers the fixed prompts, if there are any, and records the answers.
+
+        Nothing is answered where the record has the answers after this step.
+        """
+        answered = self._session.recorder.snapshot.prompt_answers
+        if answered and answered[-1].step == step:
+            return
         work = functools.partial(self._answer_prompts, step, look)
         self._replanner.repeated(Moment(step, "prompts"), work)
 
@@ -82,7 +98,8 @@ class Evaluator:
     def measure_exact_match(self, moment: str, step: int, look: Look) -> None:
         """Counts the held-out prompts that are answered exactly as expected, and records the count.
 
-        `moment` is before or after training.
+        `moment` is before, during or after training. Prompts that these weights have answered
+        during training are not asked again.
         """
         work = functools.partial(self._measure_exact_match, moment, step, look)
         self._replanner.repeated(Moment(step, "exact_match"), work)
@@ -91,6 +108,13 @@ class Evaluator:
         prepared, output = self._prepared, self._session.config.output
         prompts = prepared.data.eval_prompts(output.exact_match_samples)
         if not prompts:
+            return
+        known = self._answered(step, len(prompts))
+        if known is not None:
+            if moment == "after":
+                self._session.recorder.emit(
+                    ExactMatchMeasured(step, moment, known.correct, known.total, known.samples)
+                )
             return
         progress = self._session.progress("sample")
         longest = max(prompt.answer_tokens for prompt in prompts)
@@ -118,3 +142,38 @@ class Evaluator:
         self._session.recorder.emit(
             ExactMatchMeasured(step, moment, correct, len(prompts), samples)
         )
+
+    def _answered(self, step: int, total: int) -> ExactMatchMeasured | None:
+        """Returns the answers of the weights after `step` to all `total` prompts during training,
+        or None if the record has none.
+        """
+        for known in reversed(self._session.recorder.snapshot.exact_matches):
+            if known.step == step and known.total == total and known.moment == "during":
+                return known
+        return None
+
+
+def _not_finite(step: int) -> str:
+    """Returns a sentence about an evaluation after `step` whose loss is NaN or infinite."""
+    if not step:
+        return (
+            "The evaluation loss before the first step is not a finite number, so these weights "
+            "cannot be trained; check the model in model.source, or set model.dtype to float32."
+        )
+    return (
+        f"The evaluation loss after step {step} is not a finite number; start a new run with a "
+        "lower train.learning_rate."
+    )
+
+
+def means_of_rows(sums: np.ndarray, tokens: np.ndarray) -> tuple[list[Number], list[int]]:
+    """Returns the mean loss of each row or document, rounded to six digits, and the tokens that it
+    is the mean of. Row i has the sum `sums[i]` over `tokens[i]` tokens. Of more than
+    `MOST_ROW_LOSSES` rows, consecutive ones are taken together.
+    """
+    if len(sums) > MOST_ROW_LOSSES:
+        entry = np.arange(len(sums)) * MOST_ROW_LOSSES // len(sums)
+        sums = np.bincount(entry, sums, minlength=MOST_ROW_LOSSES)
+        tokens = np.bincount(entry, tokens, minlength=MOST_ROW_LOSSES).astype(np.int64)
+    means = sums / np.maximum(tokens, 1)
+    return [float(f"{mean:.6g}") for mean in means.tolist()], tokens.tolist()

@@ -21,8 +21,8 @@ from engine.errors import (
     first_line,
 )
 from engine.fit.memory_items import Item
+from engine.memory.explain import explained
 from engine.runs.events import RunEnded
-from engine.train.explain import explained
 
 
 class FailureKind(Enum):

@@ -14,9 +14,9 @@ from typing import cast
 
 from engine.fit.predicted import compared
 from engine.fit.sizes import CUDA_CONTEXT_BYTES
+from engine.memory.memory_watch import PeakMemory
 from engine.runs.events import ForecastChecked
 from engine.runs.field_types import Comparison
-from engine.train.memory_watch import PeakMemory
 
 FIRST_STEPS = 2
 """The median leaves out this many first steps of a session, in which blocks are compiled and memory

@@ -14,13 +14,14 @@ from typing import cast
 from engine.data.rows import MicroBatch
 from engine.fit.cost import parameter_flops
 from engine.machine.gpus import GpuSampler
-from engine.plan.ops import Lane, Span
+from engine.memory.memory_watch import LOOK_SECONDS, MemoryWatch, host_limit
+from engine.plan.ops import Lane
+from engine.plan.step_plan import Span
 from engine.plan.waits import as_records, seconds_by_cause, waits_as_records, waits_of
 from engine.runs import field_types
 from engine.runs.events import LogLine, MemorySampled, StepFinished, StepTimeline, UnitNorms
 from engine.runtime.streaming_engine import AppliedStep
 from engine.train.forecast import Forecast
-from engine.train.memory_watch import LOOK_SECONDS, MemoryWatch, host_limit
 from engine.train.prepare import Prepared
 from engine.train.session import Session
 

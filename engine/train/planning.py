@@ -35,12 +35,14 @@ from engine.fit.sizes import CUDA_CONTEXT_BYTES
 from engine.machine.cgroups import give_back_free_memory, private_memory, sample_host_memory
 from engine.machine.rates import Rates, store_rates, stored_cpu_rates, stored_rates
 from engine.machine.read_machine import Machine, read_machine
+from engine.memory.memory_account import MemoryAccount, data_bytes
+from engine.memory.memory_shortage import ShareName
 from engine.model.measure_shape import shape_of
 from engine.model.shape import ModelShape
 from engine.model.units import StreamedModel
 from engine.paths import program_command
-from engine.plan.ops import Span, StepPlan
 from engine.plan.simulate import Simulated
+from engine.plan.step_plan import Span, StepPlan
 from engine.plan.waits import as_records
 from engine.runs import field_types
 from engine.runs.events import FitReported, PlanSimulated
@@ -48,8 +50,6 @@ from engine.runs.folder import RunFolder
 from engine.runtime.backend import Backend
 from engine.runtime.ceilings import measure
 from engine.runtime.cpu_backend import CpuBackend
-from engine.train.memory_account import MemoryAccount, data_bytes
-from engine.train.memory_shortage import ShareName
 from engine.train.session import Session
 
 PROBE_SECONDS = 0.1
@@ -71,6 +71,8 @@ class Planned:
     """The choices were made for this job on this target."""
     copy_bytes: int = 0
     """The fit report set aside this much RAM for copies of planes, for checkpoints."""
+    keeps_best: bool = False
+    """The best weights are to be kept, and the disk has room for them."""
     ceiling: float | None = None
     """Large matrix products reach this many FLOPs a second, as measured on the device."""
 
@@ -116,8 +118,8 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     report, rounding = _judged(session, job, shape, row_length, rates)
     gpu_limit = _limit_gpu_memory(backend, config) if device != "cpu" else None
     # A resumed run continues bit for bit, if the memory that there is now allows that.
-    parked = report.choices["parked_gradients"]
-    planned_job = Job(shape, config, row_length, rounding, parked)
+    parked, together = report.choices["parked_gradients"], report.choices["boundary_blocks"]
+    planned_job = Job(shape, config, row_length, rounding, parked, together)
     target = Target(device, gpu_limit, sample_host_memory()[1], rates)
     chosen = choose(planned_job, target)
     product = largest_product(shape, chosen.micro_batch_size * row_length)
@@ -140,6 +142,7 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
         planned_job,
         target,
         sum(item.bytes for item in report.host.items if item.kind == MemoryItem.CHECKPOINT_COPIES),
+        any(item.kind == MemoryItem.BEST for item in report.disk.items),
         _ceiling(matmul_rates, shape, device),
     )
 
@@ -235,6 +238,7 @@ def _machine_for(folder: RunFolder, checkpoint_bytes: int) -> Machine:
     machine = read_machine(folder.path)
     left_behind = _bytes_under(folder.export_path)
     left_behind += _bytes_under(folder.checkpoints_path)
+    left_behind += _bytes_under(folder.best_path)
     for path in folders_by_step(folder.checkpoints_path).values():
         left_behind -= max(0, _bytes_under(path) - checkpoint_bytes)
     return replace(

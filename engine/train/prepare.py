@@ -39,6 +39,10 @@ from engine.fit.choose import Chosen
 from engine.fit.cost import MEASURED_FLOPS_FORMULA, largest_product
 from engine.host.host_adamw import AdamWSettings, HostAdamW
 from engine.host.host_store import HostStore
+from engine.memory.explain import note_memory
+from engine.memory.memory_account import data_bytes
+from engine.memory.memory_shortage import ShareName
+from engine.memory.memory_watch import PeakMemory
 from engine.model.build import build_model
 from engine.model.hub import fetch
 from engine.model.pretrained_files import load_config, load_tokenizer
@@ -51,10 +55,6 @@ from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.generate import Sampler
 from engine.runtime.open_backend import open_backend
 from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
-from engine.train.explain import note_memory
-from engine.train.memory_account import data_bytes
-from engine.train.memory_shortage import ShareName
-from engine.train.memory_watch import PeakMemory
 from engine.train.planning import Planned, TrainingJob, make_plan, planned_as_before
 from engine.train.resume import changed_settings, kept_rounding, refuse_other_data
 from engine.train.session import Session
@@ -443,4 +443,5 @@ def started_event(config: TrainConfig, prepared: Prepared, version: str, pid: in
         program_version=version,
         flops_formula=MEASURED_FLOPS_FORMULA,
         ceiling_tflops=(prepared.planned.ceiling or 0.0) / 1e12,
+        best_by=config.output.best_by,
     )

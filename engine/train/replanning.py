@@ -21,9 +21,9 @@ from engine.fit.choose import CPU_RUNTIME_BYTES, Chosen, choose
 from engine.fit.job import Job, Target
 from engine.fit.sizes import CUDA_CONTEXT_BYTES
 from engine.machine.cgroups import sample_host_memory
+from engine.memory.explain import explained, note_memory
 from engine.runs.events import PlannedAnew
 from engine.runtime.backend import Backend
-from engine.train.explain import explained, note_memory
 from engine.train.failures import forget_frames
 from engine.train.planning import Planned, simulated_step, typical_length
 from engine.train.prepare import Prepared

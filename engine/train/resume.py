@@ -31,6 +31,10 @@ _CONVERTED = {
     "adamw_bf16": "AdamW's moments are rounded to bf16 once, and kept so from now on.",
     "adamw_8bit": "AdamW's moments are rounded to 8 bits once, and kept so from now on.",
 }
+_COMPARED = (
+    "Evaluations without answers to held-out prompts are not compared with later ones, so weights "
+    "that were kept for their loss make way for those of the next evaluation."
+)
 _NOT_COMPARED = ("name", "train.steps", "train.epochs", "model.init", "model.start_from")
 """The number of steps is compared as it is counted; the others mean nothing to a resume."""
 
@@ -133,6 +137,8 @@ def changed_settings(
         told.append(f"{name} was {was} up to step {step:,} and is {is_} from here on.")
         if name == "train.optimizer":
             told.append(_CONVERTED[value])
+        if name == "output.keep_best" and value == "exact_match":
+            told.append(_COMPARED)
     anew = plan_changes(config, state)
     if anew:
         told.append(

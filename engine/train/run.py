@@ -24,8 +24,9 @@ from engine.fit.memory_items import Item, PartName, items_of
 from engine.runs.control import COMMANDS, CommandReader
 from engine.runs.events import ControlReceived, LogLine, RunEnded, RunStarted, StateChanged
 from engine.runs.folder import RunFolder, create_run, lasting_config, open_run
-from engine.runs.listing import summarise
 from engine.runs.recorder import RunRecorder
+from engine.summaries.listing import summarise
+from engine.trackers.attached import Attached
 from engine.train.paused_calls import PausedCalls
 from engine.train.requests import Requests
 from engine.train.resume import train_on_in_words
@@ -67,6 +68,7 @@ class Run:
         """Other threads use the weights through this while the run is paused."""
         self._requests: queue.SimpleQueue[str | Change] = queue.SimpleQueue()
         self._chosen: Chosen | None = None
+        self._trackers: Attached | None = None
         self._early: list[str | Change] = []
         """These requests were read but not obeyed yet: they came while the run was being prepared,
         or while it waited for space.
@@ -91,6 +93,8 @@ class Run:
         """
         with self._owned:
             ended = self._guarded()
+            if self._trackers is not None:
+                self._trackers.finish(ended.state)
             # From here on, nothing is lost if no further line can be recorded.
             self.recorder.wait_for_disk_space(None)
             try:
@@ -166,7 +170,7 @@ class Run:
         """Deletes the checkpoints, as requested while the record waited for space; returns the last
         event.
         """
-        shutil.rmtree(self.folder.checkpoints_path, ignore_errors=True)
+        self.folder.delete_weights()
         return RunEnded(
             "discarded",
             f"Stopped at step {self.recorder.snapshot.step} while the disk was full; its "
@@ -199,7 +203,7 @@ class Run:
         self.recorder.emit(StateChanged("preparing"))
         config = self.folder.config
         # torch and transformers take seconds to import; a wrong preset should fail before that.
-        from engine.train.explain import note_memory
+        from engine.memory.explain import note_memory
         from engine.train.prepare import prepare, program_version, started_event
         from engine.train.session import Session
         from engine.train.trainer import Trainer
@@ -216,6 +220,7 @@ class Run:
         try:
             event: RunStarted = started_event(config, prepared, program_version(), os.getpid())
             self.recorder.emit(event)
+            self._attach_trackers(config.output.trackers)
             requests = Requests(self._next_commands, self._count_endings)
             ended = Trainer(session, prepared, requests, self.paused).run()
         except BaseException as error:
@@ -233,6 +238,12 @@ class Run:
         with contextlib.suppress(*([Exception] if ended.state == "failed" else [])):
             prepared.close()
         return ended
+
+    def _attach_trackers(self, names: tuple[str, ...]) -> None:
+        """Lets the trackers follow the record, from the start of the session to its end."""
+        if names:
+            self._trackers = Attached(self.folder, self.recorder, names)
+            self._owned.callback(self._trackers.close)
 
     def _next_commands(self) -> list[str | Change]:
         """Returns the requests that were not obeyed yet, for the training loop to obey."""
@@ -304,10 +315,10 @@ def resume_run(runs_dir: str | os.PathLike[str], run_id: str, overrides: Sequenc
         ) from None
     summary = summarise(folder)
     if summary is not None and summary.state == "finished":
-        raise RunError(
-            f"Run {run_id} has finished all its {summary.total_steps} steps; start a new run to "
-            "train further."
-        )
+        steps = f"all its {summary.total_steps} steps"
+        if summary.step < summary.total_steps:
+            steps = f"early, after step {summary.step} of {summary.total_steps}"
+        raise RunError(f"Run {run_id} has finished {steps}; start a new run to train further.")
     if saved_steps(folder.checkpoints_path).is_weights_alone:
         raise RunError(
             f"Run {run_id} kept weights alone (output.checkpoint: weights), so it cannot be "

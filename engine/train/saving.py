@@ -26,6 +26,7 @@ from engine.checkpoints.checkpoint import (
     CheckpointInfo,
     Contents,
     change_state,
+    folders_by_step,
     write_checkpoint,
 )
 from engine.checkpoints.kept import Kept
@@ -73,7 +74,8 @@ class Saver:
         self._kind = session.config.output.checkpoint
         self._saved_step = self._full_step = prepared.step
         self._under_way: _UnderWay | None = None
-        if self._kind == "none" and not session.config.output.export:
+        keeps_none = self._kind == "none" and not prepared.planned.keeps_best
+        if keeps_none and not session.config.output.export:
             session.log(
                 "warning",
                 "This run keeps nothing that it trains, since output.checkpoint is none and "
@@ -88,7 +90,8 @@ class Saver:
         full = self._full_step
         if full != self._saved_step and not self._path(full).is_dir():
             full = 0  # newer checkpoints, of weights alone, have taken its place
-        return Kept(self._kind, SavedSteps(self._saved_step or None, full or None))
+        best = max(folders_by_step(self._session.folder.best_path), default=None)
+        return Kept(self._kind, SavedSteps(self._saved_step or None, full or None, best))
 
     @property
     def while_stopping(self) -> str:
@@ -179,7 +182,7 @@ class Saver:
         """Takes note of the checkpoint under way, which is done. Raises what its writing raised."""
         assert self._under_way is not None
         done, self._under_way = self._under_way, None
-        self._prepared.store.held.release()
+        self._prepared.store.held.release(done.snapshot)
         try:
             info = done.writing.result()
         except Ended:

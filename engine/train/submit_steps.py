@@ -18,12 +18,12 @@ from collections.abc import Callable
 from engine.config.settings import OptimConfig, TrainConfig
 from engine.data.rows import batches, rows_of_step
 from engine.errors import NonFiniteError
+from engine.memory.explain import note_memory
+from engine.memory.memory_watch import MemoryWatch
 from engine.runs.events import StepSkipped
 from engine.train.dry_run import LEAST_STEPS, longest_batches
-from engine.train.explain import note_memory
 from engine.train.failures import Failure, FailureKind, failure_of
 from engine.train.forecast import Forecast
-from engine.train.memory_watch import MemoryWatch
 from engine.train.observe import Observer
 from engine.train.prepare import Prepared
 from engine.train.replanning import OUT_OF_MEMORY, Moment, Replanner

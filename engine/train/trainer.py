@@ -1,7 +1,7 @@
 """A `Trainer` runs the training loop and obeys the requests to it.
 
-- Before the first step, a dry run uses the longest rows, and the held-out and the fixed prompts are
-  answered.
+- Before the first step, a dry run uses the longest rows, and the weights with which the run begins
+  are measured.
 - Before each step is submitted, the loop obeys the new requests: pause, save, or a change of
   settings. A stop, a discard or a lack of host memory ends the loop at once.
 - A step that fails before its updates is skipped or planned with less, where that helps. Else the
@@ -12,20 +12,19 @@
 - A checkpoint that falls due is written while steps go on (`engine.train.saving`).
 - The engine is drained, so that every submitted step is applied, before an evaluation, a pause and
   the last checkpoint.
+- After an evaluation, the best weights are kept, and the run ends early if its patience is over
+  (`engine.train.learning`).
 - At the end, the run is saved first, so that a failed or interrupted evaluation loses nothing.
 - If the disk is full when a checkpoint is written, the run is paused until there is space or a
   request ends the wait.
 
-The loop runs on one thread. `engine.train.evaluation` evaluates, and `engine.train.observe` records
-the steps.
+The loop runs on one thread. `engine.train.observe` records the steps.
 """
 
 from __future__ import annotations
 
 import contextlib
-import shutil
 
-from engine.checkpoints.export import TrainedModel, write_model
 from engine.config.changes import CHANGE, Change
 from engine.errors import (
     CheckpointError,
@@ -34,18 +33,17 @@ from engine.errors import (
     RamstreamError,
     RunError,
 )
+from engine.memory.memory_watch import MemoryWatch
 from engine.runs.events import (
     ControlReceived,
-    ExportWritten,
     RunEnded,
     RunState,
     SettingsChanged,
     StateChanged,
 )
 from engine.train.disk_space import DiskSpaceWatch, wait_in_words
-from engine.train.evaluation import Evaluator
 from engine.train.forecast import Forecast
-from engine.train.memory_watch import MemoryWatch
+from engine.train.learning import Learning
 from engine.train.observe import Observer
 from engine.train.paused_calls import PausedCalls
 from engine.train.prepare import Prepared
@@ -100,22 +98,14 @@ class Trainer:
         # A wait for disk space does not count as part of a step's time.
         recorder.call_after_wait(self._observer.start_clock)
         replanner = Replanner(session, prepared, self._saver.take_rounding)
-        self._evaluator = Evaluator(session, prepared, replanner)
+        self._learning = Learning(
+            session, prepared, replanner, self._observer, lambda: self._watch.is_low
+        )
         self._waiting: list[str] = []
         """These requests arrived during long work and are obeyed before the next step."""
         self._asked: list[Change] = []
         """These changes are made before the next step."""
         self._steps = Steps(session, prepared, self._observer, self._watch, replanner)
-        output = session.config.output
-        is_evaluated = output.eval_every or output.exact_match_samples
-        if is_evaluated and not len(prepared.data.eval):
-            is_alone = prepared.data.summary["train_examples"] <= 1
-            more = "give more rows" if is_alone else "raise data.eval_fraction"
-            session.log(
-                "warning",
-                f"No row is held out, so nothing is evaluated; {more}, or set output.eval_every "
-                "and output.exact_match_samples to 0.",
-            )
 
     # ------------------------------------------------------------------ the loop
 
@@ -137,9 +127,10 @@ class Trainer:
             raise  # the record or a checkpoint cannot be written, so nothing more can be saved
         except Discarded:
             self._saver.cancel()
+            self._learning.best.cancel()
             with contextlib.suppress(Exception):  # a step that failed no longer counts either
                 self.prepared.drain()
-            shutil.rmtree(self.folder.checkpoints_path, ignore_errors=True)
+            self.folder.delete_weights()
             return RunEnded(
                 "discarded",
                 f"Stopped at step {self._steps.done}; its checkpoints were deleted as asked.",
@@ -148,6 +139,7 @@ class Trainer:
             return self._failed(error)
         finally:
             self._saver.close()
+            self._learning.best.close()
             # The record outlives its run, and a listener would keep everything that was allocated
             # alive.
             self.recorder.call_after_wait(None)
@@ -157,15 +149,16 @@ class Trainer:
         output = self.config.output
         if self._steps.done == 0:
             self._steps.dry_run(self._forecast, self._look)
-            self._evaluator.measure_exact_match("before", 0, self._look)
-            self._evaluator.answer_prompts(0, self._look)
+            self._learning.before_first_step(self._look)
+        # A session may have been killed after this evaluation, before its weights were kept.
+        self._learning.best.take(self._steps.done)
         self._state("running")
         self._observer.start_clock()
         attended = self._steps.done
-        while self._steps.done < self.prepared.total_steps:
+        while not self._is_at_end:
             self._attend_to_checkpoint(self._steps.done)
             self._obey(self._steps.done)
-            if self._steps.done >= self.prepared.total_steps:  # a change has lowered the number
+            if self._is_at_end:  # a change has lowered the number of steps
                 break
             self._steps.advance()
             step = self._steps.done
@@ -182,12 +175,20 @@ class Trainer:
         self._steps.settle()
         self._attend_to_checkpoint(step, to_its_end=True)
         self._save(step)
-        self._evaluate(step)
-        self._evaluator.measure_exact_match("after", step, self._look)
-        if output.export:
-            self._export(step)
+        self._evaluate(step, is_last=True)
+        self._learning.at_the_end(step, self.config, self._look)
         self._observer.compare(step, "end")
-        return RunEnded("finished", self._saver.kept.when_finished(step))
+        kept = self._saver.kept
+        if step < self.prepared.total_steps:
+            why = self._learning.ended_early(step, self.prepared.total_steps)
+            return RunEnded("finished", kept.when_ended_early(why))
+        return RunEnded("finished", kept.when_finished(step))
+
+    @property
+    def _is_at_end(self) -> bool:
+        """Returns whether no step follows."""
+        is_done = self._steps.done >= self.prepared.total_steps
+        return is_done or self._learning.is_spent(self.config)
 
     def _stop(self) -> RunEnded:
         step = self._steps.done
@@ -199,6 +200,7 @@ class Trainer:
         if step == 0:
             return RunEnded("stopped", "Stopped before the first step; nothing was trained.")
         self._save(step, "stopping")
+        self._learning.best.finish(self._look_while_saving)
         self._observer.compare(step, "end")
         return RunEnded("stopped", self._saver.kept.when_stopped(step))
 
@@ -210,7 +212,9 @@ class Trainer:
         """
         self.recorder.wait_for_disk_space(None)
         if isinstance(error, HostMemoryError):
-            self._saver.cancel()  # an update may be waiting for the disk, and memory is needed now
+            # An update may be waiting for the disk, and memory is needed now.
+            self._saver.cancel()
+            self._learning.best.cancel()
         failure = self._steps.failure(error)
         if failure.trace:
             self._session.log("error", failure.trace)
@@ -351,6 +355,7 @@ class Trainer:
 
         If the disk had no space for it, training stands still until the last step is saved.
         """
+        self._learning.best.look()
         try:
             if to_its_end:
                 self._saver.finish(self._look)
@@ -397,12 +402,10 @@ class Trainer:
         if is_stopping:
             self._make_changes(step)
 
-    def _evaluate(self, step: int) -> None:
+    def _evaluate(self, step: int, is_last: bool = False) -> None:
         """Evaluates the weights after `step`, once every submitted step is applied."""
         self._steps.settle()
-        self._evaluator.measure_loss(step, self._look)
-        self._observer.tell_uncompiled(f"the evaluation after step {step:,}")
-        self._evaluator.answer_prompts(step, self._look)
+        self._learning.evaluate(step, self._look, is_last)
         self._observer.start_clock()
 
     def _look(self) -> None:
@@ -425,23 +428,6 @@ class Trainer:
         it.
         """
         return self._watch.is_low or self._requests.count_endings() > 0
-
-    def _export(self, step: int) -> None:
-        progress = self._session.progress("export")
-        progress(0, 1, "Writing the model")
-        prepared = self.prepared
-        trained = TrainedModel(
-            prepared.model,
-            prepared.store,
-            prepared.tokenizer,
-            self.config.model.source,
-            self.config.output.export_dtype,
-        )
-        size = write_model(trained, self.folder.export_path)
-        progress(1, 1, "Written")
-        self.recorder.emit(
-            ExportWritten(step, str(self.folder.export_path.relative_to(self.folder.path)), size)
-        )
 
     def _state(self, state: RunState, reason: str = "", lacks_space_for: str = "") -> None:
         self.recorder.emit(StateChanged(state, reason, lacks_space_for))

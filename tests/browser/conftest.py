@@ -54,9 +54,9 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.browser)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser():
-    """Closed with its module: Playwright leaves an event loop running, under which no other test
+    """Closed with its folder: Playwright leaves an event loop running, under which no other test
     could start one.
     """
     from playwright.sync_api import sync_playwright
@@ -173,12 +173,13 @@ def answer(server: Server, path: str, body: dict | None = None) -> dict:
         return json.load(answer)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def shared_context(browser):
-    """A browser window for the tests of a file: scripts that a page before has compiled need not be
-    compiled again, which takes four of nearly six seconds of a core that a page is opened in.
+    """A browser window for all tests: scripts that a page before has compiled need not be compiled
+    again, which takes four of nearly six seconds of a core that a page is opened in. Nothing moves
+    without need: without a GPU, each frame is drawn by the processor.
     """
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
     context.set_default_timeout(WAIT_MILLISECONDS)
     yield context
     context.close()

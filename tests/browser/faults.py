@@ -4,31 +4,15 @@ wrong around them.
 
 from __future__ import annotations
 
-import re
 import time
 
 from playwright.sync_api import expect
 
 from engine.runs.events import StepFinished
 from engine.runs.following import replay
-from tests.browser.test_app_in_browser import (
-    fill,
-    open_other_settings,
-)
+from tests.browser.screen import OPENED_RUN, fill, open_other_settings, run_of
 
 STEPS = "document.querySelector('[data-figure=loss]').data[0].x"
-
-
-def note(page):
-    return page.locator(".rs-bar [data-field=note]")
-
-
-def box(page, field):
-    return page.locator(f"#field-{field.replace('.', '-')} :is(input, textarea)")
-
-
-def open_tab(page, name):
-    page.locator(f"#rs-tab-{name}-button").click()
 
 
 def opened(context, server, where=""):
@@ -63,8 +47,8 @@ def prepare(page, name, steps, **others):
 
 def start(page, button="#start"):
     page.locator(f"{button}:not([disabled])").click()
-    expect(page).to_have_url(re.compile(r"run=\w+.*tab=live"))
-    return re.search(r"run=([^&]+)", page.url).group(1)
+    expect(page).to_have_url(OPENED_RUN)
+    return run_of(page)
 
 
 def recorded_steps(folder):

@@ -1,8 +1,8 @@
 """Ten people who watch one run for long: `python -m tests.browser.pages [--minutes 30]`.
 
 A run of 100 units is recorded, a step every `--step-seconds` with a timeline of 800 spans every
-tenth, while ten pages of one browser context show it with every chart of the Live tab on their
-screens, half of them zoomed. Prints what that costs the server, how far behind the pages are, how
+tenth, while ten pages of one browser context show it: half of them its overview and half, zoomed,
+every chart of its machine. Prints what that costs the server, how far behind the pages are, how
 long drawing takes and how the pages' memory grows.
 
 test_pages.py does it for as many minutes as RAMSTREAM_PAGES_MINUTES says.
@@ -30,6 +30,7 @@ from engine.runs.events import MemorySampled, StepFinished
 from engine.runs.folder import RunFolder, create_run
 from engine.runs.recorder import RunRecorder
 from tests.browser.conftest import FLAGS, Server, chromium_path, free_port
+from tests.browser.screen import address
 from tests.support.synthetic_run import run_events, step_finished, timeline, unit_norms
 
 PAGES = 10
@@ -45,7 +46,7 @@ WARM_UP_SECONDS = 20
 """After the server's start, while it imports what the first Start needs."""
 HEAP_EVERY = 30
 HEIGHT = 4200
-"""px of a window in which every chart of the Live tab is on the screen."""
+"""px of a window in which every chart of a view is on the screen."""
 
 # Counts what keeps a page busy, and notes when each step was first seen on it.
 INSTRUMENTS = """(() => {
@@ -72,10 +73,12 @@ INSTRUMENTS = """(() => {
   };
   Object.defineProperty(window, 'Plotly', {configurable: true, get: () => plotly, set});
 })()"""
-ZOOMED = ("loss", "throughput", "optimizer", "memory", "timeline")
-ALL_DRAWN = """[...document.querySelectorAll('.rs-live [data-figure]')].length > 5
-  && [...document.querySelectorAll('.rs-live figure:not([hidden]) [data-figure]')]
-    .every((node) => node._fullLayout)"""
+ZOOMED = ("throughput", "memory", "step_time", "timeline")
+ALL_DRAWN = """() => {
+  const shown = [...document.querySelectorAll('.rs-run [data-figure]')]
+    .filter((node) => node.offsetParent);
+  return shown.length > 2 && shown.every((node) => node._fullLayout);
+}"""
 RANGES = """(names) => names.map((name) =>
   document.querySelector(`[data-figure=${name}]`)._fullLayout.xaxis.range.map(Number))"""
 
@@ -193,11 +196,10 @@ def measure(context, server: Server, feed: Feed, minutes: float) -> Figures:
     figures, process = Figures(), psutil.Process(server.process.pid)
     figures.idle = _used(process, IDLE_SECONDS) / IDLE_SECONDS
     context.add_init_script(INSTRUMENTS)
-    pages = [
-        _opened(context, f"{server.address}/?run={feed.folder.id}&tab=live") for _ in range(PAGES)
-    ]
+    views = ["machine", "overview"] * (PAGES // 2)
+    pages = [_opened(context, address(server, feed.folder.id, view)) for view in views]
     for page in pages[::2]:
-        for name in ("loss", "timeline"):
+        for name in ("step_time", "timeline"):
             _zoom(page, name)
     time.sleep(SETTLE_SECONDS)
     zoomed = [page.evaluate(RANGES, ZOOMED) for page in pages[::2]]
@@ -230,10 +232,10 @@ def measure(context, server: Server, feed: Feed, minutes: float) -> Figures:
     return figures
 
 
-def _opened(context, address: str):
+def _opened(context, where: str):
     page = context.new_page()
     page.set_viewport_size({"width": 1440, "height": HEIGHT})
-    page.goto(address)
+    page.goto(where)
     page.wait_for_function(ALL_DRAWN)
     return page
 

@@ -1,69 +1,105 @@
-"""The README's pictures: `python -m tests.browser.pictures RUNS RUN_ID TALK_RUN_ID` draws every
-tab, light and dark.
-
-RUNS is a folder of finished runs, such as those of a GPU machine; RUN_ID is shown in Live,
-TALK_RUN_ID, which must have a checkpoint, is talked to. It is copied, and nothing of it is changed.
+"""The README's pictures: `python -m tests.browser.pictures` draws every page, light and dark, of a
+server that trains the starter meanwhile. It takes some minutes.
 """
 
 from __future__ import annotations
 
-import shutil
-import sys
 import tempfile
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests.browser.conftest import FLAGS, ROOT, WAIT_MILLISECONDS, Server, chromium_path, free_port
+from app.form.presets import FIRST_PRESET, PRESETS
+from engine.config.settings import TrainConfig
+from engine.train.run import start_run
+from tests.browser.conftest import FLAGS, ROOT, Server, chromium_path, free_port
+from tests.browser.screen import OPENED_RUN, bar, open_page, run_of, state
 
 WIDTH, LEAST_HEIGHT = 1440, 900
-TALLEST = {"hardware": 1300}
-"""Of a tab that would be longer."""
+TALLEST = {"hardware": 1300, "result": 1250, "overview": LEAST_HEIGHT}
+"""Of a page that would be longer."""
 COLOURS = 200
 """Of a picture: few, so that it is small."""
+SETTLE = 1500
+"""ms until a page of another height is drawn."""
+PATIENCE = 300_000
+"""ms; the starter shares the cores with the browser."""
 QUESTION = "In Roman numerals: 1618?"
+SLOWER = {
+    "name": "Starter, a quarter of the rate",
+    "train.learning_rate": 1e-3,
+    "train.steps": 200,
+}
+"""What the other run of the comparison is like."""
 
-expect.set_options(timeout=WAIT_MILLISECONDS)
+expect.set_options(timeout=PATIENCE)
 
 
-def train(page: Page) -> None:
+def hardware(page: Page) -> None:
+    open_page(page, "hardware")
+    expect(page.locator(".rs-hardware [data-field=origin]")).not_to_be_empty()
+    expect(page.get_by_text("Speeds are still being computed")).to_have_count(0)
+
+
+def new(page: Page) -> None:
+    open_page(page, "new")
     page.wait_for_selector(".rs-verdict[data-tone=good]")
     page.wait_for_selector(".rs-preview mark")
 
 
-def live(page: Page) -> None:
-    for name in ("loss", "step_time", "norms", "timeline"):
+def overview(page: Page) -> None:
+    """Of a run that is half over."""
+    if not OPENED_RUN.search(page.url):
+        new(page)
+        page.locator("#start:not([disabled])").click()
+        expect(page).to_have_url(OPENED_RUN)
+    page.wait_for_function(
+        "parseInt(document.querySelector('.rs-bar [data-field=step]').textContent) > 230"
+    )
+    for name in ("loss", "tflops", "timeline"):
         page.wait_for_selector(f"[data-figure={name}] .main-svg")
 
 
+def result(page: Page) -> None:
+    expect(state(page)).to_have_text("Finished")
+    expect(page.get_by_role("region", name="What came of it")).to_be_visible()
+
+
 def runs(page: Page) -> None:
+    if "compare=" not in page.url:
+        open_page(page, "runs")
+        expect(page.locator("[data-act=compare]")).to_have_count(2)
+        for box in page.locator("[data-act=compare]").all():
+            box.check()
+        page.locator("[data-part=compare-open]").click()
     page.wait_for_selector("[data-compare=memory] .main-svg")
 
 
 def talk(page: Page) -> None:
-    log = page.locator(".rs-talk [data-part=log]")
-    page.wait_for_timeout(1500)
-    if "tokens/s" not in log.inner_text():
+    """With the run whose overview was shown."""
+    if "view=talk" not in page.url:
+        page.locator(".rs-nav a[data-run]").first.click()
+        expect(bar(page, "name")).to_have_text("Starter")
+        page.goto(f"{page.url.split('?')[0]}?run={run_of(page)}&view=talk")
+        expect(page.locator(".rs-talk [data-field=about]")).not_to_be_empty()
         box = page.locator(".rs-talk textarea[name=message]")
         box.fill(QUESTION)
         box.press("Enter")
-    page.wait_for_function(
-        "document.querySelector('.rs-talk [data-part=log]').innerText.split('tokens/s').length > 2"
-    )
+    expect(page.locator(".rs-talk [data-state=done]")).to_have_count(2)
 
 
-def hardware(page: Page) -> None:
-    expect(page.locator(".rs-hardware [data-field=origin]")).not_to_be_empty()
-    if page.locator(".rs-hardware").get_by_text("Not measured.").count():
-        page.get_by_role("button", name="Measure").click()
-    expect(page.locator(".rs-hardware").get_by_text("Not measured.")).to_have_count(0)
-    expect(page.get_by_text("Speeds are still being computed")).to_have_count(0)
-
-
-TABS = {"hardware": hardware, "train": train, "live": live, "runs": runs, "talk": talk}
-"""The first measures the speeds that the second tells times by."""
+PLACES: dict[str, Callable[[Page], None]] = {
+    "hardware": hardware,
+    "new": new,
+    "overview": overview,
+    "result": result,
+    "runs": runs,
+    "talk": talk,
+}
+"""The third starts the run that the others show."""
 
 
 def small(picture: bytes, path: Path) -> None:
@@ -72,40 +108,41 @@ def small(picture: bytes, path: Path) -> None:
     )
 
 
-def main(source: Path, run_id: str, talk_id: str) -> None:
+def take(page: Page, name: str) -> None:
+    """In both themes; what is not seen is not drawn, and what is drawn may take more space."""
+    page.set_viewport_size({"width": WIDTH, "height": LEAST_HEIGHT})
+    PLACES[name](page)
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        for _ in range(2):
+            page.wait_for_timeout(SETTLE)
+            whole = page.evaluate("document.documentElement.scrollHeight")
+            height = min(whole, TALLEST.get(name, whole))
+            page.set_viewport_size({"width": WIDTH, "height": height})
+        PLACES[name](page)
+        page.wait_for_timeout(SETTLE)
+        path = ROOT / "docs" / f"{name}-{scheme}.png"
+        small(page.screenshot(), path)
+        print(path, path.stat().st_size >> 10, "KiB", flush=True)
+
+
+def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ramstream-") as place, sync_playwright() as playwright:
         server = Server(Path(place), free_port())
-        shutil.copytree(source, server.runs)
+        server.runs.mkdir()
+        other = TrainConfig.load(PRESETS / FIRST_PRESET).with_values(SLOWER)
+        print("The other run:", start_run(other, server.runs).execute().state, flush=True)
         server.start()
         browser = playwright.chromium.launch(executable_path=chromium_path(), args=FLAGS)
-        for scheme in ("light", "dark"):
-            context = browser.new_context(color_scheme=scheme, reduced_motion="reduce")
-            context.set_default_timeout(WAIT_MILLISECONDS)
-            for tab, settle in TABS.items():
-                page = context.new_page()
-                page.set_viewport_size({"width": WIDTH, "height": LEAST_HEIGHT})
-                shown = {"talk": f"run={talk_id}", "runs": f"compare={run_id},{talk_id}"}.get(
-                    tab, f"run={run_id}"
-                )
-                page.goto(f"{server.address}/?tab={tab}&{shown}")
-                page.wait_for_timeout(3000)
-                for _ in range(
-                    2
-                ):  # what is not seen is not drawn, and what is drawn may take more space
-                    whole = page.evaluate("document.documentElement.scrollHeight")
-                    page.set_viewport_size(
-                        {"width": WIDTH, "height": min(whole, TALLEST.get(tab, whole))}
-                    )
-                    settle(page)
-                    page.wait_for_timeout(1500)
-                path = ROOT / "docs" / f"{tab}-{scheme}.png"
-                small(page.screenshot(), path)
-                print(path, path.stat().st_size >> 10, "KiB", flush=True)
-                page.close()
-            context.close()
+        context = browser.new_context(reduced_motion="reduce")
+        context.set_default_timeout(PATIENCE)
+        page = context.new_page()
+        page.goto(f"{server.address}/?show=hardware")
+        for name in PLACES:
+            take(page, name)
         browser.close()
         server.end()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main()

@@ -48,7 +48,7 @@ def train_in_the_app(steps: int, folder: Path) -> Path:
             page.goto(server.address)
             page.wait_for_selector("#start:not([disabled])")
             page.click("#start")
-            page.wait_for_selector(".rs-live figure")
+            page.wait_for_selector(".rs-run figure")
             while not list(server.runs.glob(f"*/{EVENTS_FILE}")):
                 page.wait_for_timeout(1000)
             record = only_record(server.runs)

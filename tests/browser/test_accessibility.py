@@ -18,6 +18,17 @@ from engine.config.settings import TrainConfig
 from engine.runs.folder import create_run
 from engine.runs.recorder import RunRecorder
 from tests.browser.conftest import WAIT_MILLISECONDS
+from tests.browser.screen import (
+    OPENED_RUN,
+    PAGES,
+    VIEWS,
+    open_page,
+    open_view,
+    page_link,
+    row_of,
+    run_of,
+    view_link,
+)
 from tests.support.synthetic_run import run_events
 from tests.support.tiers import BROWSER_FLOWS
 
@@ -30,12 +41,14 @@ STANDARDS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-pract
 COLOUR_RULES = ["color-contrast", "link-in-text-block"]
 """All that the other theme can change: it is colours alone."""
 IMPACTS = {"serious", "critical"}
-TABS = ("train", "live", "runs", "talk", "hardware")
+PLACES = (*PAGES, *VIEWS)
 WIDTHS = (1300, 800, 390)
 SCHEMES = ("light", "dark")
 PHONE = 390
 LEAST_TARGET, FINGER = 24, 40
 """px: of whatever is pressed (WCAG 2.2), and of the buttons of a run on a phone."""
+STAYS = 110
+"""px at most, at the top of a phone's screen, for what stays in view of the line over a run."""
 
 FIND = """async ([within, only]) => {
   const options = {resultTypes: ['violations'], runOnly: only};
@@ -50,7 +63,8 @@ LABELS = """(nodes) => Object.fromEntries([...document.querySelectorAll(nodes)]
       .map((id) => document.getElementById(id).textContent)].filter(Boolean).join(' ')]))"""
 CHARTS, COMPARED = "[data-figure], [data-fit], .rs-lengths-plot", "[data-compare]"
 RING = """() => {
-  const node = document.activeElement, style = getComputedStyle(node);
+  const node = document.activeElement;
+  const style = getComputedStyle(node.closest('.rs-train .container > .wrap') ?? node);
   const box = node.getBoundingClientRect(), text = node.textContent.trim().slice(0, 30);
   const name = `${node.tagName} ${node.id || node.className || ''} ${text}`;
   return {name, isBody: node === document.body,
@@ -115,8 +129,8 @@ def test_a_run_is_made_by_keyboard_alone(context, server):
     page.wait_for_selector("#start:not([disabled])")
     go(page, "#start")
     press("Enter")
-    expect(page).to_have_url(re.compile(r"run=\w+.*tab=live"))
-    run_id = re.search(r"run=([^&]+)", page.url).group(1)
+    expect(page).to_have_url(OPENED_RUN)
+    run_id = run_of(page)
     expect(state).to_have_text("Running")
 
     go(page, "[data-command=pause]")
@@ -126,7 +140,6 @@ def test_a_run_is_made_by_keyboard_alone(context, server):
     expect(page.locator(".rs-bar [data-field=announced]")).to_contain_text("Paused")
     go(page, "[data-command=save]", 4)
     press("Space")
-    expect(page.locator(".rs-files")).to_contain_text("Checkpoint of step")
     expect(page.locator("[data-command=save]")).to_be_focused()
     go(page, "[data-command=change]", 4)
     press("Enter")
@@ -138,24 +151,22 @@ def test_a_run_is_made_by_keyboard_alone(context, server):
     expect(state).to_have_text("Stopped")
     expect(page.locator(".rs-bar [data-field=announced]")).to_contain_text("Stopped")
 
-    go(page, "#rs-tab-runs-button")
+    # The run's views and the list of runs, and back.
+    go(page, view_link("log"))
     press("Enter")
-    details = page.locator(f"tr[data-run='{run_id}'] [data-act=details]")
-    expect(details).to_be_visible()
+    expect(page.locator(view_link("log"))).to_have_attribute("aria-current", "page")
+    expect(page.locator(".rs-log")).to_contain_text("Checkpoint of step")
+    go(page, page_link("runs"))
+    press("Enter")
+    expect(row_of(page, run_id)).to_be_visible()
+    go(page, f"tr[data-run='{run_id}'] [data-act=more]")
+    press("Enter")
     go(page, f"tr[data-run='{run_id}'] [data-act=details]")
     press("Enter")
-    dialog = page.locator("dialog[data-part=details]")
-    expect(dialog).to_be_visible()
     expect(page.locator("pre[data-field=config]")).to_contain_text("max_seq_len")
-    for _ in range(12):
-        press("Tab")
-        assert page.evaluate(
-            "document.activeElement.closest('dialog') !== null"
-            " || document.activeElement === document.body"
-        )
-    press("Escape")
-    expect(dialog).to_be_hidden()
-    expect(details).to_be_focused()
+    expect(page.locator(view_link("settings"))).to_have_attribute("aria-current", "page")
+    page.go_back()
+    expect(row_of(page, run_id)).to_be_visible()
 
 
 # ------------------------------------------------------------------ what is on the page
@@ -189,15 +200,21 @@ def opened(browser, server):
     recorder.close()
 
 
-def open_tab(page, tab):
-    """At a width at which Gradio folds no tab away."""
+def open_place(page, place):
+    """Opens a page, or a view of the run that is under way."""
     page.set_viewport_size({"width": 1300, "height": 900})
-    page.locator(f"#rs-tab-{tab}-button").click()
-    if tab == "live":
+    if place in PAGES and place != "talk":
+        open_page(page, place)
+    else:
+        page.locator(".rs-nav a[data-run]", has_text="Under way").click()
+        open_view(page, place)
+    if place == "overview":
         expect(page.locator("[data-figure=loss] .main-svg").first).to_be_attached()
-    elif tab == "runs":
+    elif place == "log":
+        expect(page.locator(".rs-log li").first).to_be_visible()
+    elif place == "runs":
         expect(page.locator("[data-part=rows] tr", has_text="Under way")).to_be_visible()
-    elif tab == "hardware":
+    elif place == "hardware":
         expect(page.locator(".rs-grid tbody tr").first).to_be_visible()
 
 
@@ -213,6 +230,8 @@ def look(page, where, within=None, findings=None):
             page.wait_for_function(
                 "dark => document.body.classList.contains('dark') === dark", arg=scheme == "dark"
             )
+            # A button that scrolled below the line over the run is not too small: it is elsewhere.
+            page.evaluate("() => scrollTo(0, 0)")
             only = COLOUR_RULES if scheme == "dark" else {"type": "tag", "values": STANDARDS}
             findings += [
                 f"{where}, {width} px, {scheme}: {found['rule']} at {found['target']}: "
@@ -227,27 +246,26 @@ def look(page, where, within=None, findings=None):
     return findings
 
 
-@pytest.mark.parametrize("tab", TABS)
-def test_no_tab_has_a_serious_finding_or_is_wider_than_its_window(opened, tab):
-    open_tab(opened.page, tab)
-    assert not (findings := look(opened.page, tab)), "\n".join(findings)
+@pytest.mark.parametrize("place", dict.fromkeys(PLACES))
+def test_no_place_has_a_serious_finding_or_is_wider_than_its_window(opened, place):
+    open_place(opened.page, place)
+    assert not (findings := look(opened.page, place)), "\n".join(findings)
 
 
 def test_no_dialog_and_no_form_has_a_serious_finding(opened):
     page, findings = opened.page, []
-    open_tab(page, "train")
+    open_place(page, "new")
     page.locator("#add-to-queue").click()
     expect(page.locator(".rs-queued")).to_contain_text("in the queue")
-    open_tab(page, "runs")
+    open_place(page, "runs")
     finished = page.locator("[data-part=rows] tr", has_text="nobody can remember")
+    finished.locator("summary").click()
     for box in page.locator("[data-act=compare]").all()[:2]:
         box.check()
     page.locator("[data-part=compare-open]").click()
     expect(page.locator("[data-compare=memory] .main-svg").first).to_be_attached()
-    finished.get_by_role("button", name="Export").click()
-    look(page, "queue, comparison and export", ".rs-runs", findings)
+    look(page, "queue and comparison", ".rs-runs", findings)
     dialogs = {
-        "details": finished.get_by_role("button", name="Details"),
         "delete": finished.get_by_role("button", name="Delete"),
         "change": page.locator("[data-command=change]"),
         "discard": page.locator("[data-command=discard]"),
@@ -295,10 +313,10 @@ def look_at_colours_of_the_system(page):
 
 def test_every_chart_says_in_words_what_it_shows_now(opened):
     page = opened.page
-    open_tab(page, "live")
+    open_place(page, "overview")
     before = page.evaluate(LABELS, CHARTS)
-    live = ("loss", "throughput", "optimizer", "memory", "step_time", "power", "norms", "timeline")
-    for name in (*live, "host", "lengths"):
+    live = ("loss", "tflops", "throughput", "optimizer", "memory", "step_time", "power", "norms")
+    for name in (*live, "timeline", "host", "lengths"):
         assert re.search(r"\d", before[name]), f"{name}: {before[name]}"
     assert before["loss"].startswith("Loss: 4.")
     for event in run_events(120, total=200, ended=None, blocks=4)[-70:]:
@@ -314,7 +332,7 @@ def test_every_chart_says_in_words_what_it_shows_now(opened):
         name for name in ("loss", "optimizer", "norms", "timeline") if before[name] == after[name]
     ]
 
-    open_tab(page, "train")
+    open_place(page, "new")
     page.locator("#field-train-batch_size :is(input, textarea)").fill("16")
     page.wait_for_function(
         "label => (document.querySelector('[data-fit=host]')?.ariaLabel ?? label) !== label",
@@ -327,7 +345,7 @@ def test_every_chart_says_in_words_what_it_shows_now(opened):
         arg=before["lengths"],
     )
 
-    open_tab(page, "runs")
+    open_place(page, "runs")
     for box in page.locator("[data-act=compare]").all()[:2]:
         box.check()
     page.locator("[data-part=compare-open]").click()
@@ -339,15 +357,15 @@ def test_every_chart_says_in_words_what_it_shows_now(opened):
     page.locator("[data-part=compare-close]").click()
 
 
-@pytest.mark.parametrize("tab", TABS)
-def test_the_focus_is_seen_wherever_it_comes(opened, tab):
+@pytest.mark.parametrize("place", dict.fromkeys(PLACES))
+def test_the_focus_is_seen_wherever_it_comes(opened, place):
     page = opened.page
-    open_tab(page, tab)
-    page.locator(f"#rs-tab-{tab}-button").focus()
+    open_place(page, place)
+    first = page.locator(page_link(place) if place in PAGES else view_link(place)).first
     unseen, stops = [], 0
-    for scheme in SCHEMES if tab == "train" else SCHEMES[:1]:
+    for scheme in SCHEMES if place == "new" else SCHEMES[:1]:
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-        page.locator(f"#rs-tab-{tab}-button").focus()
+        first.focus()
         for _ in range(60):
             page.keyboard.press("Tab")
             found = page.evaluate(RING)
@@ -362,22 +380,57 @@ def test_the_focus_is_seen_wherever_it_comes(opened, tab):
 
 def test_a_phone_shows_the_run_first_and_has_buttons_for_fingers(opened):
     page = opened.page
-    for tab in TABS:
-        open_tab(page, tab)
+    for place in dict.fromkeys(PLACES):
+        open_place(page, place)
         page.set_viewport_size({"width": PHONE, "height": 844})
-        assert not page.evaluate(SMALL, LEAST_TARGET), tab
+        assert not page.evaluate(SMALL, LEAST_TARGET), place
     for button in page.locator(".rs-actions button:visible").all():
         assert button.bounding_box()["height"] >= FINGER
-    bottoms = [
+    tops = [
         page.locator(f".rs-bar [data-field={name}]").bounding_box()["y"]
-        for name in ("word", "step", "left", "rate")
+        for name in ("word", "step", "left")
     ]
-    assert max(bottoms) < 200
-    open_tab(page, "live")
+    assert max(tops) < 200
+    open_place(page, "overview")
     page.set_viewport_size({"width": PHONE, "height": 844})
     tops = page.evaluate(
-        "[...document.querySelectorAll('.rs-charts figure:not([hidden])')].map((node) => "
-        "[node.getBoundingClientRect().left, node.getBoundingClientRect().top])"
+        "[...document.querySelectorAll('.rs-charts figure')].filter((node) => node.offsetParent)"
+        ".map((node) => [node.getBoundingClientRect().left, node.getBoundingClientRect().top])"
     )
     assert len({left for left, _ in tops}) == 1 and len({top for _, top in tops}) == len(tops)
     assert page.locator(".rs-tiles").bounding_box()["y"] < 400
+
+    # What stays in view is small, and every view can be reached.
+    page.evaluate("scrollTo(0, 900)")
+    page.wait_for_function("scrollY > 300")
+    bar = page.locator("#rs-run_bar").bounding_box()
+    assert bar["y"] + bar["height"] <= STAYS
+    for name in ("word", "step", "left"):
+        expect(page.locator(f".rs-bar [data-field={name}]")).to_be_in_viewport(ratio=1)
+    for name in ("pause", "stop"):
+        expect(page.locator(f"[data-command={name}]")).to_be_in_viewport(ratio=1)
+    views = page.locator(".rs-views")
+    expect(views).to_have_class(re.compile("rs-cut"))
+    open_view(page, VIEWS[-1])
+    expect(page.locator(view_link(VIEWS[-1]))).to_be_in_viewport(ratio=0.99)
+    expect(views).not_to_have_class(re.compile("rs-cut"))
+
+
+def test_no_column_of_the_table_of_machines_is_cut_and_the_dark_has_dark_scrollbars(opened):
+    page = opened.page
+    open_place(page, "hardware")
+    grid = page.locator(".rs-grid")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    expect(grid.locator("thead th")).to_have_count(8)
+    expect(grid.locator("tbody tr").first.get_by_text("tokens/s")).to_have_count(5)
+    assert grid.evaluate("node => node.scrollWidth <= node.clientWidth")
+    page.set_viewport_size({"width": PHONE, "height": 844})
+    grid.scroll_into_view_if_needed()
+    expect(grid.locator("tbody td:visible").first).to_be_in_viewport(ratio=1)
+    expect(grid.locator("tbody td:visible b").first).to_be_visible()
+    for scheme in SCHEMES:
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        page.wait_for_function(
+            "dark => (getComputedStyle(document.documentElement).colorScheme === 'dark') === dark",
+            arg=scheme == "dark",
+        )

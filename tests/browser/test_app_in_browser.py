@@ -4,90 +4,37 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 from playwright.sync_api import expect
 
-from engine.config.settings import TrainConfig
-from engine.runs.folder import create_run
-from engine.runs.recorder import RunRecorder
 from tests.browser.conftest import ROOT, WAIT_MILLISECONDS, Server, free_port
-from tests.support.synthetic_run import run_events
+from tests.browser.screen import (
+    POINTS,
+    address,
+    bar,
+    fill,
+    more_of,
+    note,
+    open_page,
+    open_run,
+    open_view,
+    press,
+    recorded_run,
+    row_of,
+    start_short_run,
+    state,
+    wait_for_points,
+)
+from tests.support.taken_home import transformers_answer
 from tests.support.tiers import BROWSER_FLOWS
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 
 in_everything = pytest.mark.everything(BROWSER_FLOWS)
-
-POINTS = "name => document.querySelector(`[data-figure=${name}]`)?.data?.[0]?.x.length ?? 0"
-
-
-def state(page):
-    return page.locator(".rs-bar .rs-state")
-
-
-def press(page, command):
-    page.locator(f".rs-actions [data-command={command}]").click()
-
-
-def fill(page, field, text):
-    box = page.locator(f"#field-{field.replace('.', '-')} :is(input, textarea)")
-    for _ in range(3):
-        box.fill("")
-        box.press_sequentially(text)
-        if box.input_value() == text:
-            break
-        page.wait_for_timeout(500)  # Gradio had not filled the box yet, and did so meanwhile
-    expect(box).to_have_value(text)
-    box.press("Tab")
-
-
-def open_other_settings(page):
-    """Opens the folded section, whose boxes Gradio makes only then, and fills a moment later."""
-    page.get_by_role("button", name="All other settings").click()
-    expect(page.locator("#field-name :is(input, textarea)")).to_have_value(re.compile("."))
-    page.wait_for_timeout(500)
-
-
-def recorded_run(server: Server, steps: int, name: str = "Shown"):
-    """The folder of a run that is over, without having run."""
-    folder = create_run(
-        server.runs,
-        TrainConfig.from_dict({"name": name, "model": {"source": name}, "data": {"source": name}}),
-    )
-    recorder = RunRecorder(folder.path, folder.id)
-    for event in run_events(steps, name=name):
-        recorder.emit(event)
-    recorder.close()
-    return folder
-
-
-def start_short_run(page, name, steps=60):
-    """A run of the starter that is over in seconds; returns its id."""
-    open_other_settings(page)
-    for field, text in (
-        ("name", name),
-        ("train.steps", str(steps)),
-        ("output.exact_match_samples", "3"),
-        ("output.eval_every", "20"),
-        ("output.checkpoint_every", "0"),
-        ("output.timeline_every", "5"),
-    ):
-        fill(page, field, text)
-    page.wait_for_timeout(500)
-    page.locator("#start:not([disabled])").click()
-    expect(page).to_have_url(re.compile(r"run=\w+.*tab=live"))
-    expect(page.locator(".rs-bar [data-field=name]")).to_have_text(name)
-    return re.search(r"run=([^&]+)", page.url).group(1)
-
-
-def wait_for_points(page, figure="loss", least=5):
-    page.locator(
-        f"[data-figure={figure}]"
-    ).scroll_into_view_if_needed()  # what nobody can see is not drawn
-    page.wait_for_function(f"({POINTS})('{figure}') >= {least}")
 
 
 def test_the_whole_job(page, context, server):
@@ -105,8 +52,8 @@ def test_the_whole_job(page, context, server):
     press(page, "pause")  # or it may be over before a slow machine has opened the other pages
     expect(state(page)).to_have_text("Paused")
     second = context.new_page()
-    second.goto(f"{server.address}/?tab=live")
-    expect(second.locator(".rs-bar [data-field=name]")).to_have_text("Whole job")
+    second.goto(f"{server.address}/?tab=live")  # an address of an earlier version
+    expect(bar(second, "name")).to_have_text("Whole job")
     wait_for_points(second)
     page.bring_to_front()
     before = page.evaluate(f"({POINTS})('loss')")
@@ -114,46 +61,52 @@ def test_the_whole_job(page, context, server):
     wait_for_points(page, least=before)
 
     # A second Start says why not.
-    page.locator("#rs-tab-train-button").click()
+    open_page(page, "new")
     expect(page.locator("#start")).to_be_disabled()
     expect(page.locator(".rs-why-not")).to_contain_text("one run at a time")
 
     # Stop and save, seen by both tabs.
-    page.locator("#rs-tab-live-button").click()
+    open_run(page, run_id)
     press(page, "stop")
     expect(state(page)).to_have_text("Stopped")
     expect(state(second)).to_have_text("Stopped")
-    stopped = int(page.locator(".rs-bar [data-field=step]").inner_text().split()[0])
+    stopped = int(bar(page, "step").inner_text().split()[0])
     assert 0 < stopped < 60
-    expect(page.locator(".rs-bar [data-field=sentence]")).to_contain_text("can be resumed")
-    page.locator("#rs-tab-train-button").click()
+    expect(bar(page, "sentence")).to_contain_text("can be resumed")
+    open_page(page, "new")
     expect(page.locator("#start")).to_be_enabled()
 
     # Resume to the end: every step is there once, and the answers are shown.
+    open_run(page, run_id)
     press(page, "resume")
     expect(state(page)).to_have_text("Finished")
-    page.locator("#rs-tab-live-button").click()
     wait_for_points(page, least=60)
     steps = page.evaluate("document.querySelector('[data-figure=loss]').data[0].x")
     assert steps == list(range(1, 61))
     page.locator("[data-figure=timeline]").scroll_into_view_if_needed()
     page.wait_for_function("document.querySelector('.rs-lanes canvas').dataset.bars >= 5")
-    for figure in ("throughput", "optimizer"):
-        wait_for_points(page, figure, 60)
-    expect(page.locator(".rs-live [data-part=answers] tbody tr")).to_have_count(3)
+    open_view(page, "machine")
+    wait_for_points(page, "throughput", 60)
+    open_view(page, "learning")
+    wait_for_points(page, "optimizer", 60)
+    expect(page.locator(".rs-run [data-part=answers] tbody tr")).to_have_count(3)
     assert page.title() == "✓ Whole job · Ramstream"
 
     # Export; the folder loads in transformers and answers as the app's own sampling does.
-    page.locator("#rs-tab-runs-button").click()
-    row = page.locator(f"tr[data-run='{run_id}']")
-    row.get_by_role("button", name="Export").click()
+    open_page(page, "runs")
+    more_of(page, run_id).get_by_role("button", name="Export").click()
     page.locator("[data-part=export] input").fill("taken-home")
     page.locator("[data-part=export] form button.rs-primary").click()
-    said = f"Exported the model of step 60 to {server.folder / 'taken-home'}."
+    said = f"Exported the model of step 60 (the best weights) to {server.folder / 'taken-home'}."
     expect(page.locator("[data-field=export-said]")).to_have_text(said)
-    row.get_by_role("button", name="Talk").click()
+    open_view(page, "overview")
+    card = page.locator("[data-part=result]")
+    expect(card).to_contain_text("Finished 60 steps")
+    expect(card).to_contain_text("All numbers are of the weights of step 60, which were exported.")
+    expect(card).to_contain_text("the best of 4 evaluations")
+    card.get_by_role("button", name="Talk to it").click()
     expect(page.locator(".rs-talk select[name=run]")).to_have_value(run_id)
-    expect(page.locator(".rs-talk").get_by_label("Weights")).to_have_value("step-60")
+    expect(page.locator(".rs-talk").get_by_label("Weights")).to_have_value("best-60")
     page.locator(".rs-talk").get_by_label("Compare with the model before training").uncheck()
     page.get_by_text("How answers are drawn").click()
     page.locator(".rs-talk").get_by_label("Tokens at most").fill("24")
@@ -168,32 +121,16 @@ def test_the_whole_job(page, context, server):
     )
 
 
-def transformers_answer(folder, question, tokens):
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    ids = tokenizer.apply_chat_template(
-        [{"role": "user", "content": question}],
-        add_generation_prompt=True,
-        return_tensors="pt",
-        return_dict=False,
-    )
-    with torch.no_grad():
-        out = model.generate(ids, max_new_tokens=tokens, do_sample=False)
-    return tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True).strip()
-
-
 def test_pause_resume_save_and_discard(page, server):
     run_id = start_short_run(page, "Controls", steps=400)
     expect(state(page)).to_have_text("Running")
     press(page, "pause")
     expect(state(page)).to_have_text("Paused")
-    step = page.locator(".rs-bar [data-field=step]").inner_text()
+    step = bar(page, "step").inner_text()
     press(page, "save")
+    open_view(page, "home")
     expect(page.locator(".rs-files")).to_contain_text(f"Checkpoint of step {step.split()[0]}")
-    expect(page.locator(".rs-bar [data-field=step]")).to_have_text(step)
+    expect(bar(page, "step")).to_have_text(step)
     press(page, "resume")
     expect(state(page)).to_have_text("Running")
     press(page, "discard")
@@ -210,15 +147,16 @@ def test_pause_resume_save_and_discard(page, server):
 def test_a_run_is_deleted_only_after_a_question(page, server):
     run_id = start_short_run(page, "Unwanted", steps=4)
     expect(state(page)).to_have_text("Finished")
-    page.locator("#rs-tab-runs-button").click()
-    row = page.locator(f"tr[data-run='{run_id}']")
+    open_page(page, "runs")
+    row = row_of(page, run_id)
     for answer, there in (("Keep it", 1), ("Delete", 0)):
-        row.get_by_role("button", name="Delete").click()
+        more_of(page, run_id).get_by_role("button", name="Delete").click()
+        expect(page.locator(".rs-runs dialog")).to_contain_text(f"Unwanted · {run_id}")
         page.locator(".rs-runs dialog").get_by_role("button", name=answer).click()
         expect(row).to_have_count(there)
         assert (server.runs / run_id).exists() == bool(there)
-    expect(page).not_to_have_url(re.compile(run_id))
-    expect(page.locator(".rs-bar [data-field=name]")).not_to_have_text("Unwanted")
+    expect(page.locator(f".rs-nav a[data-run='{run_id}']")).to_have_count(0)
+    expect(bar(page, "name")).not_to_have_text("Unwanted")
 
 
 @in_everything
@@ -238,7 +176,7 @@ def test_a_run_of_another_process_is_followed_and_controlled(page, server):
     with open(server.folder / "train.log", "wb") as log:
         other = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
     try:
-        page.locator("#rs-tab-runs-button").click()
+        open_page(page, "runs")
         row = page.locator(".rs-runs tr", has_text="Elsewhere")
         row.get_by_role("button", name="Open").click()
         expect(state(page)).to_have_text("Running")
@@ -254,6 +192,7 @@ def test_a_run_of_another_process_is_followed_and_controlled(page, server):
 def test_zoom_is_linked_and_kept_while_points_arrive(page):
     start_short_run(page, "Zoomed", steps=300)
     wait_for_points(page, least=8)
+    open_view(page, "learning")
     box = page.locator("[data-figure=loss]").bounding_box()
     page.mouse.move(box["x"] + 120, box["y"] + 120)
     page.mouse.down()
@@ -261,7 +200,7 @@ def test_zoom_is_linked_and_kept_while_points_arrive(page):
     page.mouse.up()
     expect(page.locator("[data-part=reset]")).to_be_visible()
     ranges = (
-        "['loss', 'throughput', 'optimizer', 'memory'].map(name => "
+        "['loss', 'optimizer'].map(name => "
         "document.querySelector(`[data-figure=${name}]`)._fullLayout.xaxis.range)"
     )
     page.wait_for_function(f"new Set({ranges}.map(String)).size === 1")
@@ -320,7 +259,7 @@ def test_the_preview_says_what_is_wrong_with_a_file(page, tmp_path):
 @in_everything
 def test_the_forecast_is_readable_at_both_widths(blank, server):
     folder = recorded_run(server, 60)
-    blank.goto(f"{server.address}/?run={folder.id}&tab=live")
+    blank.goto(address(server, folder.id, "machine"))
     card = blank.locator("[data-part=forecast]")
     expect(card.locator("tbody tr")).to_have_count(5)
     expect(card.get_by_role("row", name="RAM while training")).to_contain_text("101 GiB")
@@ -336,7 +275,7 @@ def test_charts_follow_a_window_that_becomes_narrow(browser, server):
     folder = recorded_run(server, 20)
     context = browser.new_context(viewport={"width": 1440, "height": 5000})
     page = context.new_page()
-    page.goto(f"{server.address}/?run={folder.id}&tab=live")
+    page.goto(address(server, folder.id, "machine"))
     page.wait_for_selector("[data-figure=timeline] .main-svg", timeout=WAIT_MILLISECONDS)
     page.set_viewport_size({"width": 800, "height": 5000})
     page.wait_for_function(
@@ -349,12 +288,20 @@ def test_charts_follow_a_window_that_becomes_narrow(browser, server):
 
 
 @in_everything
-def test_an_unknown_run_in_the_address_is_told(blank, server):
+def test_an_unknown_and_a_deleted_run_are_told_and_lead_on(blank, server):
     page = blank
-    page.goto(f"{server.address}/?run=nothing-like-this&tab=live")
-    expect(page.locator(".rs-bar [data-field=note]")).to_contain_text(
-        "There is no run nothing-like-this"
-    )
+    page.goto(address(server, "nothing-like-this"))
+    gone = page.get_by_role("region", name="Not shown")
+    expect(gone).to_contain_text("There is no run nothing-like-this")
+    expect(state(page)).to_have_text("Not shown")
+    gone.get_by_role("link", name="Look at all runs").click()
+    expect(page).to_have_url(re.compile("show=runs"))
+    folder = recorded_run(server, 20, "Deleted elsewhere")
+    page.goto(address(server, folder.id))
+    wait_for_points(page)
+    shutil.rmtree(folder.path)
+    expect(gone).to_contain_text(f"There is no run {folder.id}")
+    expect(page.locator("[data-figure=loss]")).to_be_hidden()
 
 
 @in_everything
@@ -365,7 +312,7 @@ def test_with_a_login_the_page_asks_first_and_then_works(browser, tmp_path):
     context.set_default_timeout(WAIT_MILLISECONDS)
     try:
         page = context.new_page()
-        page.goto(f"{server.address}/?tab=runs")
+        page.goto(f"{server.address}/?show=runs")
         page.get_by_label("User").fill("ada")
         page.get_by_label("Password").fill("wrong")
         page.get_by_role("button", name="Log in").click()
@@ -373,11 +320,11 @@ def test_with_a_login_the_page_asks_first_and_then_works(browser, tmp_path):
         page.get_by_label("User").fill("ada")
         page.get_by_label("Password").fill("open sesame")
         page.get_by_role("button", name="Log in").click()
-        expect(page.locator(".rs-runs .rs-empty")).to_be_visible()
-        page.locator("#rs-tab-train-button").click()
+        expect(page.locator(".rs-runs [data-part=empty]")).to_be_visible()
+        open_page(page, "new")
         expect(page.locator(".rs-verdict h3")).to_have_text("It fits this machine.")
         context.clear_cookies()
-        expect(page.locator(".rs-bar [data-field=note]")).to_contain_text("You are logged out.")
+        expect(note(page)).to_contain_text("You are logged out.")
     finally:
         context.close()
         server.end()

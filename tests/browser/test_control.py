@@ -12,11 +12,13 @@ from playwright.sync_api import expect
 
 from engine.runs.events import SettingsChanged
 from engine.runs.following import EVENTS_FILE, replay
-from tests.browser.conftest import Server, free_port
-from tests.browser.test_app_in_browser import press, start_short_run, state
+from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
+from tests.browser.screen import bar, open_view, press, start_short_run, state
 from tests.support.tiers import BROWSER_FLOWS
 
 pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+
+expect.set_options(timeout=WAIT_MILLISECONDS)
 
 NOTIFICATIONS = """window.told = [];
 window.Notification = class extends EventTarget {
@@ -46,11 +48,7 @@ def test_a_run_is_changed_and_tells_when_it_is_over(page, server):
     page.keyboard.press("Enter")
     expect(dialog).to_be_visible()
     dialog.get_by_label("Learning rate, at its peak").fill("0.0007")
-    done = int(
-        re.match(r"[\d,]+", page.locator(".rs-bar [data-field=step]").inner_text())
-        .group()
-        .replace(",", "")
-    )
+    done = int(re.match(r"[\d,]+", bar(page, "step").inner_text()).group().replace(",", ""))
     dialog.get_by_label("Steps in all").fill(str(done + 40))
     page.keyboard.press("Enter")
     expect(dialog).to_be_hidden()
@@ -64,15 +62,14 @@ def test_a_run_is_changed_and_tells_when_it_is_over(page, server):
         if isinstance(record.event, SettingsChanged)
     ]
     assert changed.values == {"train.learning_rate": 0.0007, "train.steps": done + 40}
+    open_view(page, "log")
     expect(page.locator(".rs-log")).to_contain_text(f"steps 100,000 → {done + 40}")
-    expect(page.locator(".rs-bar [data-field=step]")).to_have_text(
-        f"{done + 40:,} of {done + 40:,}"
-    )
+    expect(bar(page, "step")).to_have_text(f"{done + 40:,} of {done + 40:,}")
 
 
 def test_less_steps_than_are_done_are_refused_in_the_dialog(page):
     start_short_run(page, "Kept", steps=100_000)
-    expect(page.locator(".rs-bar [data-field=step]")).to_have_text(re.compile(r"^[\d,]*\d\d of"))
+    expect(bar(page, "step")).to_have_text(re.compile(r"^[\d,]*\d\d of"))
     press(page, "change")
     dialog = page.get_by_role("dialog", name="Change this run")
     dialog.get_by_label("Steps in all").evaluate("box => { box.min = 1; box.value = 1; }")

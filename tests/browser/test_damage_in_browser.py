@@ -13,12 +13,10 @@ import pytest
 from playwright.sync_api import expect
 
 from engine.runs.folder import RunFolder
-from engine.runs.listing import list_runs
+from engine.summaries.listing import list_runs
 from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.faults import (
     grows,
-    note,
-    open_tab,
     opened,
     prepare,
     shows_every_step,
@@ -26,8 +24,14 @@ from tests.browser.faults import (
     steps_done,
     wait_until,
 )
-from tests.browser.test_app_in_browser import (
+from tests.browser.screen import (
+    address,
+    bar,
     fill,
+    note,
+    open_page,
+    open_run,
+    open_view,
     press,
     recorded_run,
     state,
@@ -62,7 +66,7 @@ def spoil(folder):
 
 
 def says_what_is_damaged(page, lines):
-    expect(page.locator("[data-part=facts]")).to_contain_text(f"{lines} lines could not be read")
+    expect(bar(page, "about")).to_contain_text(f"{lines} lines of the record could not be read")
 
 
 @pytest.fixture
@@ -94,18 +98,21 @@ def test_a_damaged_record_and_a_full_disk(small_disk, own):
     # is there.
     spoil(folder)
     says_what_is_damaged(page, len(GARBAGE))
+    open_view(page, "log")
     expect(page.locator(".rs-log")).to_contain_text("events.jsonl is damaged")
+    open_view(page, "overview")
     grows(folder, server)
     wait_for_points(page, least=steps_done(folder) - 1)
     shows_every_step(page)
     press(page, "save")
+    open_view(page, "home")
     expect(page.locator(".rs-files")).to_contain_text("Checkpoint of step")
     expect(state(page)).to_have_text("Running")
 
     # No space left: the run waits and says what for, and the server goes on answering.
     ballast = fill_up(small_disk)
     expect(state(page)).to_have_text("Paused")
-    sentence = page.locator(".rs-bar [data-field=sentence]")
+    sentence = bar(page, "sentence")
     expect(sentence).to_have_text(
         re.compile(r"The disk is full: .*record.*free at least 16 MiB .* goes on by itself;")
     )
@@ -129,7 +136,7 @@ def test_a_damaged_record_and_a_full_disk(small_disk, own):
         folder.id,
     )
     assert refused[0] == 409 and "No space left on device" in refused[1], refused
-    open_tab(page, "train")
+    open_page(page, "new")
     fill(page, "name", "Typed on a full disk")
     expect(page.locator("#start")).to_be_disabled()
     assert {run.id for run in list_runs(server.runs)} == {over.id, folder.id}, (
@@ -144,9 +151,10 @@ def test_a_damaged_record_and_a_full_disk(small_disk, own):
     wait_until(lambda: steps_done(folder) > waited_at, server)
     fill(page, "train.warmup_steps", "17")
     wait_until(lambda: "Typed on a full disk" in (server.runs / ".draft.json").read_text(), server)
-    open_tab(page, "live")
+    open_run(page, folder.id)
     wait_for_points(page, least=waited_at)
     shows_every_step(page)
+    open_view(page, "log")
     expect(page.locator(".rs-log")).to_contain_text("There is room on the disk again")
 
     # A checkpoint that lacks the space waits as well, and Stop waits for it: the run ends with
@@ -173,7 +181,7 @@ def test_a_damaged_record_and_a_full_disk(small_disk, own):
     expect(state(page)).to_have_text("Stopped")
 
     # The same damage in a run that is over.
-    page.goto(f"{server.address}/?run={over.id}&tab=live")
+    page.goto(address(server, over.id))
     wait_for_points(page, least=40)
     says_what_is_damaged(page, len(GARBAGE))
     expect(state(page)).to_have_text("Finished")

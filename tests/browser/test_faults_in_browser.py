@@ -17,14 +17,11 @@ from playwright.sync_api import expect
 from engine.runs.events import RunEnded, RunStarted
 from engine.runs.folder import RunFolder
 from engine.runs.following import replay
-from engine.runs.listing import list_runs
+from engine.summaries.listing import list_runs
 from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.browser.faults import (
-    box,
     grows,
     is_the_same,
-    note,
-    open_tab,
     opened,
     prepare,
     recorded_steps,
@@ -33,8 +30,13 @@ from tests.browser.faults import (
     steps_done,
     wait_until,
 )
-from tests.browser.test_app_in_browser import (
+from tests.browser.screen import (
+    box,
     fill,
+    note,
+    open_page,
+    open_run,
+    open_view,
     press,
     state,
     wait_for_points,
@@ -67,7 +69,7 @@ def test_a_page_that_is_closed_offline_or_asleep_costs_a_run_nothing_and_two_may
     wait_for_points(page)
 
     # Offline: the page says so and how old it is, and what needs the server cannot be pressed.
-    open_tab(page, "train")
+    open_page(page, "new")
     fill(page, "train.warmup_steps", "17")
     page.wait_for_timeout(500)
     context.set_offline(True)
@@ -88,7 +90,7 @@ def test_a_page_that_is_closed_offline_or_asleep_costs_a_run_nothing_and_two_may
     expect(box(page, "name")).to_have_value("Half typ")
     expect(box(page, "train.warmup_steps")).to_have_value("17")
     wait_until(lambda: '"Half typ"' in (server.runs / ".draft.json").read_text(), server)
-    open_tab(page, "live")
+    open_run(page, folder.id)
     wait_for_points(page, least=done)
     shows_every_step(page)
     for command in ("pause", "stop"):
@@ -111,7 +113,7 @@ def test_a_page_that_is_closed_offline_or_asleep_costs_a_run_nothing_and_two_may
     page.close()
     grows(folder, server)
     page, second = (
-        opened(window, server, f"?run={folder.id}&tab=live") for window in (context, other)
+        opened(window, server, f"?run={folder.id}&view=overview") for window in (context, other)
     )
     for each in (page, second):
         expect(state(each)).to_have_text("Running")
@@ -157,9 +159,10 @@ def test_a_server_that_is_killed_and_started_again(own):
     folder = RunFolder(server.runs / start(page))
     wait_for_points(page, least=3)
     press(page, "save")
+    open_view(page, "home")
     expect(page.locator(".rs-files")).to_contain_text("Checkpoint of step")
     grows(folder, server)
-    open_tab(page, "train")
+    open_page(page, "new")
 
     # Killed while it answers an event of Gradio's: the event waits for the next server, and nothing
     # is reloaded.
@@ -192,6 +195,7 @@ def test_a_server_that_is_killed_and_started_again(own):
     page.locator("#preset input").click()
     page.get_by_role("option", name="Starter").click()
     expect(box(page, "train.warmup_steps")).to_have_value("20")
+    open_run(page, folder.id)
     press(page, "resume")
     expect(state(page)).to_have_text("Running")
     wait_until(lambda: steps_done(folder) > max(first), server)
@@ -206,12 +210,13 @@ def test_a_server_that_is_killed_and_started_again(own):
     expect(state(page)).to_have_text("Stopped")
 
     # A detached run makes steps while no server lives, and the next one finds it.
+    open_page(page, "new")
     fill(page, "name", "Detached")
     fill(page, "train.steps", "20000")
     page.wait_for_timeout(500)
     detached = RunFolder(server.runs / start(page, "#start-detached"))
     wait_for_points(page, least=3)
-    open_tab(page, "train")
+    open_page(page, "new")
     expect(page.locator("#start")).to_be_disabled()
     expect(page.locator(".rs-why-not")).to_contain_text("in a process of its own")
     server.end()
@@ -222,7 +227,7 @@ def test_a_server_that_is_killed_and_started_again(own):
     expect(note(page)).to_contain_text(
         re.compile(r"The server was started again after \d+ s\. The run went on: [\d,]+ more")
     )
-    open_tab(page, "live")
+    open_run(page, detached.id)
     wait_for_points(page, least=done)
     shows_every_step(page)
     press(page, "pause")

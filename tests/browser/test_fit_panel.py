@@ -201,7 +201,7 @@ def test_bars_are_drawn_with_the_items_that_are_listed_in_words(page):
     for name, label in (("host", "Host memory"), ("gpu", "GPU memory"), ("disk", "Disk")):
         part = page.locator(".rs-fit").filter(has=page.locator(f"[data-fit={name}]"))
         drawn = page.evaluate(DRAWN, name)
-        part.locator("summary").click()
+        part.locator(".rs-fit-bar").click()  # as people do; the words beside it open it, too
         listed = part.locator("tbody th").evaluate_all(
             "nodes => nodes.map(node => node.childNodes[1].textContent)"
         )
@@ -230,6 +230,8 @@ def test_one_click_on_a_remedy_makes_it_fit(page):
     expect(verdict.locator(".rs-fit", has_text=" short").first).to_be_visible()
     expect(page.locator("#start")).to_be_disabled()
     remedy = page.locator(".rs-remedy:visible", has_text="AdamW's moments in bf16")
+    expect(remedy).to_contain_text("Moments are rounded: results change slightly")
+    expect(remedy).to_contain_text(re.compile("About .* s a step"))  # which follows the verdict
     took = follow(page, remedy.click, "14.8B parameters", "It fits")
     expect(verdict.locator("h3")).to_have_text("It fits, but only just.")
     expect(verdict).not_to_have_attribute("data-tone", "bad")

@@ -1,4 +1,4 @@
-"""The Hardware tab, in Chromium, against the real server."""
+"""Hardware, in Chromium, against the real server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READY = ".rs-grid table[aria-busy=false]"
 def tab(context, server):
     """The tab with one machine beside this one, its speeds computed."""
     page = context.new_page()
-    page.goto(f"{server.address}/?tab=hardware")
+    page.goto(f"{server.address}/?show=hardware")
     expect(page.locator(".rs-chip")).not_to_have_count(0)
     for name in page.locator(".rs-chip").all_text_contents():
         page.get_by_role("button", name=f"Remove {name.removesuffix('×')}", exact=True).click()
@@ -54,7 +54,7 @@ def numbers(page, column):
 
 def test_the_table_is_filtered_sorted_extended_and_taken_as_csv(tab):
     assert len(models(tab)) >= 40
-    expect(tab.locator("[data-part=facts]")).to_contain_text("free of")
+    expect(tab.locator("[data-part=facts]:visible")).to_contain_text("free of")
     expect(tab.locator("[data-field=largest]")).to_contain_text("of RAM")
 
     for width in (800, 1440):
@@ -158,5 +158,14 @@ def test_the_moments_of_the_table_are_chosen(tab):
     expect(cell.locator("b")).to_have_text("fits, fp32")
     larger = tab.locator("tr[data-model='meta-llama/Llama-2-7b-hf'] [data-machine='RTX 4090']")
     expect(larger.locator("b")).to_have_text("just fits, bf16")
+    expect(larger.locator("small")).to_have_text("parked")
+    expect(tab.locator(".rs-hardware [data-field=counted]")).to_contain_text(
+        re.compile(r"Of all models, this many fit: This machine \d+, RTX 4090 \d+\.")
+    )
+    tab.set_viewport_size({"width": 390, "height": 844})
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    box = larger.locator("small").bounding_box()
+    assert box["width"] <= larger.bounding_box()["width"] and box["height"] < 30
+    tab.set_viewport_size({"width": 1440, "height": 900})
     tab.get_by_label("Moments of AdamW").select_option("adamw")
     expect(larger.locator("b")).to_have_text("too large")

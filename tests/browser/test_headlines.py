@@ -15,7 +15,21 @@ from engine.runs.following import EVENTS_FILE, replay
 from engine.runs.snapshot import RunSnapshot
 from engine.train.run import start_run
 from tests.browser.conftest import ROOT, WAIT_MILLISECONDS
-from tests.browser.test_app_in_browser import fill, press, start_short_run, state
+from tests.browser.screen import (
+    NEW_FORM,
+    OPENED_RUN,
+    address,
+    fill,
+    open_other_settings,
+    open_page,
+    open_run,
+    open_view,
+    press,
+    row_of,
+    run_of,
+    start_short_run,
+    state,
+)
 from tests.support.tiers import BROWSER_FLOWS
 
 pytestmark = pytest.mark.everything(BROWSER_FLOWS)
@@ -44,18 +58,11 @@ def headline_of(page) -> str:
     return page.locator("[data-part=diagnosis-text]").inner_text()
 
 
-def drawn_words(page) -> str:
-    """Returns the sentences that stand in place of empty charts."""
-    page.wait_for_function(
-        "[...document.querySelectorAll('.rs-charts figure:not([hidden]) .annotation-text')].length"
-    )
-    return " ".join(page.locator(".rs-live .annotation-text").all_text_contents())
-
-
 def test_the_headline_of_a_finished_starter_is_what_its_record_says(page, server):
     run_id = start_short_run(page, "Headline", steps=40)
     expect(state(page)).to_have_text("Finished")
     told = snapshot_of(server, run_id)
+    open_view(page, "learning")
     expect(card(page)).to_contain_text("Finished 40 steps")
     text = headline_of(page)
     assert told.state == "finished" and told.step == 40
@@ -63,7 +70,7 @@ def test_the_headline_of_a_finished_starter_is_what_its_record_says(page, server
     first, last = (in_digits(told.evals.loss[place]) for place in (0, -1))
     assert f"held-out loss {first} → {last}" in text
     lowest = min(range(len(told.evals.loss)), key=lambda place: told.evals.loss[place])
-    best = f"lowest {in_digits(told.evals.loss[lowest])} at step {told.evals.step[lowest]}"
+    best = f"best {in_digits(told.evals.loss[lowest])} at step {told.evals.step[lowest]}"
     assert (best in text) == (told.evals.step[lowest] != 40)
     before, after = (match.correct / match.total for match in told.exact_matches)
     assert re.search(rf"exact match {100 * before:.0f} % → {100 * after:.0f} %\.$", text)
@@ -81,33 +88,41 @@ def test_the_headline_of_a_failed_run_is_why_it_failed_and_nothing_is_promised(
     preset = TrainConfig.load(ROOT / "presets/starter.yaml")
     made = start_run(preset.with_values({"name": "Failing", "data.source": str(data)}), server.runs)
     reason = made.execute().reason
-    page.goto(f"{server.address}/?run={made.id}&tab=live")
+    page.goto(address(server, made.id))
     expect(state(page)).to_have_text("Failed")
     told = snapshot_of(server, made.id)
     assert (told.state, told.step, told.reason) == ("failed", 0, reason)
-    expect(page.locator("[data-part=diagnosis-text]")).to_have_text(reason)
     assert not told.checkpoints
-    expect(card(page)).to_have_attribute("data-tone", "bad")
-    expect(card(page)).to_contain_text("Nothing was saved: Start again")
-    words = drawn_words(page)
-    assert "No step was finished." in words and "Appears with" not in words
-    assert "under way" not in page.locator(".rs-live").inner_text()
+    # No charts: the cause stands in their place.
+    stage = page.get_by_role("region", name="What the run is doing")
+    expect(stage).to_contain_text("Failed before the first step")
+    expect(stage).to_contain_text(reason)
+    expect(stage).to_contain_text("Nothing was saved: “New run from this one”")
+    expect(stage).to_have_attribute("data-tone", "bad")
+    expect(page.locator(".rs-charts")).to_be_hidden()
+    said = page.locator(".rs-run").inner_text()
+    assert "under way" not in said and "Appears with" not in said
     buttons = page.locator(".rs-actions button:visible")
-    expect(buttons).to_have_text(["Start again"])
-    page.locator("#rs-tab-runs-button").click()
-    row = page.locator(f"tr[data-run='{made.id}']")
-    expect(row.get_by_role("button", name="Start again")).to_be_visible()
-    expect(row.get_by_role("button", name="Export")).to_have_count(0)
+    expect(buttons).to_have_count(0)
+    open_page(page, "runs")
+    row = row_of(page, made.id)
+    expect(row.locator("[data-act=details]")).to_have_count(1)
+    for act in ("resume", "queue", "export"):
+        expect(row.locator(f"[data-act={act}]")).to_have_count(0)
 
-    # Start again is true as well: once the file is mended, the run goes from the first step.
+    # What is offered works: once the file is mended, a new run goes from the first step.
     rows = (ROOT / "assets/starter.jsonl").read_text().splitlines(keepends=True)[:40]
     data.write_text("".join(rows))
-    press(page, "resume")
+    open_run(page, made.id)
+    stage.get_by_role("button", name="New run from this one").click()
+    expect(page).to_have_url(NEW_FORM)
+    page.locator("#start:not([disabled])").click()
+    expect(page).to_have_url(OPENED_RUN)
     expect(state(page)).to_have_text("Running")
     press(page, "stop")
     expect(state(page)).to_have_text("Stopped")
-    saved = snapshot_of(server, made.id).checkpoints[-1].step
-    page.locator("#rs-tab-live-button").click()
+    saved = snapshot_of(server, run_of(page)).checkpoints[-1].step
+    open_view(page, "learning")
     expect(card(page)).to_contain_text(f"Resume goes on from the checkpoint of step {saved}.")
     expect(buttons).to_have_text(["Resume"])
 
@@ -141,13 +156,16 @@ def test_data_that_cannot_train_get_no_green_verdict_and_no_start(page, tmp_path
 
 
 def test_the_verdict_leads_to_a_setting_in_the_folded_section(page):
-    fill(page, "train.batch_size", "4")
+    open_other_settings(page)
+    fill(page, "train.weight_decay", "-1")
     verdict = page.locator(".rs-verdict")
-    expect(verdict).to_contain_text("Micro-batch size (rows): 8 does not divide")
+    expect(verdict).to_contain_text("Weight decay: -1")
+    page.get_by_role("button", name="All other settings").click()  # it is opened again by itself
     verdict.get_by_role("button", name="Go to this setting").click()
-    box = page.locator("#field-train-micro_batch_size :is(input, textarea)")
+    box = page.locator("#field-train-weight_decay :is(input, textarea)")
     expect(box).to_be_focused()
-    box.fill("4")
+    expect(page.locator("#field-train-weight_decay .rs-field-error")).to_contain_text("-1")
+    box.fill("0.01")
     expect(verdict).to_have_attribute("data-tone", "good")
     expect(verdict.get_by_role("button", name="Go to this setting")).to_be_hidden()
 

@@ -10,12 +10,22 @@ import pytest
 from playwright.sync_api import expect
 
 from engine.config.settings import TrainConfig
-from engine.runs.about import write_about
 from engine.runs.folder import create_run
 from engine.runs.recorder import RunRecorder
+from engine.summaries.about import write_about
+from engine.summaries.benchmark_results import append_benchmarks
 from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
-from tests.browser.test_app_in_browser import fill, wait_for_points
+from tests.browser.screen import (
+    address,
+    fill,
+    more_of,
+    open_page,
+    open_view,
+    row_of,
+    wait_for_points,
+)
 from tests.support.hostile import HOSTILE, hostile_events
+from tests.support.measured import measured
 from tests.support.tiers import BROWSER_FLOWS
 
 pytestmark = pytest.mark.everything(BROWSER_FLOWS)
@@ -72,10 +82,6 @@ def clean(page):
     assert page.evaluate(FOUND) == NOTHING
 
 
-def open_tab(page, name):
-    page.locator(f"#rs-tab-{name}-button").click()
-
-
 def test_names_never_become_markup(page, context, server):
     dialogs = []
     page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
@@ -100,14 +106,13 @@ def test_names_never_become_markup(page, context, server):
     expect(page.locator(".rs-verdict")).to_contain_text("<img src=x")
     clean(page)
 
-    # Live: every card, chart and hover label.
+    # A run: every view, card, chart and hover label.
     one, two = hostile_run(server.runs), hostile_run(server.runs)
-    page.goto(f"{server.address}/?run={one.id}&tab=live")
+    append_benchmarks(one.path, [measured(HOSTILE, metric=HOSTILE, dtype=HOSTILE, harness=HOSTILE)])
+    page.goto(address(server, one.id, "machine"))
     expect(page.locator(".rs-bar [data-field=name]")).to_contain_text("<img src=x")
-    expect(page.locator(".rs-log")).to_contain_text("<img src=x")
-    for figure in ("loss", "norms"):
-        wait_for_points(page, figure)
-        page.locator(f"[data-figure={figure}]").hover(position={"x": 160, "y": 90})
+    wait_for_points(page, "norms")
+    page.locator("[data-figure=norms]").hover(position={"x": 160, "y": 90})
     page.locator("[data-figure=timeline]").scroll_into_view_if_needed()
     page.wait_for_selector("[data-figure=timeline] .main-svg")
     box, tip = (
@@ -119,41 +124,44 @@ def test_names_never_become_markup(page, context, server):
         if tip.is_visible() and "hacked" in tip.inner_text():
             break
     expect(tip).to_contain_text("<img src=x")
-    for fold in page.locator("#rs-tab-live details:not([open]) > summary").all():
-        if fold.is_visible():
-            fold.click()
-    clean(page)
+    for view, shown in (
+        ("overview", ".rs-result"),
+        ("learning", ".rs-columns [data-part=answers]"),
+        ("settings", "pre[data-field=config]"),
+        ("log", ".rs-log"),
+        ("home", ".rs-home [data-part=benchmarks]"),
+    ):
+        open_view(page, view)
+        expect(page.locator(shown)).to_be_visible()
+        page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
+        clean(page)
+    open_view(page, "log")
+    expect(page.locator(".rs-log")).to_contain_text("<img src=x")
+    open_view(page, "settings")
+    expect(page.locator("pre[data-field=config]")).to_contain_text("<img src=x")
 
-    # Runs: the queue, the list, Details, the comparison with its hover label.
-    open_tab(page, "runs")
+    # Runs: the queue, the list, the comparison with its hover label.
+    open_page(page, "runs")
     expect(page.locator("[data-part=queue-rows] li")).to_contain_text("<img src=x")
-    first = page.locator(f".rs-runs [data-part=rows] tr[data-run='{one.id}']")
-    expect(first).to_contain_text("window.hacked=2")
-    first.get_by_role("button", name="Details").click()
-    expect(page.locator("dialog[data-part=details] [data-field=config]")).to_contain_text(
-        "<img src=x"
-    )
+    expect(row_of(page, one.id)).to_contain_text("window.hacked=2")
     clean(page)
-    page.keyboard.press("Escape")
     page.goto(f"{server.address}/?compare={one.id},{two.id}")
     page.wait_for_function("document.querySelector('[data-compare=loss]')?.data?.length >= 2")
     expect(page.locator("[data-part=compare-runs] li")).to_have_count(2)
     page.locator("[data-compare=loss]").hover(position={"x": 200, "y": 90})
     expect(page.locator("[data-compare=loss] .hoverlayer")).to_contain_text("<img src=x")
-    page.locator(f".rs-runs [data-part=rows] tr[data-run='{two.id}']").get_by_role(
-        "button", name="Delete"
-    ).click()
+    more_of(page, two.id).get_by_role("button", name="Delete").click()
     expect(page.locator("dialog[data-part=delete]")).to_contain_text("<img src=x")
     page.keyboard.press("Escape")
     clean(page)
 
     # Talk, and the form filled from the run.
-    open_tab(page, "talk")
+    open_page(page, "talk")
     expect(page.locator(".rs-talk select[name=run]")).to_contain_text("<img src=x")
     expect(page.locator(".rs-talk [data-field=about]")).to_contain_text("<img src=x")
     clean(page)
-    open_tab(page, "runs")
-    first.get_by_role("button", name="New run from this one").click()
+    open_page(page, "runs")
+    more_of(page, one.id).get_by_role("button", name="New run from this one").click()
     expect(page.locator("#field-model-source :is(input, textarea)")).to_have_value(HOSTILE)
     expect(page.locator(".rs-verdict")).to_contain_text("<img src=x")
     clean(page)

@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 
 from app.form.settings_form import shown_values
 from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
-from tests.browser.test_app_in_browser import press
+from tests.browser.screen import OPENED_RUN, address, bar, press, run_of
 from tests.support.fake_hub import FakeHub, serve
 from tests.support.folders import make_config, make_model
 from tests.support.tiers import BROWSER_FLOWS
@@ -60,18 +60,20 @@ def test_a_download_is_shown_stopped_and_gone_on_with(context, server, hub):
     expect(page.locator("#field-model-source :is(input, textarea)")).to_have_value(NAME)
     page.wait_for_selector(".rs-verdict[data-tone=good]")
     page.locator("#start:not([disabled])").click()
-    expect(page).to_have_url(re.compile(r"run=\w+.*tab=live"))
-    sentence, word = (
-        page.locator(".rs-bar [data-field=sentence]"),
-        page.locator(".rs-bar [data-field=word]"),
-    )
+    expect(page).to_have_url(OPENED_RUN)
+    sentence, word = bar(page, "sentence"), bar(page, "word")
     expect(sentence).to_have_text(
         re.compile(r"^Downloading the model \d+ %: 5 of 6 files, about .+ left\.$")
     )
+    stage = page.get_by_role("region", name="What the run is doing")
+    expect(stage.get_by_role("heading")).to_have_text("Downloading the model")
+    expect(stage.get_by_role("progressbar")).to_be_visible()
+    expect(page.locator(".rs-charts")).to_be_hidden()
     assert hub.sent < hub.size(NAME)
     press(page, "stop")
     expect(word).to_have_text("Stopped")
     expect(sentence).to_have_text("Stopped before the first step; nothing was trained.")
+    expect(stage).to_contain_text("Stopped before the first step")
     assert hub.weights_asked() == [""] and hub.sent < hub.size(NAME)
 
     hub.pause = 0
@@ -82,7 +84,7 @@ def test_a_download_is_shown_stopped_and_gone_on_with(context, server, hub):
     # The base model of a chat comes from the hub as well: here, the cache was emptied meanwhile.
     shutil.rmtree(server.folder / "cache")
     hub.pause = 0.5
-    page.goto(f"{server.address}/?tab=talk&run={re.search(r'run=([^&]+)', page.url)[1]}")
+    page.goto(address(server, run_of(page), "talk"))
     expect(page.locator(".rs-talk [data-field=about]")).to_contain_text("chat template")
     page.get_by_label("Message", exact=True).fill("say after two")
     page.get_by_label("Message", exact=True).press("Enter")

@@ -13,6 +13,7 @@ from playwright.sync_api import expect
 
 from engine.train.run import start_run
 from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
+from tests.browser.screen import address, more_of, open_page
 from tests.support.folders import make_config
 from tests.support.tiers import BROWSER_FLOWS
 
@@ -58,8 +59,8 @@ def run_id(server):
 
 def test_an_export_is_cancelled_where_it_was_started_and_from_another_page(context, server, run_id):
     page, target = context.new_page(), server.folder / "new" / "model"
-    page.goto(f"{server.address}/?tab=runs")
-    page.locator(f"tr[data-run='{run_id}']").get_by_role("button", name="Export").click()
+    page.goto(f"{server.address}/?show=runs")
+    more_of(page, run_id).get_by_role("button", name="Export").click()
     card = page.locator("[data-part=export]")
     card.get_by_label("Folder on this machine").fill(str(target))
     card.get_by_role("button", name="Export", exact=True).click()
@@ -74,16 +75,16 @@ def test_an_export_is_cancelled_where_it_was_started_and_from_another_page(conte
     expect(bar).to_be_hidden()
     assert not target.parent.exists()
 
-    # It is the server's: on another tab, and in another page after this one was closed, it is above
-    # all tabs.
+    # It is the server's: on another page, and in another tab after this one was closed, it is above
+    # all else.
     card.get_by_role("button", name="Export", exact=True).click()
     expect(bar).to_be_visible()
-    page.locator("#rs-tab-train-button").click()
+    open_page(page, "new")
     strip = page.get_by_role("list", name="Long work under way")
     expect(strip.get_by_role("progressbar")).to_be_visible()
     page.close()
     page = context.new_page()
-    page.goto(f"{server.address}/?tab=hardware")
+    page.goto(f"{server.address}/?show=hardware")
     strip = page.get_by_role("list", name="Long work under way")
     expect(strip).to_contain_text(f"The export of {run_id}")
     strip.get_by_role("button", name="Cancel").click()
@@ -93,7 +94,7 @@ def test_an_export_is_cancelled_where_it_was_started_and_from_another_page(conte
 
 def test_weights_that_are_being_loaded_to_talk_to_are_given_up(context, server, run_id):
     page = context.new_page()
-    page.goto(f"{server.address}/?tab=talk&run={run_id}")
+    page.goto(address(server, run_id, "talk"))
     expect(page.locator(".rs-talk [data-field=about]")).to_contain_text("chat template")
     message = page.get_by_label("Message", exact=True)
     message.fill("say after two")

@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
+from tests.browser.screen import address
 from tests.browser.test_accessibility import AXE, look
 from tests.support.tiers import BROWSER_FLOWS
 
@@ -106,7 +107,8 @@ def test_a_login_beside_foreign_cookies_its_sessions_and_logging_out(browser, wi
     elsewhere = browser.new_context(user_agent="Mozilla/5.0 (iPhone) Safari/600")
     elsewhere.set_default_timeout(WAIT_MILLISECONDS)
     other = elsewhere.new_page()
-    log_in(other, server, "/?tab=runs")
+    log_in(other, server, "/?run=some-run&view=log")
+    expect(other).to_have_url(address(server, "some-run", "log"))
 
     open_sessions(page)
     expect(page.get_by_role("dialog")).to_contain_text("logged in as ada")

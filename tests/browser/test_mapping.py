@@ -13,6 +13,7 @@ import yaml
 from playwright.sync_api import expect
 
 from tests.browser.conftest import WAIT_MILLISECONDS
+from tests.browser.screen import OPENED_RUN, open_page
 from tests.support.tiers import BROWSER_FLOWS
 
 pytestmark = pytest.mark.everything(BROWSER_FLOWS)
@@ -64,7 +65,7 @@ def test_columns_are_chosen_in_the_preview_and_are_in_the_runs_settings(page, se
     page.wait_for_selector("#start:not([disabled])")
     expect(page.get_by_text("A run would refuse the names of these columns")).to_have_count(0)
     page.locator("#start").click()
-    page.wait_for_url(re.compile(r"tab=live"))
+    page.wait_for_url(OPENED_RUN)
     expect(page.locator(".rs-bar")).to_contain_text(re.compile("Stop and save"))
     run = max(server.runs.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
     columns = yaml.safe_load(run.read_text(encoding="utf-8"))["data"]["columns"]
@@ -73,7 +74,7 @@ def test_columns_are_chosen_in_the_preview_and_are_in_the_runs_settings(page, se
     page.get_by_role("dialog").get_by_role("button", name="Stop and discard").click()
 
     # Going by the names again, and a row that is a text: by keyboard alone.
-    page.locator("#rs-tab-train-button").click()
+    open_page(page, "new")
     mapping.get_by_role("button", name="Go back to automatic").press("Enter")
     expect(mapping).to_contain_text("a guess, please check")
     kind = mapping.locator("[data-role=kind]")

@@ -16,10 +16,20 @@ from playwright.sync_api import expect
 from engine.config.settings import TrainConfig
 from engine.paths import PROGRAM_ROOT
 from engine.runs.folder import create_run
-from engine.runs.listing import list_runs
 from engine.runs.recorder import RunRecorder
+from engine.summaries.listing import list_runs
 from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
-from tests.browser.test_app_in_browser import fill, press, recorded_run, start_short_run
+from tests.browser.screen import (
+    NEW_FORM,
+    bar,
+    fill,
+    more_of,
+    open_page,
+    press,
+    recorded_run,
+    row_of,
+    start_short_run,
+)
 from tests.support.synthetic_run import run_events, step_finished
 from tests.support.tiers import BROWSER_FLOWS
 
@@ -30,26 +40,17 @@ expect.set_options(timeout=WAIT_MILLISECONDS)
 HOSTILE = '<img src=x onerror="window.hacked=1">${window.hacked=2}{{7*7}}'
 
 
-def open_tab(page, name):
-    page.locator(f"#rs-tab-{name}-button").click()
-
-
-def row_of(page, run_id):
-    return page.locator(f".rs-runs [data-part=rows] tr[data-run='{run_id}']")
-
-
 def test_a_run_is_renamed_its_settings_copied_and_taken_over_into_the_form(blank, context, server):
     page = blank
     folder = recorded_run(server, 40, "First name")
     context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.address)
-    page.goto(f"{server.address}/?run={folder.id}&tab=runs")
-    row_of(page, folder.id).get_by_role("button", name="Details").click()
-    expect(page.get_by_role("dialog", name="First name")).to_be_visible()
-    dialog = page.locator("dialog[data-part=details]")
+    page.goto(f"{server.address}/?show=runs")
+    more_of(page, folder.id).get_by_role("button", name="Settings").click()
+    dialog = page.locator(".rs-settings-view")
     expect(dialog.get_by_label("Name", exact=True)).to_have_value("First name")
     dialog.get_by_label("Name", exact=True).fill(HOSTILE)
     dialog.get_by_label("Note").fill("Kept for later")
-    dialog.get_by_role("button", name="Save name and note").click()
+    dialog.get_by_role("button", name="Save name, note and tags").click()
     expect(dialog.locator("output")).to_have_text("Saved.")
     dialog.get_by_role("button", name="Copy the settings").click()
     assert (
@@ -59,14 +60,13 @@ def test_a_run_is_renamed_its_settings_copied_and_taken_over_into_the_form(blank
     assert page.evaluate("navigator.clipboard.readText()") == (
         f"python {PROGRAM_ROOT}/launch.py train {folder.path}/config.yaml --runs-dir {server.runs}"
     )
-    page.keyboard.press("Escape")
-    expect(dialog).to_be_hidden()
+    expect(bar(page, "name")).to_have_text(HOSTILE)
+    expect(bar(page, "about")).to_have_text("Kept for later")
+    page.go_back()
     expect(row_of(page, folder.id)).to_contain_text("Kept for later")
-    expect(page.locator(".rs-bar [data-field=name]")).to_have_text(HOSTILE)
-    expect(page.locator(".rs-bar [data-field=about]")).to_have_text("Kept for later")
     assert page.evaluate("window.hacked") is None and page.locator("img[src=x]").count() == 0
-    row_of(page, folder.id).get_by_role("button", name="New run from this one").click()
-    expect(page).to_have_url(re.compile(r"tab=train"))
+    more_of(page, folder.id).get_by_role("button", name="New run from this one").click()
+    expect(page).to_have_url(NEW_FORM)
     expect(page.locator("#field-model-source :is(input, textarea)")).to_have_value("First name")
 
 
@@ -77,6 +77,7 @@ COMPARED = (
 
 
 def zoom_compared(page):
+    page.locator("[data-compare=loss]").scroll_into_view_if_needed()
     box = page.locator("[data-compare=loss]").bounding_box()
     page.mouse.move(box["x"] + 200, box["y"] + 80)
     page.mouse.down()
@@ -105,7 +106,7 @@ def test_runs_are_compared_side_by_side(blank, server, long_run):
         recorded_run(server, steps, name) for steps, name in ((60, "Short"), (10, "Third"))
     )
     two, recorder = long_run
-    page.goto(f"{server.address}/?tab=runs")
+    page.goto(f"{server.address}/?show=runs")
     compare = page.locator("[data-part=compare-open]")
     row_of(page, one.id).get_by_role("checkbox").check()
     expect(compare).to_be_disabled()
@@ -133,6 +134,7 @@ def test_runs_are_compared_side_by_side(blank, server, long_run):
     page.get_by_role("button", name="Show everything").click()
     page.wait_for_function(f"{COMPARED}.every(([from, to]) => to > 100)")
     zoom_compared(page)
+    page.locator("[data-compare=memory]").scroll_into_view_if_needed()
     box = page.locator("[data-compare=memory]").bounding_box()
     page.mouse.dblclick(box["x"] + 150, box["y"] + 60)
     page.wait_for_function(f"{COMPARED}.every(([from, to]) => to > 100)")
@@ -146,7 +148,7 @@ def test_runs_are_compared_side_by_side(blank, server, long_run):
     assert f"{one.id}" in page.url and f"{two.id}" in page.url
     page.goto(f"{server.address}/?compare={one.id},{two.id},{three.id}")
     expect(page.locator("[data-part=compare-runs] li")).to_have_count(3)
-    row_of(page, three.id).get_by_role("button", name="Delete").click()
+    more_of(page, three.id).get_by_role("button", name="Delete").click()
     page.locator("dialog[data-part=delete]").get_by_role("button", name="Delete").click()
     expect(page.locator("[data-part=compare-runs] li")).to_have_count(2)
     page.get_by_role("button", name="Close the comparison").click()
@@ -182,7 +184,7 @@ def own(browser, tmp_path):
 
 def add_to_queue(page, *names):
     """Queues runs of these names with the form's other settings, then shows the Runs tab."""
-    open_tab(page, "train")
+    open_page(page, "new")
     for number, name in enumerate(names, 1):
         fill(page, "name", name)
         page.wait_for_timeout(500)
@@ -192,7 +194,7 @@ def add_to_queue(page, *names):
         told = f"{answered.value.text()} while the bar says {bar_text(page)}"
         assert f"Number {number} in the queue now; Runs shows it." in told, told
         expect(page.locator(".rs-queued")).to_contain_text(f"Number {number} in the queue")
-    open_tab(page, "runs")
+    open_page(page, "runs")
 
 
 def bar_text(page):
@@ -266,17 +268,20 @@ def test_a_queued_run_in_a_process_of_its_own_holds_its_place_over_a_restart(own
     expect(page.locator("[data-part=queue-behind]")).to_be_hidden()
 
 
-def test_the_comparison_and_the_details_are_readable_at_both_widths(blank, server):
+def test_the_comparison_and_the_settings_are_readable_at_both_widths(blank, server):
     one, two = (
         recorded_run(server, 60, "One"),
         recorded_run(server, 90, "A rather long name for a run that nobody remembers"),
     )
-    blank.goto(f"{server.address}/?tab=runs&compare={one.id},{two.id}")
+    blank.goto(f"{server.address}/?show=runs&compare={one.id},{two.id}")
     blank.locator("[data-compare=memory]").scroll_into_view_if_needed()
     blank.wait_for_selector("[data-compare=memory] .main-svg")
-    row_of(blank, one.id).get_by_role("button", name="Details").click()
-    expect(blank.get_by_role("dialog", name="One")).to_be_visible()
+    fits = "document.documentElement.scrollWidth <= innerWidth"
+    for width in (1440, 800):
+        blank.set_viewport_size({"width": width, "height": 900})
+        blank.wait_for_function(fits)
+    more_of(blank, one.id).get_by_role("button", name="Settings").click()
     expect(blank.locator("pre[data-field=config]")).to_contain_text("max_seq_len")
     for width in (1440, 800):
         blank.set_viewport_size({"width": width, "height": 900})
-        blank.wait_for_function("document.documentElement.scrollWidth <= innerWidth")
+        blank.wait_for_function(fits)

@@ -9,6 +9,7 @@ from playwright.sync_api import expect
 
 from engine.train.run import start_run
 from tests.browser.conftest import WAIT_MILLISECONDS
+from tests.browser.screen import address, open_page, row_of
 from tests.support.folders import make_config
 from tests.support.tiers import BROWSER_FLOWS
 
@@ -43,11 +44,11 @@ def run_id(server):
 
 def test_the_base_and_the_tuned_model_answer_side_by_side(context, server, run_id):
     page = context.new_page()
-    page.goto(f"{server.address}/?tab=talk&run={run_id}")
+    page.goto(address(server, run_id, "talk"))
     about = page.locator(".rs-talk [data-field=about]")
     expect(about).to_contain_text("the model’s own chat template")
     expect(page.locator(".rs-talk").get_by_label("Weights").locator("option")).to_have_text(
-        ["Step 30, the newest", "Step 15"]
+        ["Best, step 30", "Step 30, the newest", "Step 15"]
     )
     page.get_by_text("How answers are drawn").click()
     page.locator(".rs-talk").get_by_label("Tokens at most").fill("8")
@@ -62,9 +63,7 @@ def test_the_base_and_the_tuned_model_answer_side_by_side(context, server, run_i
         expect(turns.last.locator("[data-state=done]")).to_have_count(2)
         expect(turns.last.locator(".rs-talk-message")).to_contain_text(text)
     expect(turns.first.locator("[data-side=base] strong")).to_contain_text("Before training: ")
-    expect(turns.first.locator("[data-side=tuned] strong")).to_have_text(
-        "Tiny, step 30, the newest"
-    )
+    expect(turns.first.locator("[data-side=tuned] strong")).to_have_text("Tiny, best, step 30")
     expect(turns.first.locator("[data-side=tuned]")).to_contain_text("token")
     assert page.locator(".rs-talk img").count() == 0 and page.evaluate("window.hacked") is None
 
@@ -90,29 +89,30 @@ def test_the_base_and_the_tuned_model_answer_side_by_side(context, server, run_i
     page.get_by_role("button", name="New chat").click()
     expect(turns).to_have_count(0)
 
-    # A folder that is none is one sentence.
+    # A folder that is none is one sentence. Talk of a run is of this run alone.
+    expect(page.locator(".rs-talk select[name=run]")).to_be_hidden()
+    open_page(page, "talk")
     page.locator(".rs-talk select[name=run]").select_option(":folder")
     page.get_by_role("textbox", name="Folder on this machine").fill("/nowhere")
     page.get_by_role("textbox", name="Folder on this machine").press("Tab")
     expect(about).to_contain_text("/nowhere is not a folder on this machine")
 
 
-def test_a_row_of_runs_opens_talk_with_its_newest_weights(context, server, run_id):
+def test_a_row_of_runs_opens_talk_with_its_best_weights(context, server, run_id):
     page = context.new_page()
-    page.goto(f"{server.address}/?tab=talk&run={run_id}")
+    page.goto(address(server, run_id, "talk"))
     page.locator(".rs-talk").get_by_label("Weights").select_option("step-15")
-    page.locator("#rs-tab-runs-button").click()
-    row = page.locator(f".rs-runs tr[data-run='{run_id}']")
-    row.get_by_role("button", name="Talk").focus()
+    open_page(page, "runs")
+    row_of(page, run_id).get_by_role("button", name="Talk").focus()
     page.keyboard.press("Enter")
-    expect(page.locator(".rs-talk").get_by_label("Weights")).to_have_value("step-30")
+    expect(page.locator(".rs-talk").get_by_label("Weights")).to_have_value("best-30")
     expect(page.get_by_label("Message", exact=True)).to_be_focused()
-    assert "tab=talk" in page.url and f"run={run_id}" in page.url
+    assert page.url == address(server, run_id, "talk")
 
 
 def test_the_answers_to_sample_prompts_are_read_step_by_step(context, server, run_id):
     page = context.new_page()
-    page.goto(f"{server.address}/?tab=live&run={run_id}")
+    page.goto(address(server, run_id, "learning"))
     card = page.locator(".rs-prompts")
     expect(card.locator("tbody tr")).to_have_count(2)
     expect(card.locator("[data-field=said]")).to_have_text("Step 30, 4 of 4")

@@ -15,6 +15,7 @@ from engine.config.settings import ModelConfig, TrainConfig
 from engine.runs.events import PlanBuilt, StepFinished, StepTimeline
 from engine.runs.folder import create_run
 from tests.browser.conftest import WAIT_MILLISECONDS
+from tests.browser.screen import address
 from tests.support.planned_steps import measured, plan_of, simulated
 from tests.support.synthetic_run import records, run_events, step_finished, timeline, write_events
 from tests.support.tiers import BROWSER_FLOWS
@@ -52,8 +53,8 @@ def run(server):
 
 def opened(context, server, run, query=""):
     page = context.new_page()
-    page.goto(f"{server.address}/?run={run.id}&tab=live{query}")
-    page.wait_for_selector("[data-figure=loss] .main-svg")
+    page.goto(f"{address(server, run.id, 'machine')}{query}")
+    page.wait_for_selector("[data-figure=throughput] .main-svg")
     page.locator(".rs-timeline").scroll_into_view_if_needed()
     page.wait_for_selector("[data-figure=timeline] .main-svg")
     return page
@@ -93,9 +94,10 @@ def test_any_sampled_step_is_opened_and_has_an_address(context, server, run):
     page.wait_for_url("**step=20**")
 
     # A point of a curve opens the sampled step next to it.
-    page.wait_for_selector("[data-figure=loss] .main-svg")
+    page.wait_for_selector("[data-figure=throughput] .main-svg")
     page.evaluate(
-        "document.querySelector('[data-figure=loss]').emit('plotly_click', {points: [{x: 11}]})"
+        "document.querySelector('[data-figure=throughput]')"
+        ".emit('plotly_click', {points: [{x: 11}]})"
     )
     expect(number(page)).to_have_text("Step 10")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from playwright.sync_api import expect
 
@@ -11,7 +9,15 @@ from engine.runs.events import LogLine, RunEnded, RunStarted, StepFinished
 from engine.runs.folder import open_run
 from engine.runs.following import replay
 from tests.browser.conftest import WAIT_MILLISECONDS
-from tests.browser.test_app_in_browser import start_short_run, state
+from tests.browser.screen import (
+    NEW_FORM,
+    OPENED_RUN,
+    more_of,
+    open_page,
+    run_of,
+    start_short_run,
+    state,
+)
 from tests.support.routes import wait_for
 from tests.support.tiers import BROWSER_FLOWS
 
@@ -26,25 +32,21 @@ def events_of(folder, kind):
     return [record.event for record in replay(folder.events_path) if isinstance(record.event, kind)]
 
 
-def run_in(page) -> str:
-    return re.search(r"run=([^&]+)", page.url).group(1)
-
-
 def test_a_new_run_begins_from_the_weights_of_the_one_before(page, server):
     first_id = start_short_run(page, "Taught", steps=STEPS)
     expect(state(page)).to_have_text("Finished")
-    page.locator("#rs-tab-runs-button").click()
-    row = page.locator(f".rs-runs [data-part=rows] tr[data-run='{first_id}']")
-    row.get_by_role("button", name="Train on").click()
-    expect(page).to_have_url(re.compile(r"tab=train"))
+    open_page(page, "runs")
+    more_of(page, first_id).get_by_role("button", name="Train on").click()
+    expect(page).to_have_url(NEW_FORM)
     first = open_run(server.runs, first_id)
     page.wait_for_selector("#start:not([disabled])")
     page.get_by_role("button", name="All other settings").click()
     field = page.locator("#field-model-start_from :is(input, textarea)")
     expect(field).to_have_value(str(first.path.resolve()))
     page.locator("#start:not([disabled])").click()
-    expect(page).to_have_url(re.compile(rf"tab=live&run=(?!{first_id}$)\w+"))
-    second = open_run(server.runs, run_in(page))
+    expect(page).to_have_url(OPENED_RUN)
+    assert run_of(page) != first_id
+    second = open_run(server.runs, run_of(page))
     # For a moment the bar still shows the first run, which has finished.
     wait_for(lambda: events_of(second, RunEnded), seconds=60)
     expect(state(page)).to_have_text("Finished")

@@ -1,5 +1,5 @@
 """Tests marked `gpu` are skipped where there is no CUDA device, and run with deterministic kernels
-where there is one.
+where there is one. Tests of lanes also run without one.
 """
 
 from __future__ import annotations
@@ -8,6 +8,9 @@ import os
 
 import pytest
 import torch
+
+from engine.runtime import cuda_backend
+from tests.support.lanes import ImmediateStreams, Lanes, lanes_without_a_gpu
 
 # Read when cuBLAS starts; without it its results may differ from call to call.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -25,3 +28,13 @@ def deterministic():
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(params=["threads", pytest.param("cuda", marks=pytest.mark.gpu)])
+def lanes(request, monkeypatch):
+    """Makes `Lanes`."""
+    if request.param == "cuda":
+        request.getfixturevalue("deterministic")
+        return Lanes
+    monkeypatch.setattr(cuda_backend, "torch", ImmediateStreams())
+    return lanes_without_a_gpu

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from shutil import copy, rmtree
 
-from engine.cli.train import forecast_of
+from engine.cli.runs import forecast_of
 from engine.config.settings import TrainConfig
 from engine.model.catalog import entry_of
 from engine.paths import PROGRAM_ROOT

@@ -13,8 +13,8 @@ import torch
 
 from engine.checkpoints.restore import newest_checkpoint
 from engine.runs.events import EvalFinished, LogLine, PlanBuilt, PlannedAnew, StepFinished
-from engine.runs.listing import list_runs
 from engine.runtime.block_ops import BlockOps
+from engine.summaries.listing import list_runs
 from engine.train.run import resume_run, start_run
 from tests.support.folders import make_config, make_data, make_model
 from tests.support.trained_runs import events_of, execute

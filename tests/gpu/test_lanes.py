@@ -1,18 +1,14 @@
 """Lanes that run at once: law 3, and errors in any lane.
 
-Each test runs on a CUDA GPU and, so that it also runs without one, on the same backend over streams
-that do their work as it is launched: its lane threads, tickets and waits are the real ones, the
-device is the CPU.
+Each test runs on a CUDA GPU and, so that it also runs without one, over streams that do their work
+as it is launched (`tests.support.lanes`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import threading
-import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,114 +16,22 @@ import torch
 from engine.errors import NonFiniteError
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import UPDATE_LANES, Lane
-from engine.runtime import cuda_backend
 from engine.runtime.block_ops import BlockOps
 from tests.engine.plan.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
+from tests.support.lanes import Event, find_missing_waits
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
 RATE = 3e-3
 CHOICES = PlanChoices(micro_batches=2)
-PLANS = ("base", "host boundaries", "host boundaries, one ring", "deep prefetch", "one kept")
-
-
-class Lanes(cuda_backend.CudaBackend):
-    """Ops of `slow` lanes are late by about a millisecond, ops of `careless` lanes wait for nothing
-    but their lane, and the nth op of the lane `broken` raises.
-    """
-
-    def __init__(
-        self,
-        slow: tuple[str, ...] = (),
-        careless: tuple[str, ...] = (),
-        broken: str = "",
-        nth: int = 1,
-    ):
-        super().__init__()
-        self._slow, self._careless, self._breaking, self._left = slow, careless, broken, nth
-
-    def submit(self, lane, waits, work):
-        def late():
-            if lane == Lane.HOST:
-                time.sleep(0.001)
-            else:
-                cuda_backend.torch.cuda._sleep(2_000_000)
-            work()
-
-        def fail():
-            raise RuntimeError(f"{lane} broke")
-
-        chosen = late if lane in self._slow else work
-        if lane == self._breaking:
-            self._left -= 1
-            if self._left == 0:
-                chosen = fail
-        return super().submit(lane, () if lane in self._careless else waits, chosen)
-
-
-class _Event:
-    lost = False
-    """Every call of a lost device fails, also one about work that was over before."""
-
-    def __init__(self, **_):
-        self.at = math.nan
-
-    def record(self, stream):
-        self.at = time.perf_counter()
-
-    def query(self):
-        return True
-
-    def synchronize(self):
-        if _Event.lost:
-            raise RuntimeError("CUDA error: unspecified launch failure")
-        assert not math.isnan(self.at), "waited for an event that nothing recorded"
-
-    def elapsed_time(self, end):
-        if _Event.lost:
-            raise RuntimeError("CUDA error: unspecified launch failure")
-        return (end.at - self.at) * 1e3
-
-
-class _ImmediateStreams:
-    """Stands for torch in the backend's file: as torch, but for what the backend asks of CUDA."""
-
-    def __init__(self):
-        stream = SimpleNamespace(wait_event=_Event.synchronize)
-        self.cuda = SimpleNamespace(
-            Event=_Event,
-            Stream=lambda _: stream,
-            default_stream=lambda _: stream,
-            set_device=lambda _: None,
-            current_stream=lambda _: stream,
-            stream=lambda _: contextlib.nullcontext(),
-            synchronize=lambda _: None,
-            empty_cache=lambda: None,
-            get_device_properties=lambda _: SimpleNamespace(total_memory=1 << 40),
-            _sleep=lambda cycles: time.sleep(cycles / 2e9),
-        )
-
-    def __getattr__(self, name):
-        return getattr(torch, name)
-
-
-@pytest.fixture(params=["threads", pytest.param("cuda", marks=pytest.mark.gpu)])
-def lanes(request, monkeypatch):
-    """Makes `Lanes`."""
-    if request.param == "cuda":
-        request.getfixturevalue("deterministic")
-        return Lanes
-    monkeypatch.setattr(cuda_backend, "torch", _ImmediateStreams())
-
-    def make(*args, **kwargs) -> Lanes:
-        backend = Lanes(*args, **kwargs)
-        backend.device = torch.device("cpu")
-        backend.upload = torch.from_numpy
-        backend.host_buffer = lambda numel, dtype: torch.zeros(numel, dtype=dtype)
-        backend.seed = torch.default_generator.manual_seed
-        backend.register = backend.unregister = lambda *_: True
-        return backend
-
-    return make
+PLANS = (
+    "base",
+    "host boundaries",
+    "host boundaries, one ring",
+    "deep prefetch",
+    "one kept",
+    "pairs",
+    "pairs on the host, all resident",
+)
 
 
 # ---------------------------------------------------------------------- law 3
@@ -179,24 +83,6 @@ def test_delays_change_nothing_where_optimizers_run_on_the_device(lanes, changes
         assert_same_bits(planes_after(choices, lanes(slow), dtype="bfloat16"), expected)
 
 
-def find_missing_waits(lanes, careless: str, *slow: str) -> None:
-    """The delays have teeth: without the waits of one lane they change the numbers, or break the
-    run.
-    """
-    expected = planes_after(BASE, lanes(), dtype="bfloat16")
-    try:
-        planes = planes_after(BASE, lanes(slow, (careless,)), dtype="bfloat16")
-    except NonFiniteError:
-        return
-    except RuntimeError as error:
-        # Autograd itself noticed that saved weights were written over.
-        assert "modified by an inplace operation" in str(error)
-        return
-    assert any(
-        not torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(planes, expected)
-    )
-
-
 @pytest.mark.parametrize(
     "careless, slow",
     [(Lane.H2D, (Lane.COMPUTE, Lane.HOST)), (Lane.COMPUTE, (Lane.H2D,)), (Lane.HOST, (Lane.D2H,))],
@@ -206,13 +92,13 @@ def test_a_lane_that_does_not_wait_is_found(lanes, careless, slow):
     """Without a GPU, COMPUTE is never behind the thread that prefetches: only a late update is
     found there.
     """
-    find_missing_waits(lanes, careless, *slow)
+    find_missing_waits(lanes, careless, slow)
 
 
 @pytest.mark.parametrize("lanes", [pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
 def test_an_offload_that_does_not_wait_is_found(lanes):
     """Only where COMPUTE runs behind its launches can an offload come too early."""
-    find_missing_waits(lanes, Lane.D2H, Lane.COMPUTE)
+    find_missing_waits(lanes, Lane.D2H, (Lane.COMPUTE,))
 
 
 # ---------------------------------------------------------------------- errors
@@ -337,7 +223,7 @@ def test_a_lost_device_leaves_whole_planes_unless_it_was_updating(
 
         def lose():
             inner()
-            monkeypatch.setattr(_Event, "lost", True)
+            monkeypatch.setattr(Event, "lost", True)
 
         return lose
 
@@ -351,7 +237,7 @@ def test_a_lost_device_leaves_whole_planes_unless_it_was_updating(
     if step is not None:
         assert held.step == step
         assert_same_bits(all_planes(run), expected[step - 1])
-    monkeypatch.setattr(_Event, "lost", False)
+    monkeypatch.setattr(Event, "lost", False)
     run.close()
 
 

@@ -91,7 +91,11 @@ def compare_in_bf16(
         loss, gradients = plain_gradients(resident, batches)
         _, exact = plain_gradients(truth, batches)
         assert homes[0].loss == pytest.approx(loss, rel=2e-3)
-        assert homes[0].grad_norm == pytest.approx(norm_of(gradients), rel=bounds.norm)
+        plain, right = norm_of(gradients), norm_of(exact)
+        # Where one rounding sends a token to another expert, two runs in bf16 part: then float32
+        # judges, as it does for the updates below.
+        is_near = homes[0].grad_norm == pytest.approx(plain, rel=bounds.norm)
+        assert is_near or abs(homes[0].grad_norm - right) < 1.1 * abs(plain - right)
         if step == 1:
             ours = streamed_gradients(run)
             if not choices.compiled:

@@ -8,6 +8,8 @@ import gzip
 import io
 import json
 import lzma
+import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,7 +77,9 @@ def as_parquet(rows: list[dict]) -> bytes:
 
 
 def as_sheets(sheets: dict[str, list[list]]) -> bytes:
-    """As a file of Excel: the cells of each sheet by its name."""
+    """As a file of Excel: the cells of each sheet by its name. The hour of its making is left out,
+    so that the same sheets make the same bytes.
+    """
     import openpyxl
 
     workbook = openpyxl.Workbook()
@@ -84,9 +88,15 @@ def as_sheets(sheets: dict[str, list[list]]) -> bytes:
         sheet = workbook.create_sheet(name)
         for row in rows:
             sheet.append(row)
-    sink = io.BytesIO()
+    sink, again = io.BytesIO(), io.BytesIO()
     workbook.save(sink)
-    return sink.getvalue()
+    with zipfile.ZipFile(sink) as made, zipfile.ZipFile(again, "w", zipfile.ZIP_DEFLATED) as file:
+        for name in made.namelist():
+            content = made.read(name)
+            if name == "docProps/core.xml":
+                content = re.sub(rb"\d{4}-\d\d-\d\dT[\d:]+Z", b"2026-01-01T00:00:00Z", content)
+            file.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+    return again.getvalue()
 
 
 def texts_of(rows: list[dict]) -> dict[str, str]:

@@ -15,9 +15,9 @@ from engine.machine.read_machine import read_machine
 from engine.runs.events import Record, RunEnded, StepFinished
 from engine.runs.folder import RunFolder, open_run
 from engine.runs.following import replay
-from engine.runs.listing import list_runs
 from engine.runs.recorder import RunRecorder
 from engine.runs.snapshot import RunSnapshot
+from engine.summaries.listing import list_runs
 from tests.support.trained_runs import planes_on_disk
 
 RUN_FILES = {
@@ -27,6 +27,7 @@ RUN_FILES = {
     "session.json",
     "lock",
     "control.jsonl",
+    "best",
     "checkpoints",
     "export",
 }

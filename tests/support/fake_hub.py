@@ -1,9 +1,10 @@
 """A Hugging Face hub on 127.0.0.1 that serves model folders as the real one does, slowly and
-breaking off where asked.
+breaking off where asked, and that takes what is pushed.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -51,6 +52,15 @@ class FakeHub:
     sent: int = 0
     """Bytes of weights."""
     port: int = 0
+    writers: dict[str, str] = field(default_factory=dict)
+    """Who may push, by token."""
+    uploaded: dict[str, bytes] = field(default_factory=dict)
+    """Contents outside of git, by SHA-256."""
+    pushed: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    """Files of each repository, after its newest commit."""
+    private: dict[str, bool] = field(default_factory=dict)
+    room: int | None = None
+    """So many contents are taken outside of git, and no more."""
 
     def variables(self, cache: Path) -> dict[str, str]:
         """The environment in which this is the hub."""
@@ -115,6 +125,76 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         self._answer()
+
+    def do_POST(self):
+        body = self._body()
+        path = self.path.partition("?")[0]
+        self.hub.requests.append(("POST", path, ""))
+        writer = self.hub.writers.get(self.headers.get("Authorization", "").removeprefix("Bearer "))
+        if writer is None:
+            self._refuse(401, "RepoNotFound")
+        elif path == "/api/repos/create":
+            asked = json.loads(body)
+            name = f"{asked.get('organization') or writer}/{asked['name']}"
+            if name.partition("/")[0] != writer:
+                self._refuse(403, "Forbidden")
+                return
+            is_private = asked.get("visibility") == "private" or asked.get("private") is True
+            self.hub.private.setdefault(name, is_private)
+            self._json({"url": f"http://127.0.0.1:{self.hub.port}/{name}"})
+        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/main", path):
+            kinds = {True: "lfs", False: "regular"}
+            files = [
+                {
+                    "path": file["path"],
+                    "uploadMode": kinds[file["path"].endswith(".safetensors")],
+                    "shouldIgnore": False,
+                }
+                for file in json.loads(body)["files"]
+            ]
+            self._json({"files": files})
+        elif path == "/api/validate-yaml":
+            self._json({"errors": [], "warnings": []})
+        elif path.endswith(".git/info/lfs/objects/batch"):
+            self._json({"objects": list(map(self._upload_of, json.loads(body)["objects"]))})
+        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/main", path):
+            self._commit(found[1], [json.loads(line) for line in body.splitlines() if line])
+        else:
+            self._refuse(404, "EntryNotFound")
+
+    def do_PUT(self):
+        content = self._body()
+        if self.hub.room is not None and len(self.hub.uploaded) >= self.hub.room:
+            self._refuse(403, "StorageFull")
+            return
+        self.hub.uploaded[self.path.rpartition("/")[2]] = content
+        self._head(200, 0, {})
+
+    def _body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def _json(self, answer):
+        body = json.dumps(answer).encode()
+        self._head(200, len(body), {"Content-Type": "application/json"})
+        self.wfile.write(body)
+
+    def _upload_of(self, asked):
+        """The hub asks only for contents that it does not have."""
+        if asked["oid"] in self.hub.uploaded:
+            return asked
+        href = f"http://127.0.0.1:{self.hub.port}/uploads/{asked['oid']}"
+        return asked | {"actions": {"upload": {"href": href}}}
+
+    def _commit(self, name, lines):
+        files = self.hub.pushed.setdefault(name, {})
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                files[value["path"]] = self.hub.uploaded[value["oid"]]
+        url = f"http://127.0.0.1:{self.hub.port}/{name}/commit/{COMMIT}"
+        self._json({"success": True, "commitOid": COMMIT, "commitUrl": url})
 
     def _answer(self):
         path = self.path.partition("?")[0]

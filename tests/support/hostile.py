@@ -19,7 +19,7 @@ HOSTILE = (
     '<a href="javascript:window.hacked=5">x</a>'
     "<b>bold</b>%{x}<svg onload=window.hacked=6>"
 )
-WORDS_OF_OURS = {"state", "lane", "cause", "moment", "device", "level", "command"}
+WORDS_OF_OURS = {"state", "lane", "cause", "moment", "device", "level", "command", "best_by"}
 """Fields whose texts are a choice of a few."""
 
 

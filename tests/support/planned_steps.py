@@ -19,12 +19,11 @@ from engine.plan.ops import (
     OffloadStates,
     Op,
     Prefetch,
-    Span,
-    StepPlan,
     Summary,
     Update,
 )
 from engine.plan.simulate import Simulated, simulate
+from engine.plan.step_plan import Span, StepPlan
 from engine.plan.waits import as_records, waits_as_records, waits_of
 from engine.runs.events import PlanSimulated, StepTimeline
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from app.session.engine_calls import EngineCalls
 from app.web.job_routes import job_routes
+from app.web.queue_routes import queue_routes
 from app.web.run_routes import run_routes
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
@@ -69,6 +70,7 @@ class FakeEngine:
             start_run=lambda config, runs_dir: self.make(create_run(runs_dir, config)),
             resume_run=lambda runs_dir, run_id: self.make(open_run(runs_dir, run_id)),
             export_run=self.export,
+            push=self.push,
         )
 
     def make(self, folder):
@@ -80,14 +82,20 @@ class FakeEngine:
         if folder.name == "full":
             raise RunError("The disk is full.")
         self.asked.append((run_id, folder, choice))
-        return SimpleNamespace(step=7, skipped=())
+        return SimpleNamespace(in_words="step 7", skipped=())
+
+    def push(self, folder, repository, private, progress):
+        progress(1, 2)
+        self.asked.append((folder, repository, private))
+        return f"https://hub.example/{repository}"
 
 
 def call(session, *requests):
     """Answers of (method, path, json) requests to the session's routes, one after the other in one
     event loop.
     """
-    return send_all(run_routes(session) + job_routes(session.jobs), *requests)
+    routes = run_routes(session) + queue_routes(session) + job_routes(session.jobs)
+    return send_all(routes, *requests)
 
 
 def get(session, path):

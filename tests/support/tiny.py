@@ -95,13 +95,18 @@ class Batch:
 
 
 def random_batches(
-    count: int, rows: int = 2, length: int = 12, seed: int = 0, masked: float = 0.3
+    count: int,
+    rows: int = 2,
+    length: int = 12,
+    seed: int = 0,
+    masked: float = 0.3,
+    vocabulary: int = VOCAB,
 ) -> list[Batch]:
     """Micro-batches of random tokens; labels are the next token, some of them without loss."""
     generator = np.random.default_rng(seed)
     batches = []
     for _ in range(count):
-        ids = generator.integers(3, VOCAB, (rows, length))
+        ids = generator.integers(3, vocabulary, (rows, length))
         labels = np.full((rows, length), -100)
         labels[:, :-1] = ids[:, 1:]
         labels[generator.random((rows, length)) < masked] = -100

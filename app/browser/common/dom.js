@@ -27,15 +27,16 @@ export function setText(node, text) {
 
 export const isShown = (node) => node.isConnected && node.offsetParent !== null;
 
-// Sends a request to the server and returns its answer: GET without a body, POST with one. `given`
-// is a signal that aborts the request. Throws an error whose message is a sentence for the page.
-// The error is `unreachable` if no server answered, and otherwise has the `status` of the answer.
-export async function send(path, body, given) {
+// Sends a request to the server and returns its answer: GET without a body, `method` with one.
+// `given` is a signal that aborts the request. Throws an error whose message is a sentence for the
+// page. The error is `unreachable` if no server answered, and otherwise has the `status` of the
+// answer.
+export async function send(path, body, given, method = "POST") {
     const timeout = AbortSignal.timeout(body === undefined ? TIMEOUT : LONG_TIMEOUT);
     const signal = given ? AbortSignal.any([given, timeout]) : timeout;
     let answer;
     try {
-        answer = await fetch(path, { ...optionsFor(body), signal });
+        answer = await fetch(path, { ...optionsFor(body, method), signal });
     } catch (cause) {
         const error = new Error("The server does not answer.", { cause });
         throw Object.assign(error, { unreachable: true });
@@ -49,10 +50,10 @@ export async function send(path, body, given) {
     });
 }
 
-function optionsFor(body) {
+function optionsFor(body, method) {
     if (body === undefined) return {};
     const headers = { "content-type": "application/json" };
-    return { method: "POST", headers, body: JSON.stringify(body) };
+    return { method, headers, body: JSON.stringify(body) };
 }
 
 // Copies the text of `node`; the button, which reads Copy, shows the result for a moment.

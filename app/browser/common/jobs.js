@@ -97,7 +97,7 @@ export class JobView {
     }
 }
 
-// Shows, above all tabs, the running jobs that no visible tab shows. A page that is opened later
+// Shows, above all pages, the running jobs that no visible page shows. A page that is opened later
 // shows them too.
 export class JobStrip {
     constructor(root) {
@@ -162,7 +162,7 @@ export class JobStrip {
         node.classList.toggle("rs-job-elsewhere", this.isElsewhere(id));
     }
 
-    // Whether a visible tab shows this job in its own place.
+    // Whether a visible page shows this job in its own place.
     isElsewhere(id) {
         return [...document.querySelectorAll(`[data-job="${id}"]`)].some(
             (node) => !this.list.contains(node) && isShown(node),

@@ -2,6 +2,8 @@
 // while the page is hidden.
 
 const KEPT = "ramstream-notify";
+const DENIED =
+    "The browser does not allow notifications of this page; its settings for this address do.";
 
 let before = null; // the run and its tone in the previous run bar
 
@@ -45,8 +47,10 @@ export function announce(bar) {
 // The switch for notifications. Switching it on asks for the browser's permission. It is hidden if
 // the browser has no notifications.
 export class NotifySwitch {
-    constructor(button) {
+    // tell(sentence) shows a sentence to the person.
+    constructor(button, tell) {
         this.button = button;
+        this.tell = tell;
         if (!("Notification" in window)) return;
         button.hidden = false;
         button.title =
@@ -60,8 +64,7 @@ export class NotifySwitch {
         const on = !wanted() && (await Notification.requestPermission()) === "granted";
         choose(on ? "on" : "off");
         this.show();
-        if (Notification.permission === "denied")
-            this.button.title = "The browser does not allow notifications of this page.";
+        if (Notification.permission === "denied") this.tell(DENIED);
     }
 
     show() {

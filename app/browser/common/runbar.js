@@ -1,8 +1,12 @@
-// The run bar, and the progress in the page's title and icon.
+// The line over a run, which stays in view, with the links to the run's views; and the progress in
+// the page's title and icon.
 
+import { addressOf, followLinks, markCurrent } from "../frame/address.js";
 import { el, field, send, setText } from "./dom.js";
 
 const COUNTERPARTS = { pause: "resume", resume: "pause" };
+const SELDOM = ["save", "change", "discard"];
+const BESIDE = 60; // px of the views before the current one that are shown
 const SHOWN = 8000; // ms for which a refusal, or a report after an outage, is shown
 
 // ---------------------------------------------------------------- title and icon
@@ -40,9 +44,10 @@ export function showProgress(bar) {
 
 export class RunBar {
     // wake(): reads the run again at once.
+    // go(place): shows another place.
     // open(): shows the active run here.
     // opened(run): is called when Start has answered with its run.
-    constructor({ element, props, trigger, watch }, { wake, open, opened }) {
+    constructor({ element, props, trigger, watch }, { wake, go, open, opened }) {
         this.wake = wake;
         this.root = element.querySelector(".rs-bar");
         this.trigger = trigger;
@@ -52,7 +57,9 @@ export class RunBar {
         this.run = null;
         this.toldUntil = 0;
         this.buttons = [...element.querySelectorAll("[data-command]")];
-        this.stop = this.buttons.find((button) => button.dataset.command === "stop");
+        this.more = element.querySelector('[data-part="more"]');
+        this.more.addEventListener("click", () => this.showMore(!this.isMore));
+        this.how = field(element, "stop-how");
         this.resume = this.buttons.find((button) => button.dataset.command === "resume");
         this.actions = element.querySelector(".rs-actions");
         for (const button of this.buttons)
@@ -60,6 +67,15 @@ export class RunBar {
         this.dialog.addEventListener("close", () => {
             if (this.dialog.returnValue === "discard") this.command("discard");
         });
+        this.name = field(element, "name");
+        this.views = [...element.querySelectorAll("a[data-view]")];
+        followLinks(this.root, "a[data-view]", ({ dataset }) => go({ view: dataset.view }));
+        followLinks(this.root, 'a[data-field="name"]', () => {
+            if (this.run) go({ page: "run", run: this.run, view: "overview" });
+        });
+        this.nav = element.querySelector(".rs-views");
+        this.nav.addEventListener("scroll", () => this.showCut(), { passive: true });
+        new ResizeObserver(() => this.measure()).observe(this.root);
         this.other = field(element, "other");
         this.other.querySelector("button").addEventListener("click", open);
         watch("value", () => {
@@ -67,19 +83,58 @@ export class RunBar {
         });
     }
 
+    // place: what the page shows.
+    mark(place) {
+        for (const link of this.views) {
+            link.href = addressOf({ ...place, page: "run", view: link.dataset.view });
+        }
+        markCurrent(this.views, ({ dataset }) => dataset.view === place.view);
+        const current = this.views.find(({ dataset }) => dataset.view === place.view);
+        if (!current || this.nav.scrollWidth <= this.nav.clientWidth) return;
+        // The link of the view that is shown is in view, with a part of those beside it.
+        this.nav.scrollLeft = current.offsetLeft - this.nav.offsetLeft - BESIDE;
+    }
+
+    // On a phone, what stands above the state scrolls away.
+    measure() {
+        const top = (node) => node.getBoundingClientRect().top;
+        const row = [field(this.root, "word"), this.actions].filter((node) => node.offsetHeight);
+        const above = Math.min(...row.map(top)) - top(this.root);
+        const { style } = this.root.closest("#rs-run_bar");
+        style.setProperty("--rs-scrolls", `${Math.floor(above)}px`);
+        this.showCut();
+    }
+
+    // Shows whether there are views beyond the right edge.
+    showCut() {
+        const { scrollLeft, clientWidth, scrollWidth } = this.nav;
+        this.nav.classList.toggle("rs-cut", scrollLeft + clientWidth < scrollWidth - 1);
+    }
+
     show(bar, active) {
         this.run = bar.run_id;
         this.shown = bar;
         this.root.dataset.tone = bar.tone;
+        // Other pages show only a run that goes on.
+        this.root.classList.toggle("rs-going", bar.tone === "busy" || bar.state === "paused");
+        this.root.classList.toggle("rs-none", !bar.run_id);
+        this.root.classList.toggle("rs-timed", bar.left !== "–");
+        const place = { page: "run", view: "overview", run: bar.run_id, step: null };
+        this.name.href = addressOf(place);
         for (const name of ["word", "name", "sentence", "step", "left", "rate"])
             setText(field(this.root, name), bar[name]);
-        field(this.root, "about").textContent = bar.note ?? "";
+        setText(
+            field(this.root, "about"),
+            [bar.note, ...(bar.remarks ?? [])].filter(Boolean).join(" · "),
+        );
         const progress = this.root.querySelector(".rs-progress");
         const percent = Math.round(100 * bar.progress);
         progress.setAttribute("aria-valuenow", percent);
         progress.firstElementChild.style.width = `${100 * bar.progress}%`;
         for (const button of this.buttons) button.disabled = false;
-        this.stop.textContent = bar.stop_saves === false ? "Stop without saving" : "Stop and save";
+        const saves = bar.stop_saves !== false;
+        setText(this.how, saves ? " and save" : " without saving");
+        this.how.classList.toggle("rs-usual", saves);
         this.resume.textContent = bar.begins_anew ? "Start again" : "Resume";
         this.showActions(bar.actions);
         this.announce(bar);
@@ -96,9 +151,18 @@ export class RunBar {
         const focused = this.buttons.find((button) => button === document.activeElement);
         if (focused && !names.includes(focused.dataset.command)) this.hold(focused);
         for (const button of this.buttons) button.hidden = !names.includes(button.dataset.command);
+        this.more.hidden = !names.some((name) => SELDOM.includes(name));
         if (document.activeElement !== this.actions) return;
         const next = [this.held, COUNTERPARTS[this.held]].find((name) => names.includes(name));
         this.buttons.find((button) => button.dataset.command === next)?.focus();
+    }
+
+    // A phone shows the buttons that are seldom needed on request.
+    showMore(isMore) {
+        this.isMore = isMore;
+        this.actions.classList.toggle("rs-more", isMore);
+        this.more.setAttribute("aria-expanded", String(isMore));
+        this.more.setAttribute("aria-label", isMore ? "Less" : "More");
     }
 
     hold(button) {
@@ -133,7 +197,7 @@ export class RunBar {
                 name: "Nothing is running",
                 progress: 0,
                 actions: [],
-                sentence: "Choose a preset in Train and press Start.",
+                sentence: "Choose a preset in New and press Start.",
                 step: "–",
                 left: "–",
                 rate: "–",
@@ -141,6 +205,15 @@ export class RunBar {
             null,
         );
         document.title = "Ramstream";
+    }
+
+    // The run of the address cannot be shown; its page says why.
+    miss(run) {
+        this.clear();
+        setText(field(this.root, "word"), "Not shown");
+        setText(this.name, run);
+        setText(field(this.root, "sentence"), "");
+        this.note("");
     }
 
     // Shows a note below the bar; "" removes it. `aside` changes constantly and is not read aloud.

@@ -1,4 +1,4 @@
-// The Hardware tab: this machine, its measurement, and the requests of the table of models and
+// Hardware: this machine, its measurement, and the requests of the table of models and
 // machines.
 
 import { el, field, send } from "../common/dom.js";
@@ -53,7 +53,7 @@ export class Hardware {
         });
     }
 
-    // Does `work`; if it fails, the tab shows the error.
+    // Does `work`; if it fails, the page shows the error.
     async tried(work) {
         const said = field(this.root, "error");
         try {
@@ -102,6 +102,7 @@ export class Hardware {
         );
         this.root.querySelector("datalist").replaceChildren(...names);
         this.drawChips();
+        if (this.wanted) this.offer(this.wanted);
     }
 
     drawMachine({ machine, rates, why_not_measure: whyNot, job }) {
@@ -264,7 +265,10 @@ export class Hardware {
     }
 
     offer(id) {
-        if (!this.data.choices) return;
+        if (!this.data.choices) {
+            this.wanted = id; // until the page is first shown
+            return;
+        }
         if (id) this.offers.choose(id);
         this.offers.ask(this.data.choices.machines, this.settings);
     }
@@ -279,8 +283,8 @@ function inWords(seconds) {
     return date.toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
 }
 
-// Types the name of a model into the Train tab. Gradio creates the boxes of a tab when it is
-// opened, and may fill them a moment later, so this repeats until the name has stayed for a while.
+// Types the name of a model into the form of New. Gradio may still be filling its boxes, so this
+// repeats until the name has stayed for a while.
 async function typeModel(id) {
     let right = 0;
     for (let tries = 0; tries < BOX_TRIES && right < BOX_RIGHT; tries += 1) {

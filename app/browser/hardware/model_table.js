@@ -47,7 +47,7 @@ export class TableData {
 }
 
 export class ModelTable {
-    // data: a TableData; open(id) opens a model in Train; offer(id) asks for machines for a model.
+    // data: a TableData; open(id) opens a model in New; offer(id) asks for machines for a model.
     constructor(root, data, { open, offer }) {
         this.root = root;
         this.data = data;
@@ -209,25 +209,29 @@ export class ModelTable {
         );
     }
 
-    // A cell of this machine is a button that opens the model in Train.
+    // A cell of this machine is a button that opens the model in New.
     drawCell(model, machine) {
         const cell = this.data.cell(machine, model.id);
         if (!cell) return el("td", { class: "rs-cell", tabindex: -1 }, "…");
-        const { word, speed, tone } = cell.words;
+        const { word, speed, ways, tone } = cell.words;
         const waits = !speed && tone !== "bad" && !this.data.columns.get(machine).timed;
         const second = waits ? "…" : speed;
-        const inner = [el("b", {}, word), second ? el("span", {}, second) : null];
+        const inner = [
+            el("b", {}, word),
+            second ? el("span", {}, second) : null,
+            ways ? el("small", {}, ways) : null,
+        ];
         const attributes = { class: "rs-cell", "data-tone": tone, "data-machine": machine };
         if (machine !== this.data.choices.here)
             return el("td", { ...attributes, tabindex: -1 }, ...inner);
-        const said = speed ? `${word}, ${speed}` : word;
+        const said = [word, speed, ways].filter(Boolean).join(", ");
         const button = el(
             "button",
             {
                 type: "button",
                 tabindex: -1,
                 click: () => this.open(model.id),
-                "aria-label": `${said}: open ${model.title} in Train`,
+                "aria-label": `${said}: open ${model.title} in New`,
             },
             ...inner,
         );
@@ -242,9 +246,20 @@ export class ModelTable {
         const counted = `Shown: ${rows.length} of ${known.length} models.`;
         const none = rows.length || !known.length ? "" : this.whyNone();
         const more = computes ? " Speeds are still being computed." : "";
-        field(this.root, "counted").textContent = counted + none + more;
+        field(this.root, "counted").textContent = counted + none + this.fitting() + more;
         this.grid.setAttribute("aria-busy", computes);
         this.root.querySelector('[data-part="csv"]').disabled = isWaiting || !rows.length;
+    }
+
+    // How many of all models each machine can train, as far as its column has arrived.
+    fitting() {
+        const counts = this.data.machines().flatMap((name) => {
+            const column = this.data.columns.get(name);
+            if (!column) return [];
+            const cells = Object.values(column.cells);
+            return [`${name} ${cells.filter(({ words }) => RANKS[words.tone] === 0).length}`];
+        });
+        return counts.length ? ` Of all models, this many fit: ${counts.join(", ")}.` : "";
     }
 
     whyNone() {

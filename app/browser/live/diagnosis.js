@@ -1,5 +1,5 @@
-// Shows how a run is doing, and offers a change of its settings, which can be opened in the Train
-// form.
+// Shows the verdict over a run: its headline, the other findings, and the evidence of each. It
+// offers a change of the run's settings, which can be opened in the Train form.
 
 import { el, send, setText } from "../common/dom.js";
 
@@ -9,12 +9,16 @@ export class Diagnosis {
         this.part = part;
         this.run = null;
         this.offer = null;
+        this.findings = "[]";
+        this.evidence = el("p");
+        this.why = el("details", { class: "rs-hint" }, el("summary", {}, "Why"), this.evidence);
+        part("diagnosis-advice").after(this.why);
         part("offer-button").addEventListener("click", () => this.open());
     }
 
-    show(diagnosis, run) {
+    show(verdict, run) {
         const { part } = this;
-        const { text, tone, advice, offer, also } = diagnosis;
+        const { text, tone, advice, evidence, offer, also } = verdict;
         if (run !== this.run) part("offer-error").hidden = true;
         this.run = run;
         this.offer = offer;
@@ -22,18 +26,22 @@ export class Diagnosis {
         part("diagnosis").dataset.tone = tone;
         setText(part("diagnosis-text"), text);
         setText(part("diagnosis-advice"), advice);
-        this.showRemarks(also);
+        setText(this.evidence, evidence);
+        this.why.hidden = !evidence;
+        this.showFindings(also);
         part("offer").hidden = !offer;
         setText(part("offer-label"), offer?.label ?? "");
     }
 
-    // Remarks that are already there are not replaced, so that a person's selection is kept.
-    showRemarks(remarks) {
+    // Findings that are already there are not replaced, so that a selection in them, and evidence
+    // that was opened, stay.
+    showFindings(also) {
         const list = this.part("diagnosis-also");
-        list.hidden = !remarks.length;
-        const shown = [...list.children].map((item) => item.textContent);
-        if (JSON.stringify(shown) === JSON.stringify(remarks)) return;
-        list.replaceChildren(...remarks.map((remark) => el("li", {}, remark)));
+        list.hidden = !also.length;
+        const findings = JSON.stringify(also);
+        if (findings === this.findings) return;
+        this.findings = findings;
+        list.replaceChildren(...also.map(findingItem));
     }
 
     // Reloads the page as a new tab would load it: the server fills its form with the stored draft.
@@ -54,4 +62,11 @@ export class Diagnosis {
             button.disabled = false;
         }
     }
+}
+
+function findingItem({ text, tone, advice, evidence }) {
+    const said = `${text} ${advice}`.trimEnd();
+    if (!evidence) return el("li", { "data-tone": tone }, said);
+    const summary = el("summary", { "aria-label": `Why: ${text}` }, "Why");
+    return el("li", { "data-tone": tone }, said, el("details", {}, summary, evidence));
 }

@@ -1,4 +1,4 @@
-// Shows the answers to a run's sample prompts in the Live tab: those before the first step next to
+// Shows the answers to a run's sample prompts in Learning: those before the first step next to
 // those at a chosen step.
 
 import { el, field } from "../common/dom.js";
@@ -39,17 +39,18 @@ export class SamplePrompts {
         this.at.disabled = isOnly;
         this.card.querySelector("table").classList.toggle("rs-only-first", isOnly);
         const body = this.card.querySelector("tbody");
-        body.replaceChildren(...rows.map((row) => answersRow(row, at)));
+        const titles = [title(steps[0]), chosen];
+        body.replaceChildren(...rows.map((row) => answersRow(row, at, titles)));
     }
 }
 
-function answersRow({ prompt, answers }, at) {
+function answersRow({ prompt, answers }, at, [first, chosen]) {
     return el(
         "tr",
         {},
         el("td", {}, prompt),
-        el("td", { class: "rs-off" }, answers[0] || "(nothing)"),
-        el("td", {}, answers[at] || "(nothing)"),
+        el("td", { class: "rs-off", "data-label": first }, answers[0] || "(nothing)"),
+        el("td", { "data-label": chosen }, answers[at] || "(nothing)"),
     );
 }
 

@@ -16,14 +16,13 @@ export class Comparison {
         this.changed = changed;
         this.ids = [];
         this.axis = "step";
+        this.isLog = false; // of the loss
         this.turn = 0; // counts requests; only the newest one counts
         this.readAt = Number.NEGATIVE_INFINITY;
         const nodes = [...card.querySelectorAll("[data-compare]")];
         const byName = Object.fromEntries(nodes.map((node) => [node.dataset.compare, node]));
         this.charts = new LinkedCharts(byName, {
-            adapt: (layout) => {
-                layout.hoverlabel = { ...layout.hoverlabel, namelength: -1 }; // complete names
-            },
+            adapt: (layout, figure) => this.adapt(layout, figure),
             zoomed: (isZoomed) => {
                 this.part("compare-reset").hidden = !isZoomed;
             },
@@ -32,6 +31,7 @@ export class Comparison {
         for (const button of card.querySelectorAll("button[data-axis]")) {
             button.addEventListener("click", () => this.chooseAxis(button.dataset.axis));
         }
+        this.part("compare-log").addEventListener("click", () => this.toggleLog());
         this.part("compare-close").addEventListener("click", () => this.close());
     }
 
@@ -42,9 +42,16 @@ export class Comparison {
     // -------------------------------------------------------------- which runs
 
     openAddress() {
-        const query = new URLSearchParams(location.search);
-        const asked = (query.get("compare") ?? "").split(",").filter(Boolean);
-        if (asked.length) this.open([...new Set(asked)], false);
+        const asked = named();
+        if (asked.length) this.open(asked, false);
+    }
+
+    // Follows Back and Forward.
+    followAddress() {
+        const asked = named();
+        if (String(asked) === String(this.ids)) return;
+        if (asked.length) this.open(asked, false);
+        else if (!this.card.hidden) this.close();
     }
 
     open(ids, scrolls) {
@@ -80,7 +87,9 @@ export class Comparison {
         else this.close();
     }
 
+    // Only the page Runs shows a comparison.
     writeAddress() {
+        if (document.body.dataset.page !== "runs") return;
         const query = new URLSearchParams(location.search);
         query.delete("compare");
         const parts = [query.toString()];
@@ -101,6 +110,21 @@ export class Comparison {
             button.setAttribute("aria-pressed", String(button.dataset.axis === axis));
         }
         this.read();
+    }
+
+    toggleLog() {
+        this.isLog = !this.isLog;
+        this.part("compare-log").setAttribute("aria-pressed", String(this.isLog));
+        this.read();
+    }
+
+    adapt(layout, { log_axes: axes = [] }) {
+        layout.hoverlabel = { ...layout.hoverlabel, namelength: -1 }; // complete names
+        for (const name of axes) {
+            // A zoom of the linear axis is meaningless on the logarithmic one.
+            layout[name].uirevision = `log ${this.isLog}`;
+            if (this.isLog) layout[name].type = "log";
+        }
     }
 
     // -------------------------------------------------------------- reading and showing
@@ -137,7 +161,9 @@ export class Comparison {
         field(this.card, "compare-same").textContent = answer.settings.length
             ? "All other settings are the same."
             : "None: all settings of these runs are the same.";
+        field(this.card, "compare-caution").textContent = answer.caution;
         for (const [name, figure] of Object.entries(answer.figures)) {
+            this.charts.node(name).closest("figure").hidden = Boolean(figure.is_absent);
             this.charts.set(name, figure);
             this.charts.node(name).setAttribute("aria-label", answer.said[name]);
         }
@@ -162,6 +188,12 @@ export class Comparison {
         table.querySelector("thead").replaceChildren(el("tr", {}, el("td"), ...heads));
         table.querySelector("tbody").replaceChildren(...rows.map(tableRow));
     }
+}
+
+// The runs that the address compares.
+function named() {
+    const query = new URLSearchParams(location.search);
+    return [...new Set((query.get("compare") ?? "").split(",").filter(Boolean))];
 }
 
 function aboutUnread(names) {

@@ -1,53 +1,69 @@
-// The Runs tab: lists the queue and every run, and offers the actions on a run.
+// The page Runs: lists the queue and the runs that are searched for, and offers the actions on
+// them.
 
 import { el, field, send } from "../common/dom.js";
-import { JobView, noticeJobs } from "../common/jobs.js";
 import { Comparison, LEAST, MOST } from "./compare.js";
-import { RunDetails } from "./run_details.js";
+import { Deletion } from "./deletion.js";
+import { QueueList } from "./queue.js";
+import { rowOf } from "./rows.js";
 
 const LIST_WAIT = 2000; // ms between reads of the list
+const FIRST = 50; // so many runs are listed at first, and so many more at each press
+const TYPING = 40; // ms after the last key before the search is sent
+const SOON = 400; // ms before the list is read again while the server still looks at its runs
 
 const path = (id, what) => `/api/runs/${encodeURIComponent(id)}/${what}`;
 
 export class RunList {
-    // openRun(id, tab) shows a run, closeRun(id) stops showing it, talkTo(id) opens it in Talk.
-    constructor(element, { openRun, closeRun, talkTo }) {
+    // openRun(id, view) shows a run, closeRun(id) stops showing it, talkTo(id) opens it in Talk.
+    // changed() is called when the queue was changed here.
+    constructor(element, { openRun, closeRun, talkTo, changed }) {
         this.root = element;
         this.openRun = openRun;
         this.closeRun = closeRun;
         this.talkTo = talkTo;
-        this.rows = new Map(); // the node of each run, and the text from which it was made
-        this.ticked = new Set();
+        this.rows = new Map(); // the node of each run, the run, and the text of it
+        this.ticked = new Map(); // the runs with a tick, by id
+        this.limit = FIRST;
+        this.turn = 0; // counts requests; only the newest one counts
         this.readAt = Number.NEGATIVE_INFINITY;
-        this.run = null; // the run of the export card
-        this.details = new RunDetails(
-            this.part("details"),
-            () => this.refresh(true),
-            (id) => this.focus(id, "details"),
-        );
+        this.queue = new QueueList(element, changed);
+        this.deletion = new Deletion(element, (ids) => this.deleted(ids));
         this.comparison = new Comparison(element, this.part("compare"), (ids) =>
             this.compared(ids),
         );
-        this.exporting = new JobView(this.part("exporting"));
+        this.works = {
+            open: (run) => this.openRun(run.id),
+            resume: (run, button) => this.resume(run, button),
+            queue: (run, button) => this.act(button, () => this.queue.addResume(run.id)),
+            talk: (run) => this.talkTo(run.id),
+            details: (run) => this.openRun(run.id, "settings"),
+            draft: (run, button) => this.draft(run, button),
+            "train-on": (run, button) => this.draft(run, button, true),
+            export: (run) => this.openRun(run.id, "home"),
+            delete: (run, button) => this.delete([run], button),
+        };
         this.listen();
         this.comparison.openAddress();
     }
 
     listen() {
         this.part("compare-open").addEventListener("click", () =>
-            this.comparison.open([...this.ticked], true),
+            this.comparison.open([...this.ticked.keys()], true),
         );
-        this.part("queue-continue").addEventListener("click", ({ target }) =>
-            this.changeQueue(target, "continue"),
+        this.part("delete-open").addEventListener("click", ({ target }) =>
+            this.delete([...this.ticked.values()], target),
         );
-        const card = this.part("export");
-        card.querySelector('[data-part="close"]').addEventListener("click", () => {
-            card.hidden = true;
-            this.focus(this.run.id, "export");
+        this.part("more-runs").addEventListener("click", () => {
+            this.limit += FIRST;
+            this.refresh(true);
         });
-        card.querySelector("form").addEventListener("submit", (event) => {
-            event.preventDefault();
-            this.export(new FormData(event.target));
+        const filters = this.part("filters");
+        filters.addEventListener("submit", (event) => event.preventDefault());
+        filters.addEventListener("change", () => this.ask());
+        filters.elements.search.addEventListener("input", () => {
+            clearTimeout(this.typing);
+            this.typing = setTimeout(() => this.ask(), TYPING);
         });
     }
 
@@ -55,16 +71,58 @@ export class RunList {
         return this.root.querySelector(`[data-part="${name}"]`);
     }
 
+    // -------------------------------------------------------------- what is listed
+
+    // Reads the list as the filters say now.
+    ask() {
+        this.limit = FIRST;
+        this.refresh(true);
+    }
+
+    query() {
+        const { search, state, tag, sort } = this.part("filters").elements;
+        return new URLSearchParams({
+            search: search.value,
+            state: state.value,
+            tag: tag.value,
+            sort: sort.value,
+            limit: this.limit,
+        });
+    }
+
     async refresh(force = false) {
         if (!force && performance.now() - this.readAt < LIST_WAIT) return;
+        this.turn += 1;
+        const { turn } = this;
         this.readAt = performance.now();
-        const { runs, queue } = await send("/api/runs");
-        this.part("empty").hidden = runs.length > 0;
-        this.part("list").hidden = runs.length === 0;
-        this.part("bar").hidden = runs.length === 0;
-        this.showQueue(queue);
-        this.showRuns(runs);
+        const answer = await send(`/api/runs?${this.query()}`);
+        if (turn !== this.turn) return;
+        for (const name of ["list", "bar", "filters"]) this.part(name).hidden = !answer.total;
+        this.part("empty").hidden = answer.total > 0;
+        this.queue.show(answer.queue);
+        this.showChoices(answer);
+        this.showRuns(answer.runs);
+        this.showCounts(answer);
         this.comparison.refresh();
+        if (!answer.is_complete) this.readAt = performance.now() - LIST_WAIT + SOON;
+    }
+
+    showChoices({ states, tags, orders }) {
+        const { state, tag, sort } = this.part("filters").elements;
+        options(state, [{ value: "", label: "All states" }, ...states]);
+        options(tag, [{ value: "", label: "All tags" }, ...tags]);
+        options(sort, orders);
+        tag.closest("label").hidden = !tags.length;
+    }
+
+    showCounts({ found, total, runs }) {
+        const isAll = found === total;
+        const words = isAll ? `${number(total)} runs` : `${number(found)} of ${number(total)} runs`;
+        field(this.root, "found").textContent = total === 1 ? "1 run" : words;
+        this.part("none-found").hidden = found > 0;
+        const left = found - runs.length;
+        this.part("more-runs").hidden = left <= 0;
+        this.part("more-runs").textContent = `Show ${Math.min(FIRST, left)} more`;
     }
 
     // A row is redrawn only if its content has changed, so that another run's next step does not
@@ -78,13 +136,9 @@ export class RunList {
                 known.set(run.id, before);
                 continue;
             }
-            const focused = before?.node.contains(document.activeElement)
-                ? document.activeElement.dataset.act
-                : null;
-            const node = this.row(run);
-            before?.node.replaceWith(node);
-            if (focused) node.querySelector(`[data-act="${focused}"]`)?.focus();
-            known.set(run.id, { text, node });
+            const node = rowOf(run, this.works, this.tick(run));
+            if (before) keepPlace(before.node, node);
+            known.set(run.id, { text, node, run });
         }
         this.rows = known;
         const body = this.part("rows");
@@ -93,59 +147,10 @@ export class RunList {
             nodes.length === body.children.length &&
             nodes.every((node, index) => node === body.children[index]);
         if (!isSame) body.replaceChildren(...nodes);
-        for (const id of this.ticked) if (!known.has(id)) this.ticked.delete(id);
+        for (const id of this.ticked.keys()) {
+            if (known.has(id)) this.ticked.set(id, known.get(id).run);
+        }
         this.showTicked();
-    }
-
-    row(run) {
-        const state = el(
-            "span",
-            { class: "rs-state", "data-tone": run.tone, title: run.reason },
-            run.word,
-        );
-        const tick = run.actions.includes("compare") ? this.tick(run) : null;
-        return el(
-            "tr",
-            { "data-run": run.id },
-            el("td", { class: "rs-pick" }, tick, state),
-            nameCell(run),
-            el("td", { class: "rs-number" }, run.steps),
-            el("td", { class: "rs-number" }, run.loss),
-            el("td", {}, run.model, el("small", {}, run.data)),
-            el("td", {}, started(run.created), el("small", {}, `at work for ${run.at_work}`)),
-            el("td", { class: "rs-row-actions" }, this.actions(run)),
-        );
-    }
-
-    actions(run) {
-        const button = (act, label, work) => {
-            if (!run.actions.includes(act)) return null;
-            return el(
-                "button",
-                {
-                    type: "button",
-                    class: "rs-small",
-                    "data-act": act,
-                    "aria-label": `${label}: ${run.name}`,
-                    click: work,
-                },
-                label,
-            );
-        };
-        return el(
-            "div",
-            {},
-            button("open", "Open", () => this.openRun(run.id, "live")),
-            button("resume", run.begins_anew ? "Start again" : "Resume", ({ target }) =>
-                this.resume(run, target),
-            ),
-            button("talk", "Talk", () => this.talkTo(run.id)),
-            button("details", "Details", () => this.details.open(run)),
-            button("draft", "New run from this one", ({ target }) => this.draft(run, target)),
-            button("train-on", "Train on", ({ target }) => this.draft(run, target, true)),
-            button("export", "Export", () => this.openExport(run)),
-            button("delete", "Delete", ({ target }) => this.delete(run, target)),
-        );
     }
 
     // Moves the focus to a button in a run's row, or in the first row if that row is gone.
@@ -154,15 +159,16 @@ export class RunList {
         (row?.querySelector(`[data-act="${act}"]`) ?? row?.querySelector("button"))?.focus();
     }
 
-    // -------------------------------------------------------------- comparing
+    // -------------------------------------------------------------- runs with a tick
 
     tick(run) {
+        if (!run.actions.includes("compare") && !run.actions.includes("delete")) return null;
         const box = el("input", {
             type: "checkbox",
             "data-act": "compare",
-            "aria-label": `Compare: ${run.name}`,
+            "aria-label": `Select: ${run.name}`,
             change: () => {
-                if (box.checked) this.ticked.add(run.id);
+                if (box.checked) this.ticked.set(run.id, run);
                 else this.ticked.delete(run.id);
                 this.showTicked();
             },
@@ -172,122 +178,57 @@ export class RunList {
     }
 
     showTicked() {
-        const count = this.ticked.size;
-        const fits = count >= LEAST && count <= MOST;
-        const button = this.part("compare-open");
-        button.disabled = !fits;
-        button.classList.toggle("rs-primary", fits);
-        button.textContent = count ? `Compare ${count}` : "Compare";
+        const runs = [...this.ticked.values()];
+        const count = runs.length;
+        const can = (act) => runs.every((run) => run.actions.includes(act));
+        const fits = count >= LEAST && count <= MOST && can("compare");
+        const compare = this.part("compare-open");
+        compare.disabled = !fits;
+        compare.classList.toggle("rs-primary", fits);
+        compare.textContent = count ? `Compare ${count}` : "Compare";
+        const remove = this.part("delete-open");
+        remove.disabled = !count || !can("delete");
+        remove.textContent = count ? `Delete ${count}…` : "Delete…";
         field(this.root, "ticked").textContent = aboutTicked(count);
     }
 
-    // The compared runs are the ticked ones.
+    // The compared runs are the ticked ones. The address may name runs that are not listed yet.
     compared(ids) {
-        if (ids.length) this.ticked = new Set(ids);
+        if (ids.length) {
+            const known = ids.map((id) => [
+                id,
+                this.rows.get(id)?.run ?? { id, actions: ["compare"] },
+            ]);
+            this.ticked = new Map(known);
+        }
         for (const box of this.root.querySelectorAll('[data-act="compare"]')) {
             box.checked = this.ticked.has(box.closest("tr").dataset.run);
         }
         this.showTicked();
     }
 
-    // -------------------------------------------------------------- the queue
+    // -------------------------------------------------------------- actions
 
-    showQueue(queue) {
-        const text = JSON.stringify(queue);
-        if (text === this.queueShown) return;
-        const focused = this.part("queue-rows").contains(document.activeElement)
-            ? document.activeElement.dataset.queued
-            : null;
-        this.queueShown = text;
-        this.part("queue").hidden = !queue.rows.length && !queue.problem;
-        this.part("queue-held").hidden = !queue.held;
-        this.part("queue-behind").hidden = !queue.behind;
-        field(this.root, "queue-behind").textContent = queue.behind;
-        field(this.root, "queue-problem").textContent = queue.problem;
-        this.part("queue-rows").replaceChildren(
-            ...queue.rows.map((row, index) => this.queueRow(row, index)),
-        );
-        if (focused) this.root.querySelector(`[data-queued="${CSS.escape(focused)}"]`)?.focus();
-    }
-
-    queueRow(row, index) {
-        const button = (label, what) =>
-            el(
-                "button",
-                {
-                    type: "button",
-                    class: "rs-small",
-                    "data-queued": `${row.id} ${what}`,
-                    "aria-label": `${label}: ${row.name}`,
-                    click: ({ target }) => this.changeQueue(target, `${row.id}/${what}`),
-                },
-                label,
-            );
-        const problem = row.problem
-            ? el("small", { class: "rs-error" }, `It was not started: ${row.problem}`)
-            : null;
-        const about = el("small", {}, `${row.model} · ${row.data}`);
-        const up = index ? button("Move up", "up") : null;
-        return el(
-            "li",
-            {},
-            el("div", {}, el("strong", {}, row.name), about, problem),
-            row.problem ? null : this.detachedBox(row),
-            el("span", { class: "rs-queue-actions" }, up, button("Remove", "remove")),
-        );
-    }
-
-    detachedBox(row) {
-        const box = el("input", {
-            type: "checkbox",
-            "data-queued": `${row.id} detached`,
-            "aria-label": `Run detached: ${row.name}`,
-            change: ({ target }) =>
-                this.changeQueue(target, `${row.id}/detached`, { detached: target.checked }),
-        });
-        box.checked = row.detached;
-        const title = "In a process of its own, which goes on when Ramstream itself is closed";
-        return el("label", { class: "rs-queue-detached", title }, box, "Run detached");
-    }
-
-    async changeQueue(button, what, body = {}) {
-        button.disabled = true;
-        try {
-            const { queue } = await send(`/api/queue/${what}`, body);
-            this.showQueue(queue);
-            field(this.root, "queue-problem").textContent = queue.problem;
-        } catch (error) {
-            field(this.root, "queue-problem").textContent = error.message;
+    async delete(runs, button) {
+        if (await this.deletion.ask(runs)) {
+            await this.act(button, () => this.deletion.delete(runs));
         }
-        button.disabled = false;
     }
 
-    // -------------------------------------------------------------- one run
-
-    delete(run, button) {
-        const dialog = this.part("delete");
-        field(this.root, "delete-name").textContent = run.name;
-        dialog.returnValue = "keep";
-        const closed = () => {
-            if (dialog.returnValue === "delete") this.act(button, () => this.deleteNow(run));
-        };
-        dialog.addEventListener("close", closed, { once: true });
-        dialog.showModal();
-    }
-
-    async deleteNow(run) {
-        await send(path(run.id, "delete"), {});
-        if (this.run?.id === run.id) this.part("export").hidden = true;
-        this.comparison.without(run.id);
-        this.closeRun(run.id);
+    async deleted(ids) {
+        for (const id of ids) {
+            this.ticked.delete(id);
+            this.comparison.without(id);
+            this.closeRun(id);
+        }
         await this.refresh(true);
-        this.focus(run.id, "open");
+        if (ids.length) this.focus(ids[0], "open");
     }
 
     async resume(run, button) {
         await this.act(button, async () => {
             await send(path(run.id, "control"), { command: "resume" });
-            this.openRun(run.id, "live");
+            this.openRun(run.id);
         });
     }
 
@@ -296,75 +237,51 @@ export class RunList {
         await this.act(button, async () => {
             await send(path(run.id, "draft"), { changes: {}, trains_on: trainsOn });
             // A newly opened page shows the form that the server has stored.
-            location.assign("?tab=train");
+            location.assign("?show=new");
         });
     }
 
-    // Does `work` for `button`; if it fails, the button's cell shows the error.
+    // Does `work` for `button`; if it fails, the place of the button shows the error.
     async act(button, work) {
-        const cell = button.closest("td");
-        cell.querySelector(".rs-error")?.remove();
+        const place = button.closest("td, .rs-runs-bar");
+        place.querySelector(".rs-error")?.remove();
         button.disabled = true;
         try {
             await work();
         } catch (error) {
-            cell.append(el("small", { class: "rs-error", role: "alert" }, error.message));
+            place.append(el("small", { class: "rs-error", role: "alert" }, error.message));
         }
         button.disabled = false;
-    }
-
-    openExport(run) {
-        this.run = run;
-        const card = this.part("export");
-        const folder = card.querySelector("input");
-        card.hidden = false;
-        field(this.root, "export-name").textContent = run.name;
-        field(this.root, "export-said").replaceChildren();
-        folder.value = run.export_folder;
-        card.scrollIntoView({ block: "nearest" });
-        folder.focus();
-    }
-
-    async export(form) {
-        const said = field(this.root, "export-said");
-        const button = this.part("export").querySelector(".rs-primary");
-        button.disabled = true;
-        said.className = "";
-        try {
-            const wanted = { folder: form.get("folder"), dtype: form.get("dtype") };
-            const job = await send(path(this.run.id, "export"), wanted);
-            this.exporting.show(job);
-            noticeJobs();
-            const over = await this.exporting.follow(job);
-            if (over.state === "failed") throw new Error(over.error);
-            said.textContent = over.result;
-        } catch (error) {
-            said.className = "rs-error";
-            said.textContent = error.message;
-        }
-        this.exporting.show(null); // the result is shown in its place
-        button.disabled = false;
+        if (place.matches(".rs-runs-bar")) this.showTicked();
     }
 }
 
-function nameCell({ id, name, note, reason, tone }) {
-    const why = reason && tone === "bad" ? el("small", { class: "rs-error" }, reason) : null;
-    return el(
-        "td",
-        {},
-        el("strong", {}, name),
-        note ? el("p", { class: "rs-note" }, note) : null,
-        el("small", {}, id),
-        why,
-    );
+// Puts a new row in the place of the one before, with the focus and the open menu.
+function keepPlace(before, node) {
+    const focused = before.contains(document.activeElement)
+        ? document.activeElement.dataset.act
+        : null;
+    const isOpen = before.querySelector("details")?.open;
+    if (isOpen) node.querySelector("details").open = true;
+    before.replaceWith(node);
+    if (focused) node.querySelector(`[data-act="${focused}"]`)?.focus();
 }
+
+// Sets the options of a select, and keeps what is chosen while it is still there.
+function options(select, wanted) {
+    const text = JSON.stringify(wanted);
+    if (select.dataset.options === text) return;
+    const chosen = select.value;
+    const nodes = wanted.map(({ value, label }) => el("option", { value }, label));
+    select.replaceChildren(...nodes);
+    if (wanted.some(({ value }) => value === chosen)) select.value = chosen;
+    select.dataset.options = text;
+}
+
+const number = (count) => count.toLocaleString("en");
 
 function aboutTicked(count) {
     if (count > MOST) return `At most ${MOST} runs are compared: untick ${count - MOST}.`;
-    if (count === 0) return "Tick two to six runs to see them side by side.";
-    return count < LEAST ? "Tick one more run." : "";
-}
-
-function started(seconds) {
-    return new Date(1000 * seconds).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
+    if (count === 0) return "Tick two to six runs to see them side by side, or any to delete them.";
+    return count < LEAST ? "Tick one more run to compare it." : "";
 }

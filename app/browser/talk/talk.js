@@ -1,4 +1,4 @@
-// The Talk tab: the model before training and the tuned one get the same messages. The server keeps
+// Talk: the model before training and the tuned one get the same messages. The server keeps
 // the chat itself.
 
 import { copyText, el, field, send, setText } from "../common/dom.js";
@@ -22,7 +22,7 @@ export class Talk {
         this.version = 0; // of the chat that is shown
         this.turns = [];
         this.runs = null; // the runs with weights, by id; null before they are known
-        this.opened = null; // the run that the address named last
+        this.lacks = false; // whether the run whose view this is has no weights
         this.choice = null; // the weights that the chat is with
         this.minutes = 10;
         this.readAt = Number.NEGATIVE_INFINITY;
@@ -66,8 +66,8 @@ export class Talk {
 
     // -------------------------------------------------------------- whom to talk to
 
-    // run: the run that the page's address names, or null; asked: the run whose newest weights were
-    // requested, or null.
+    // run: the run whose view this is, or null; asked: the run whose newest weights were requested,
+    // or null.
     async refresh(run, asked = null) {
         if (!asked && (this.working || performance.now() - this.readAt < CHOICES_WAIT)) return;
         this.readAt = performance.now();
@@ -85,10 +85,10 @@ export class Talk {
         const isFirst = this.runs === null;
         this.listRuns(runs, isFirst);
         if (isFirst && this.choice) this.choose(this.choice);
-        if (run !== this.opened && run !== null && this.runs.has(run)) {
-            if (this.who.run.value !== run) this.choose({ run_id: run });
-            this.opened = run;
-        }
+        this.lacks = run !== null && !this.runs.has(run);
+        if (run !== null && !this.lacks && this.who.run.value !== run) this.choose({ run_id: run });
+        this.part("none").hidden = !this.lacks;
+        this.part("who").hidden = this.lacks;
         if (asked !== null && this.runs.has(asked)) {
             this.choose({ run_id: asked });
             this.message.focus();
@@ -154,7 +154,9 @@ export class Talk {
             said.textContent = this.aboutWeights(about, choice);
             this.part("system").hidden = !about.system;
         } catch (error) {
-            if (asked === this.asked) said.textContent = error.message;
+            if (asked !== this.asked) return;
+            setText(said, error.message);
+            this.asked = ""; // what is in the way may end: the next refresh asks again
         }
     }
 
@@ -181,7 +183,7 @@ export class Talk {
     // -------------------------------------------------------------- talking
 
     async say() {
-        if (this.working || !this.message.value.trim()) return;
+        if (this.working || this.lacks || !this.message.value.trim()) return;
         if (!this.part("how").reportValidity()) return;
         const numbers = NUMBERS.map((name) => [name, Number(this.how[name].value)]);
         const body = {

@@ -50,7 +50,8 @@ function applyColumns(place, changes) {
     give(place, changes);
 }
 
-function give(place, changes) {
+// Changes settings of the form through the place of the preview.
+export function give(place, changes) {
     place.props.value = { ...place.props.value, changes };
     place.trigger("input");
 }

@@ -1,4 +1,4 @@
-// Draws the Train tab's places: the machine, the verdict next to Start, and the preview of the
+// Draws the places of New: the machine, the verdict next to Start, and the preview of the
 // data; and requests a verdict whenever the form has changed.
 
 import { SmallFigure } from "../charts/small_figure.js";
@@ -6,31 +6,40 @@ import { el, field, isShown, send } from "../common/dom.js";
 import { FieldLink } from "./field_link.js";
 import { differ, findingOn, isOf, withFinding } from "./finding.js";
 import { Intro } from "./intro.js";
-import { drawPreview } from "./preview.js";
+import { drawPreview, give } from "./preview.js";
+import { SettingsTools } from "./settings_tools.js";
+import { Settling } from "./settling.js";
+import { isKnown, MODEL, Suggestions } from "./suggestions.js";
 
 // Times in ms until a verdict is requested, by the reason for the request.
 const TYPING_PAUSE = 80; // a letter was typed
+const TIMES_PAUSE = 250; // a verdict stands, and its remedies have no times yet
 const AT_ONCE = 20; // something was chosen or pasted
 const TOGETHER = 5; // Gradio has handed the form over, which it may do again
 const RETRY = 2000; // the server did not answer
 const BEHIND = 100; // Gradio has not yet received what the boxes show
 const TIMES_BEHIND = 50; // this many attempts
 const TIMES_OLDER = 3; // at most this many repeated requests for a preview of an older form
-const SUGGESTED = 8;
 const AWAY = "The server does not answer; what you type is kept here and checked when it does.";
 const BOX = '[data-testid="textbox"]';
-const MODEL = `#field-model-source ${BOX}`;
 const SOURCES = `:is(#field-model-source, #field-data-source) ${BOX}`;
 
 const draw = {
-    header: (place, value) => drawText(place, "machine", value),
+    sidebar: (place, value) => drawText(place, "machine", value),
     about: (place, value) => drawText(place, "about", value),
     why_not: (place, value) => drawText(place, "why_not", value),
     queued: (place, value) => drawText(place, "queued", value),
+    effort: () => {}, // the verdict and what was settled are written into it
+    settings_tools: mountTools,
     preview: takePreview,
 };
 const places = {}; // by name, as received from Gradio
 let hasRuns = null; // not known yet
+let showMachines = null; // shows the machines for a model, on another page
+
+export function leadToMachines(show) {
+    showMachines = show;
+}
 
 export function mountTrain(place) {
     places[place.name] = place;
@@ -56,6 +65,7 @@ function takePreview(place, preview) {
     drawPreview(place, preview);
     if (preview.pending) return;
     place.read = preview;
+    if (!preview.error) countRows();
     places.intro?.shown.read(preview);
     const { verdict } = places;
     if (!verdict?.said) return;
@@ -68,9 +78,9 @@ function takePreview(place, preview) {
     if (place.older && place.older <= TIMES_OLDER && !isTyped) place.trigger("submit");
 }
 
-// Is called when the tab is shown, and when its form was filled. Once both have happened, the first
-// preview of the data is requested.
-// `again`: another tab was shown meanwhile, in which rates may have been measured.
+// Is called when the page is shown, and when its form was filled. Once both have happened, the
+// first preview of the data is requested.
+// `again`: another page was shown meanwhile, in which rates may have been measured.
 export function trainShown(again = false) {
     const { verdict, preview } = places;
     if (again && verdict?.form) verdict.ask(AT_ONCE);
@@ -105,8 +115,40 @@ function mountVerdict(place) {
     place.link = new FieldLink(place.element.querySelector('[data-part="to-field"]'));
     askAfterPauses(place);
     listenToBoxes(place);
-    new Suggestions(place);
+    new Suggestions(place.models);
+    place.settling = new Settling({
+        nameOf: settingOf,
+        form: () => place.form,
+        fill,
+        note: (notes) => writeEffort("settled", notes.join(" ")),
+    });
     takeForms(place);
+}
+
+function mountTools(place) {
+    if (place.tools) return;
+    place.tools = new SettingsTools(place, fill);
+    // Gradio makes this place when the section is first opened, after the form was checked.
+    if (places.verdict?.form) place.tools.took(places.verdict.form);
+}
+
+// Changes settings of the form. Gradio does that, since it owns the form.
+function fill(changes) {
+    if (places.preview) give(places.preview, changes);
+}
+
+function writeEffort(name, text) {
+    if (places.effort) field(places.effort.element, name).textContent = text;
+}
+
+// Has the rows of the form's data counted, of which the verdict then tells. Reading them may take a
+// while, and nothing waits for it.
+async function countRows() {
+    const { verdict } = places;
+    if (!verdict?.form) return;
+    const { shown } = verdict.form;
+    const answer = await send("/api/rows", { shown }).catch(() => null);
+    if (answer && verdict.form) verdict.ask(AT_ONCE);
 }
 
 // Gives the place two functions that request a verdict after a pause; a later call restarts the
@@ -146,7 +188,7 @@ function listenToBoxes(place) {
         if (!target.matches(`.rs-train ${BOX}`)) return;
         // The hub is not queried for each beginning of a name: unbundled sources are checked when
         // the box loses the focus or Enter is pressed.
-        if (target.matches(SOURCES) && !isKnown(place, target)) return;
+        if (target.matches(SOURCES) && !isKnown(place.models, target)) return;
         const isTyped = /^(insertText|delete)/.test(inputType);
         place.askFor(target, isTyped ? TYPING_PAUSE : AT_ONCE);
     });
@@ -184,6 +226,8 @@ async function check(place, form) {
     place.asking = new AbortController();
     const { signal } = place.asking;
     place.form = form;
+    place.settling.took(form);
+    places.settings_tools?.tools?.took(form);
     // A page without any input has nothing to store: what was typed in another page is newer.
     place.opened ??= JSON.stringify(form);
     if (JSON.stringify(form) !== place.opened) place.typed = true;
@@ -200,6 +244,19 @@ async function check(place, form) {
         verdict = { ...UNCHECKED, reasons: [error.message], why_not: error.message };
     }
     if (signal.aborted) return;
+    place.said = verdict;
+    judge(place);
+    if (verdict.to_be_timed) askForTimes(place, form, signal);
+}
+
+// Draws the verdict again, with the time of a step for each remedy, unless the form has changed
+// meanwhile. To predict these times takes longer than the verdict may take.
+async function askForTimes(place, form, signal) {
+    await new Promise((resolve) => setTimeout(resolve, TIMES_PAUSE));
+    if (signal.aborted) return;
+    const asked = { ...form, keep: false, timed: true };
+    const verdict = await send("/api/check", asked, signal).catch(() => null);
+    if (!verdict || signal.aborted) return; // the verdict stands without times
     place.said = verdict;
     judge(place);
 }
@@ -232,124 +289,6 @@ function isBehind(shown) {
     });
 }
 
-// Whether the box for the model holds the name of a bundled one.
-function isKnown({ models }, box) {
-    const typed = box.value.trim().toLowerCase();
-    return box.matches(MODEL) && models.some(([id]) => id.toLowerCase() === typed);
-}
-
-// A list below the model's box: the bundled models that contain all typed words, in any order.
-class Suggestions {
-    constructor(place) {
-        this.place = place;
-        this.chosen = -1;
-        this.list = el("ul", {
-            class: "rs-suggestions",
-            id: "rs-models",
-            role: "listbox",
-            "aria-label": "Known models",
-        });
-        this.list.hidden = true;
-        // The document listens, since Gradio may create the box later, or replace it.
-        const onBox = (name, act, options) => {
-            const listener = (event) => {
-                if (event.target.matches?.(MODEL)) act(event);
-            };
-            document.addEventListener(name, listener, options);
-        };
-        onBox("input", ({ target, isTrusted }) => {
-            if (isTrusted) this.open(target);
-        });
-        onBox("focusout", () => this.close());
-        onBox("keydown", (event) => this.key(event), { capture: true });
-        // The box must keep the focus: when it loses it, its unfinished text is checked.
-        this.list.addEventListener("mousedown", (event) => event.preventDefault());
-        this.list.addEventListener("click", ({ target }) =>
-            this.take(target.closest('[role="option"]')?.dataset.model),
-        );
-    }
-
-    open(box) {
-        const found = this.found(box.value);
-        if (!found.length || isKnown(this.place, box)) {
-            this.close();
-            return;
-        }
-        this.box = box;
-        this.list.replaceChildren(...found.slice(0, SUGGESTED).map(suggestion));
-        if (!this.list.isConnected) box.closest("#field-model-source").append(this.list);
-        const combobox = {
-            role: "combobox",
-            autocomplete: "off",
-            "aria-autocomplete": "list",
-            "aria-controls": this.list.id,
-            "aria-expanded": "true",
-        };
-        for (const [name, value] of Object.entries(combobox)) box.setAttribute(name, value);
-        this.list.hidden = false;
-        this.choose(-1);
-    }
-
-    found(typed) {
-        const words = typed.toLowerCase().split(/\s+/).filter(Boolean);
-        if (!words.length) return [];
-        return this.place.models.filter(([id, title]) => {
-            const text = `${id} ${title}`.toLowerCase();
-            return words.every((word) => text.includes(word));
-        });
-    }
-
-    close() {
-        this.list.hidden = true;
-        this.box?.setAttribute("aria-expanded", "false");
-        this.box?.removeAttribute("aria-activedescendant");
-    }
-
-    choose(index) {
-        this.chosen = index;
-        const nodes = [...this.list.children];
-        for (const [place, each] of nodes.entries())
-            each.setAttribute("aria-selected", String(place === index));
-        const node = nodes[index];
-        if (node) this.box.setAttribute("aria-activedescendant", node.id);
-        else this.box.removeAttribute("aria-activedescendant");
-        node?.scrollIntoView({ block: "nearest" });
-    }
-
-    key(event) {
-        if (this.list.hidden) return;
-        const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-        if (step) this.choose(this.next(step));
-        else if (event.key === "Enter" && this.chosen >= 0)
-            this.take(this.list.children[this.chosen].dataset.model);
-        else if (event.key === "Escape") this.close();
-        else return;
-        event.preventDefault();
-        event.stopPropagation();
-    }
-
-    // The next or the previous suggestion; the list wraps around.
-    next(step) {
-        const count = this.list.children.length;
-        if (this.chosen < 0 && step < 0) return count - 1;
-        return (this.chosen + step + count) % count;
-    }
-
-    take(model) {
-        if (!model) return;
-        this.close();
-        this.box.value = model;
-        this.box.dispatchEvent(
-            new InputEvent("input", { bubbles: true, inputType: "insertReplacementText" }),
-        );
-    }
-}
-
-function suggestion([id, title], index) {
-    const attributes = { role: "option", id: `rs-model-${index}`, "data-model": id };
-    return el("li", attributes, el("b", {}, title), el("span", {}, id));
-}
-
 // ---------------------------------------------------------------- the verdict
 
 const UNCHECKED = {
@@ -357,9 +296,13 @@ const UNCHECKED = {
     headline: "This cannot be checked now.",
     size: "",
     help: "",
+    effort: "",
+    smaller: [],
+    model: null,
     bars: [],
     time: [],
     remedies: [],
+    to_be_timed: false,
     field: null,
     can_start: false,
     can_queue: false,
@@ -375,9 +318,33 @@ function drawVerdict(place, verdict) {
     );
     drawParts(place, verdict.bars);
     field(element, "time").replaceChildren(...verdict.time.map(timeRow));
-    for (const node of document.querySelectorAll(".rs-wrong")) node.classList.remove("rs-wrong");
-    if (verdict.field) document.getElementById(verdict.field)?.classList.add("rs-wrong");
-    place.link.show(verdict.field);
+    place.link.show(verdict.field, verdict.reasons[0]);
+    writeEffort("effort", verdict.effort);
+    drawInstead(element, verdict);
+}
+
+// Instead of a model that does not fit: smaller ones that do, and machines that would train it.
+function drawInstead(element, { smaller, model }) {
+    const part = (name) => element.querySelector(`[data-part="${name}"]`);
+    part("smaller").hidden = !smaller.length;
+    const use = (id) => () => {
+        const box = document.querySelector(MODEL);
+        box.value = id;
+        box.dispatchEvent(
+            new InputEvent("input", { bubbles: true, inputType: "insertReplacementText" }),
+        );
+    };
+    field(element, "smaller").replaceChildren(
+        ...smaller.map((id) =>
+            el(
+                "button",
+                { type: "button", class: "rs-small", click: use(id) },
+                id.split("/").pop(),
+            ),
+        ),
+    );
+    part("machines").hidden = !model;
+    part("machines").querySelector("button").onclick = () => showMachines?.(model);
 }
 
 function timeRow({ name, text, note }) {

@@ -54,6 +54,7 @@ def another_value(setting, default):
         "engine.gpu_memory_gib": 12.5,
         "train.max_grad_norm": None,
         "output.webhook": "https://example.org/hook",
+        "output.trackers": ("wandb", "tensorboard"),
     }
     if setting.dotted in special:
         return special[setting.dotted]
@@ -81,10 +82,11 @@ def test_each_field_survives_the_way_to_its_component_and_back(setting):
             config = getattr(config, part)
         return config
 
-    for config in (
-        config_with(),
-        config_with(**{setting.dotted: another_value(setting, value_of(config_with()))}),
-    ):
+    # A patience needs evaluations, and a choice by exact match needs prompts.
+    base = {"output.eval_every": 8, "output.exact_match_samples": 4}
+    plain = config_with(**base)
+    other = {setting.dotted: another_value(setting, value_of(plain))}
+    for config in (plain, config_with(**base | other)):
         with gr.Blocks():
             box = component(setting)
         shown = shown_values(config)

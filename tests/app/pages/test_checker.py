@@ -19,8 +19,8 @@ from app.pages.checker import Checker
 from app.pages.draft import DRAFT_FILE, Draft
 from app.pages.known_models import known_models
 from app.view.fit_figures import fit_figure
+from app.web.form_routes import form_routes
 from app.web.guard import Guard, GuardPolicy
-from app.web.server import _check_routes
 from engine.config.settings import TrainConfig
 from engine.data.preview import check_first_rows, preview
 from engine.errors import DataError
@@ -219,9 +219,7 @@ def post(checker, body, **headers):
     """
 
     async def go():
-        app = Guard(
-            Starlette(routes=_check_routes(checker)), GuardPolicy.for_bind("127.0.0.1", None)
-        )
+        app = Guard(Starlette(routes=form_routes(checker)), GuardPolicy.for_bind("127.0.0.1", None))
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:7860"
@@ -345,3 +343,26 @@ def test_who_ends_the_program_is_not_held_up(checker):
     checker._session.engine.preview = ending
     with pytest.raises(KeyboardInterrupt):
         checker.preview(shown())
+
+
+def test_the_verdict_names_where_curves_go_before_start(checker, monkeypatch):
+    plain = checker.verdict(shown())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "wandb" or None)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    found = checker.verdict(shown(output__trackers=["wandb", "trackio"]))
+    told = found["reasons"][len(plain["reasons"]) :]
+    assert told[0].startswith("Curves also go to Weights & Biases: api.wandb.ai")
+    assert told[0].endswith("These data leave this machine.")
+    assert told[1].startswith("Trackio is not installed") and "pip install" in told[1]
+    assert found["can_start"] is plain["can_start"] is True
+    wrong = shown() | {"output.trackers": "wandbb"}
+    assert checker.verdict(wrong)["field"] == "field-output-trackers"
+
+
+def test_what_is_wrong_with_other_settings_says_nothing_about_the_data(checker):
+    checker._session.engine.preview = preview
+    checker._session.engine.load_tokenizer = load_tokenizer
+    wrong = {**shown(), "model.source": "assets/starter-model", "train.batch_size": "-3"}
+    found = checker.preview(wrong)
+    assert "error" not in found and found["finding"] is None and found["rows"]
+    assert "-3 is too small" in checker.verdict(wrong)["reasons"][0]

@@ -12,9 +12,9 @@ from app.session.session import Session
 from app.web.compare_routes import compare_routes
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
-from engine.runs.about import write_about
 from engine.runs.folder import create_run
 from engine.runs.recorder import RunRecorder
+from engine.summaries.about import write_about
 from tests.support.routes import send
 from tests.support.synthetic_run import run_events, step_finished
 

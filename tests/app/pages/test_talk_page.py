@@ -1,4 +1,4 @@
-"""The chat of the Talk tab and its routes are tested: which weights are in memory when, the history
+"""The chat of Talk and its routes are tested: which weights are in memory when, the history
 of each side, stopping, and a paused run.
 """
 
@@ -10,11 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from app.pages.offered_weights import OfferedWeights
 from app.pages.talk import Choice, Talk
 from app.session.engine_calls import EngineCalls
 from app.session.jobs import Jobs
 from app.session.session import Session
-from app.view.run_words import prompt_answers
+from app.watch.run_words import prompt_answers
 from app.web.talk_routes import talk_routes
 from engine.errors import DataError, FitError, RunError
 from engine.runs.events import PromptsAnswered, Record, StateChanged, StepFinished
@@ -104,6 +105,23 @@ def say(talk, message, weights="step-20", compare=True, system="", tokens=3, wai
     if wait:
         wait_for(lambda: not talk.state()["working"])
     return talk.state()
+
+
+def test_a_run_whose_settings_cannot_be_read_hides_no_other(talk, tmp_path):
+    from engine.runs.folder import create_run
+
+    damaged = create_run(tmp_path / "runs", make_config(tmp_path))
+    (damaged.checkpoints_path / "step-5").mkdir(parents=True)
+    (damaged.path / "config.yaml").unlink()
+    offered = OfferedWeights(talk._session, talk._engine).runs()
+    assert [run["id"] for run in offered] == [talk.run_id]
+
+
+def test_a_new_name_of_the_run_stands_above_its_answers(talk):
+    before = say(talk, "first", compare=False)["turns"][-1]["answers"]["tuned"]["weights"]
+    talk._session.describe(talk.run_id, "A new name", "")
+    after = say(talk, "second", compare=False)["turns"][-1]["answers"]["tuned"]["weights"]
+    assert after.startswith("A new name, ") and before.split(", ", 1)[1] == after.split(", ", 1)[1]
 
 
 def texts(state):

@@ -4,6 +4,7 @@ fills the form, and the details have the command.
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 
@@ -81,8 +82,31 @@ def test_a_run_that_kept_weights_alone_is_trained_on_from_and_not_resumed(sessio
     offered = [arguments[0] for arguments in commands_of(session, folder.id)]
     assert "--from" in offered and "--resume" not in offered
     manifest.write_text('{"checksum": "0", "format": 2, "step": 7, "holds": "full"}')
+    os.utime(folder.checkpoints_path)  # as a new checkpoint leaves it
     assert {"train-on", "resume"} < set(row_of(session, folder.id)["actions"])
     assert "--resume" in [arguments[0] for arguments in commands_of(session, folder.id)]
+
+
+def test_a_run_that_has_its_best_weights_alone_is_talked_to_exported_and_trained_on_from(session):
+    """It writes no checkpoints (`output.checkpoint: none`), so only Start again is offered of what
+    a resume could do. Best weights without a whole folder are none.
+    """
+    folder = finished_run(session, events=run_events(20, total=60, ended=None))
+    partial = folder.best_path / ".step-10.partial"
+    partial.mkdir(parents=True)
+    row = row_of(session, folder.id)
+    assert not {"train-on", "export", "talk"} & set(row["actions"]) and row["begins_anew"]
+    refused = train_on(session, folder.id)
+    assert refused.status_code == 409 and "has kept no best weights" in refused.json()["error"]
+    partial.rename(folder.best_path / "step-10")
+    row = row_of(session, folder.id)
+    assert {"train-on", "export", "talk"} < set(row["actions"]) and row["begins_anew"]
+    details = get(session, f"/api/runs/{folder.id}/details").json()
+    assert details["home"]["can_export"]
+    assert details["home"]["said"].startswith("The best weights are those of step 10")
+    assert "--from" in [arguments[0] for arguments in commands_of(session, folder.id)]
+    assert train_on(session, folder.id).status_code == 200
+    assert read_config(kept(session)[1]).model.start_from == str(folder.path.resolve())
 
 
 def test_only_trains_on_starts_from_the_weights(session):

@@ -56,7 +56,8 @@ def test_a_run_of_this_process_ends_and_the_bar_says_why(tmp_path, is_watched, i
     assert session.why_not_start() is None
     if is_renamed:
         (tmp_path / "elsewhere").rename(path)
-        wait_for(lambda: "resume" in live(session, run_id)["bar"]["actions"])
+        # It had saved nothing, so a new run takes its settings.
+        wait_for(lambda: "New run from this one" in live(session, run_id)["diagnosis"]["advice"])
         wait_for(lambda: [run.state for run in session.runs()] == ["failed"])
     session.close()
 

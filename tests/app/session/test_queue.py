@@ -13,6 +13,7 @@ from app.session.engine_calls import EngineCalls
 from app.session.queue import DAMAGED_FILE, QUEUE_FILE, RunQueue
 from app.session.session import Session
 from app.web.queue_routes import queue_routes, queue_rows
+from engine.config.settings import TrainConfig
 from engine.errors import RunError
 from tests.support.routes import send, wait_for
 from tests.support.sessions import CONFIG, FakeEngine, named
@@ -27,7 +28,8 @@ class Place:
         self.free, self.started, self.refused, self.detached = free, [], {}, []
         self.lock = threading.Lock()
 
-    def start(self, config, detached):
+    def start(self, queued):
+        config, detached = TrainConfig.from_dict(queued.config), queued.detached
         with self.lock:
             if config.name in self.refused:
                 raise self.refused[config.name]
@@ -277,10 +279,10 @@ def test_what_cannot_be_kept_is_not_queued(tmp_path, place):
 def test_a_slow_start_holds_up_nobody_and_is_waited_for_at_the_end(tmp_path):
     place, begun, may_go_on = Place(), threading.Event(), threading.Event()
 
-    def slowly(config, detached):
+    def slowly(queued):
         begun.set()
         assert may_go_on.wait(30)
-        return place.start(config, detached)
+        return place.start(queued)
 
     queue = RunQueue(tmp_path, slowly, place.why_not)
     queue.add(named("a"))
@@ -322,10 +324,10 @@ def test_a_queue_whose_thread_ended_begins_another(tmp_path, place, monkeypatch)
     place.free = True
     endings = iter([SystemExit()])
 
-    def start(config, detached):
+    def start(queued):
         for ending in endings:
             raise ending
-        return place.start(config, detached)
+        return place.start(queued)
 
     queue = RunQueue(tmp_path, start, place.why_not)
     queue.add(named("a"))

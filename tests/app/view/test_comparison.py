@@ -7,17 +7,17 @@ import json
 import plotly.graph_objects as go
 import pytest
 
-from app.pages.compare import by_dotted_name
 from app.view.comparison import (
     COLOURS,
     CURVE_POINTS,
     FIGURES,
     Compared,
     comparison,
-    differing_settings,
     labels,
 )
+from app.view.setting_differences import by_dotted_name, differing_settings, queued_differences
 from engine.config.settings import TrainConfig
+from engine.runs.events import ExactMatchMeasured
 from engine.runs.snapshot import RunSnapshot
 from tests.support.synthetic_run import records, run_events
 
@@ -102,18 +102,63 @@ def test_key_figures_mark_the_better_value():
 
 
 def test_only_settings_that_differ_are_listed():
-    runs = [
-        compared("a"),
-        compared("b", settings={"train.learning_rate": 1e-4, "train.epochs": 2.0, "name": "other"}),
-    ]
+    other = {"train.learning_rate": 1e-4, "train.epochs": 2.0, "name": "other"}
+    runs = [compared("a").settings, compared("b", settings=other).settings]
     assert differing_settings(runs) == [
         {"name": "train.epochs", "texts": ["null", "2.0"]},
         {"name": "train.learning_rate", "texts": ["1e-05", "0.0001"]},
     ]
     mix = [{"source": "a.jsonl", "weight": 2}]
-    (row,) = differing_settings([compared("a"), compared("b", settings={"data.source": mix})])
+    mixed = compared("b", settings={"data.source": mix}).settings
+    (row,) = differing_settings([compared("a").settings, mixed])
     assert row["texts"] == ["d", '[{"source": "a.jsonl", "weight": 2}]']
-    assert differing_settings([compared("a"), compared("b")]) == []
+    assert differing_settings([compared("a").settings, compared("b").settings]) == []
+
+
+def test_an_entry_of_the_queue_shows_in_what_it_differs():
+    plain = CONFIG.to_dict()
+    faster = CONFIG.with_values({"name": "Other", "train.learning_rate": 1e-4}).to_dict()
+    assert queued_differences([plain]) == [""]
+    assert queued_differences([plain, faster, plain]) == [
+        "train.learning_rate: 1e-05",
+        "train.learning_rate: 0.0001",
+        "train.learning_rate: 1e-05",
+    ]
+
+
+def test_no_loss_is_called_the_best_across_different_data():
+    def best_of(answer):
+        return {row["name"] for row in answer["rows"] if row["best"]}
+
+    long, short = compared("a", 200), compared("b", 40, total=200)
+    same = comparison([long, short], "step")
+    assert "Final loss (mean of the last steps)" in best_of(same) and not same["caution"]
+    other = compared("b", 40, settings={"data.source": "another"}, total=200)
+    answer = comparison([long, other], "step")
+    assert not {name for name in best_of(answer) if "oss" in name} and "differ" in answer["caution"]
+    unread = Compared("x", "x", "finished", short.snapshot, {})
+    assert "not known" in comparison([long, unread], "step")["caution"]
+    # How rows are packed does not change the rows.
+    packed = compared("b", 40, settings={"data.packing": False}, total=200)
+    assert not comparison([long, packed], "step")["caution"]
+
+
+def test_accuracy_and_rate_are_compared_where_there_are_any():
+    asked = compared("a", settings={})
+    asked.snapshot.exact_matches[:] = [
+        ExactMatchMeasured(step=20, correct=3, total=12),
+        ExactMatchMeasured(step=0, moment="before", total=12),
+    ]
+    not_asked = compared("b")
+    not_asked.snapshot.exact_matches.clear()
+    answer = comparison([asked, not_asked], "time")
+    accuracy = answer["figures"]["accuracy"]
+    assert [trace["y"] for trace in accuracy["data"]] == [[0, 25]]
+    assert not accuracy["is_absent"]
+    rows = {row["name"]: row["texts"] for row in answer["rows"]}
+    assert rows["Held-out prompts answered exactly, last"] == ["25 %", "–"]
+    assert len(answer["figures"]["rate"]["data"]) == 2
+    assert comparison([not_asked] * 2, "step")["figures"]["accuracy"]["is_absent"]
 
 
 def test_a_run_whose_settings_cannot_be_read_differs_in_none():

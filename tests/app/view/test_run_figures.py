@@ -11,14 +11,15 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
+from app.verdict.step_shares import recent_shares
 from app.view.axes import AXES
 from app.view.curve_points import MAX_POINTS, downsample, smooth
 from app.view.learning_figures import MAP_CELLS, MAP_COLUMNS
 from app.view.machine_figures import AREA_POINTS
 from app.view.run_bar import ACTIONS, ShownRun, run_bar, sentence
 from app.view.run_figures import FIGURES, alarms, summaries
-from app.view.run_words import details, tiles
-from app.view.step_time import PARTS, recent_shares
+from app.view.step_time import PARTS
+from app.watch.run_words import details, tiles
 from app.words import STATE_TONES, STATE_WORDS, in_bytes, in_count, in_digits, in_share, in_time
 from engine.checkpoints.saved_steps import SavedSteps
 from engine.runs.events import (
@@ -243,7 +244,11 @@ def test_memory_is_called_flat_or_growing(finished):
         "flat since step 1 (± 0 %)"
     )
     assert alarms(finished) == alarms(RunSnapshot()) == set()
-    growing = fold([MemorySampled(step=step, host_rss=GIB * (10 + step)) for step in range(1, 101)])
+    samples = [
+        MemorySampled(step=step, host_rss=GIB * (10 + step), host_total=200 * GIB)
+        for step in range(1, 101)
+    ]
+    growing = fold([RunStarted(total_steps=1000), *samples])
     assert (
         summaries(growing)["memory"]
         == "host 110.00 GiB at most, growing: 50.0 GiB more since step 51"

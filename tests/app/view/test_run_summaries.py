@@ -32,6 +32,8 @@ def test_a_comparison_names_every_run_and_leaves_out_what_none_has():
     names = (
         "Final loss (mean of the last steps)",
         "Held-out loss, last",
+        "Held-out prompts answered exactly, last",
+        "Learning rate, highest",
         "Tokens per second (median)",
         "Host memory, peak",
         "GPU memory, peak",
@@ -46,6 +48,8 @@ def test_a_comparison_names_every_run_and_leaves_out_what_none_has():
             "Final loss (mean of the last steps): One 0.42, Two 0.31. Held-out loss, last: One –, "
             "Two 0.4."
         ),
+        "accuracy": "None of these runs has made a step yet.",
+        "rate": "None of these runs has made a step yet.",
         "throughput": "None of these runs has made a step yet.",
         "memory": "None of these runs has made a step yet.",
     }

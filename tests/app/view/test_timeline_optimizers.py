@@ -12,15 +12,16 @@ import pytest
 
 from app.pages.theme import DARK, LIGHT
 from app.view.run_figures import summaries
-from app.view.run_words import details
 from app.view.spans import MAX_SPANS, lanes_of
 from app.view.timeline_bars import LANE_WORDS, OP_COLOURS, OP_GROUPS, OP_WORDS
 from app.view.timeline_figure import timeline_figure, timeline_legend, timeline_said
+from app.watch.run_words import details
 from app.words import in_step_time
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes
-from engine.plan.ops import Lane, Span
+from engine.plan.ops import Lane
 from engine.plan.simulate import simulate
+from engine.plan.step_plan import Span
 from engine.plan.waits import as_records
 from engine.runs.events import PlanBuilt, RunStarted, StepFinished, StepTimeline
 from engine.runs.snapshot import RunSnapshot

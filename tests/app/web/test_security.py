@@ -17,16 +17,9 @@ from app.web.connections import server_config
 from app.web.gradio_paths import is_needed
 from app.web.guard import Guard, GuardPolicy
 from app.web.server import BROWSER_FILES
+from tests.support.mounted import READS, answers, kind_of, walked
 from tests.support.served import ADDRESS, login_cookie_of, served
 
-READS = {"GET", "HEAD", "OPTIONS"}
-FILLED = {
-    "run_id": "20260101-000000-run",
-    "name": "main.js",
-    "number": "1",
-    "queued": "abc",
-    "size": "192",
-}
 NOT_JSON = (
     "text/plain",
     "multipart/form-data; boundary=x",
@@ -50,50 +43,14 @@ def routes(app):
     return sorted(set(walked(app.routes)))
 
 
-def walked(routes, prefix=""):
-    """Yields (method, path with its parameters filled in, path template) for every route, including
-    those of mounted applications.
-    """
-    for route in routes:
-        included = getattr(route, "original_router", None)  # a router that FastAPI keeps unchanged
-        inner = included.routes if included is not None else getattr(route, "routes", None)
-        path = prefix + getattr(route, "path", "")
-        if inner is not None:
-            yield from walked(inner, path)
-            continue
-        assert "path" in vars(route), f"{route!r} is a kind of route that this test does not know"
-        filled = re.sub(r"{(\w+)(:\w+)?}", lambda name: FILLED.get(name[1], "x"), path)
-        for method in route.methods:
-            yield method, filled, path
-
-
-def answers(app, requests, **shared):
-    """Returns the answers to requests (method, path, headers), sent one after the other without
-    following redirects.
-    """
-
-    async def go():
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url=ADDRESS) as client:
-            return [
-                await client.request(
-                    method,
-                    path,
-                    headers=shared | headers,
-                    content=b"{}" if method not in READS else None,
-                )
-                for method, path, headers in requests
-            ]
-
-    return asyncio.run(go())
-
-
 def refused(app, routes, headers):
     """Returns the status by route, and checks that each refusal is one sentence."""
     found = {}
-    for (method, path, _), answer in zip(
-        routes, answers(app, [(method, path, headers) for method, path, _ in routes])
-    ):
+    requests = [
+        (method, path, {"content-type": kind_of(method, path), **headers})
+        for method, path, _ in routes
+    ]
+    for (method, path, _), answer in zip(routes, answers(app, requests)):
         found[method, path] = answer.status_code
         assert method == "HEAD" or len(answer.json()["error"]) < 120
     return found
@@ -140,7 +97,7 @@ def test_the_list_has_every_route_that_the_page_asks_for(routes):
 
 def test_without_the_cookie_no_route_answers(app, routes):
     guarded = [route for route in routes if route[1].rstrip("/") != LOGIN_PATH]
-    assert set(refused(app, guarded, {"content-type": "application/json"}).values()) == {401}
+    assert set(refused(app, guarded, {}).values()) == {401}
     (page,) = answers(app, [("GET", "/", {"accept": "text/html"})])
     assert (page.status_code, page.headers["location"]) == (303, f"{LOGIN_PATH}?next=/")
 
@@ -157,7 +114,7 @@ def test_without_the_cookie_no_route_answers(app, routes):
     ],
 )
 def test_what_comes_from_elsewhere_reaches_no_route(app, routes, login, headers, status):
-    cookie = {"cookie": login_cookie_of(login), "content-type": "application/json"}
+    cookie = {"cookie": login_cookie_of(login)}
     assert set(refused(app, routes, cookie | headers).values()) == {status}
 
 

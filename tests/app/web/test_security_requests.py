@@ -212,6 +212,13 @@ def test_a_fault_in_a_function_of_the_page_is_told_in_a_sentence(app, calls, mon
     }
 
 
+def test_words_of_an_address_that_only_gradio_reads_change_nothing(ask):
+    words = ("page=x", "deep_link=../x", "page=&show=runs", "run=a&page=%00&page=b")
+    assert {
+        answer.status_code for answer in ask([("GET", f"/?{each}", b"") for each in words])
+    } == {200}
+
+
 def test_deleting_takes_an_object_too(ask, folder):
     ask([("POST", f"/api/runs/{RUN}/delete", content) for content in RAW[:-2]])
     assert (folder / "runs" / RUN / "config.yaml").is_file()

@@ -17,11 +17,10 @@ import pytest
 import launch
 from app.web.address import Address, plain_host
 from engine.config.settings import TrainConfig
-from engine.model.catalog import entry_of
 from engine.paths import PROGRAM_ROOT
 from engine.runs.folder import create_run
-from engine.runs.listing import list_runs
 from engine.runs.runs_folder import refuse_unusable
+from engine.summaries.listing import list_runs
 from tests.support.disks import small_file_system
 from tests.support.folders import make_config
 
@@ -204,25 +203,6 @@ def test_check_reports_and_judges(capsys, preset):
     assert report["verdict"] == "fits" and {"host", "disk"} <= set(report)
     assert launch.main(["check", str(preset), "--ram-gib", "0.01"]) == 1
     assert "does not fit" in capsys.readouterr().out.lower()
-
-
-def test_check_takes_the_optimizer_of_a_report_and_any_in_a_table(capsys, monkeypatch):
-    asked = ("--model", "Qwen/Qwen2.5-7B", "--machine", "H200")
-    assert launch.main(["check", *asked, "--optimizer", "adamw_8bit"]) == 0
-    assert "AdamW's first moment, 8 bits, 1.09 bytes a parameter" in capsys.readouterr().out
-    assert "'sgd' is unknown; give adamw," in bad(capsys, "check", *asked, "--optimizer", "sgd")
-    assert "best is for tables" in bad(capsys, "check", *asked, "--optimizer", "best")
-    monkeypatch.setattr("engine.fit.model_table.catalog", lambda: (entry_of("Qwen/Qwen2.5-7B"),))
-    table = ("check", "--table", "--machine", "RTX 4090")
-    assert launch.main([*table]) == 0
-    plain = capsys.readouterr().out
-    assert "GiB of RAM more" in plain and "AdamW's moments in fp32" in plain
-    assert launch.main([*table, "--optimizer", "best"]) == 0
-    best = capsys.readouterr().out
-    assert (
-        "tokens/s, only just, 8 bits" in best
-        and "the first of fp32, bf16 and 8 bits that fits" in best
-    )
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from engine.config.export_choice import ExportChoice
 from engine.config.help_texts import field_docs
 from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
@@ -152,6 +153,7 @@ def test_numbers_that_are_not_finite_are_refused_everywhere(dotted):
         ("train.eps", [0, -1e-8], [1e-5]),
         ("train.max_grad_norm", [0, -1], [0.5, None]),
         ("train.seed", [-1, 2**32], [0, 2**32 - 1]),
+        ("train.patience", [-1, 3], [0]),
         ("engine.gpu_memory_gib", [0, -4], [0.5, None]),
         ("engine.slots", [0], [AUTO, 1]),
         ("engine.residency", [-1], [AUTO, 0]),
@@ -169,6 +171,34 @@ def test_every_range(dotted, bad, good):
     section, name = dotted.split(".")
     for value in good:
         assert getattr(getattr(config_with(dotted, value), section), name) == value
+
+
+def test_a_patience_needs_evaluations():
+    with pytest.raises(ConfigError, match=r"train\.patience: 3 .* set output\.eval_every"):
+        config_with("train.patience", 3)
+    tree = {"model": {"source": "m"}, "data": {"source": "d"}, "train": {"patience": 3}}
+    config = TrainConfig.from_dict(tree | {"output": {"eval_every": 10}})
+    assert config.train.patience == 3 and config.output.keeps_best
+    assert not config.with_values({"output.keep_best": "none"}).output.keeps_best
+
+
+def test_exact_match_needs_prompts_to_compare():
+    with pytest.raises(ConfigError, match="exact_match compares .*exact_match_samples, or"):
+        config_with("output.keep_best", "exact_match")
+    with pytest.raises(ConfigError, match="keep_best"):
+        config_with("output.keep_best", "accuracy")
+    tree = {"model": {"source": "m"}, "data": {"source": "d"}}
+    output = {"keep_best": "exact_match", "exact_match_samples": 1, "eval_every": 5}
+    found = TrainConfig.from_dict(tree | {"output": output}).output
+    assert found.best_by == "exact_match" and found.keeps_best
+    assert TrainConfig.from_dict(tree | {"output": {"keep_best": "none"}}).output.best_by == "loss"
+
+
+def test_one_export_is_of_one_step():
+    with pytest.raises(ConfigError, match="step 3 and the best weights are both asked for"):
+        ExportChoice(3, weights="best")
+    with pytest.raises(ConfigError, match=r"output\.export_from: 'first' is unknown"):
+        ExportChoice(weights="first")
 
 
 def test_steps_and_epochs_exclude_each_other():

@@ -16,7 +16,7 @@ from engine.config.settings import TrainConfig
 from engine.model.catalog import entry_of
 from engine.model.library import no_progress_bars
 from engine.runs.following import EVENTS_FILE
-from engine.runs.listing import list_runs
+from engine.summaries.listing import list_runs
 from tests.support.families import tiny_family_config
 from tests.support.folders import make_data, make_tokenizer
 

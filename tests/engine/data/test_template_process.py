@@ -121,6 +121,13 @@ def test_text_that_is_not_valid_unicode_is_a_refusal(process):
     assert isinstance(found, Refusal)
 
 
+def sleeps(child: psutil.Process) -> bool:
+    try:
+        return "sleep(600)" in " ".join(child.cmdline())
+    except psutil.Error:  # it has ended, such as one of a test before
+        return False
+
+
 def test_a_process_that_is_silent_is_ended(process, monkeypatch):
     program = (
         "import time, engine.data.template_process as p; "
@@ -132,9 +139,7 @@ def test_a_process_that_is_silent_is_ended(process, monkeypatch):
         with pytest.raises(DataError, match="computes for more than"):
             written(process, PLAIN)
     assert process._process is None
-    assert not [
-        child for child in psutil.Process().children() if "sleep(600)" in " ".join(child.cmdline())
-    ]
+    assert not any(map(sleeps, psutil.Process().children()))
     assert written(process, PLAIN) == ["user:hello\nassistant:an answer\n"]
 
 

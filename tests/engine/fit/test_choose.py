@@ -13,15 +13,22 @@ from engine.fit import choose as choosing
 from engine.fit.choose import choose
 from engine.fit.cost import MicroBatch, op_seconds
 from engine.fit.job import Job, Target
-from engine.fit.sizes import COMFORTABLE, LOGITS_BYTES, SMALL_GPU_BYTES, DeviceMemory, Sizer
+from engine.fit.sizes import (
+    COMFORTABLE,
+    LOGITS_BYTES,
+    SMALL_GPU_BYTES,
+    DeviceMemory,
+    Sizer,
+    size_of_device,
+)
 from engine.fit.spreads import LEAST_TOKENS, MOST_ROUNDS
 from engine.machine.rates import TYPICAL
 from engine.model.build import build_model
 from engine.model.measure_shape import shape_of
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes
-from engine.plan.ops import StepPlan
 from engine.plan.simulate import simulate
+from engine.plan.step_plan import StepPlan
 from engine.plan.validate import validate
 from engine.words import GIB
 from tests.support.chosen import QUICK, big_shape, config, on_gpu
@@ -34,11 +41,17 @@ pytestmark = [pytest.mark.computing, pytest.mark.usefixtures("compiler")]
 
 LIMITS = (12, 16, 20, 24, 28, 32, 48, 80, 139)
 NUMEL = {unit.name: unit.numel for unit in big_shape().units}
+SIZES = PlaneSizes(NUMEL, embed_piece=big_shape().embed_piece)
+
+
+def comfortable(gib: float) -> float:
+    """The bytes of a GPU that automatic choices may fill."""
+    return COMFORTABLE[size_of_device("cuda", round(gib * GIB))] * gib * GIB
 
 
 def plan_of(chosen) -> StepPlan:
     blocks = [unit for unit in NUMEL if unit.startswith("block")]
-    return build_step_plan(blocks, False, chosen.choices, PlaneSizes(NUMEL))
+    return build_step_plan(blocks, False, chosen.choices, SIZES)
 
 
 def with_candidates(monkeypatch, gib: float, **changes):
@@ -75,7 +88,7 @@ def test_memory_is_used_where_it_is_and_saved_where_it_is_not(either):
     assert small.host_boundary_bytes == 28 * 148 * 1024 * 3584 * 2
     for gib in LIMITS:
         chosen, rows = on_gpu(gib), 148
-        assert chosen.gpu_bytes <= COMFORTABLE["cuda"] * gib * GIB
+        assert chosen.gpu_bytes <= comfortable(gib)
         assert -(-rows // chosen.micro_batch_size) == chosen.choices.micro_batches
         assert (
             chosen.choices.micro_batches % chosen.choices.rounds == 0
@@ -93,7 +106,7 @@ def test_memory_is_used_where_it_is_and_saved_where_it_is_not(either):
 @pytest.mark.parametrize("gib", [24, 48, 139])
 def test_of_all_that_fits_one_of_the_fastest_is_taken(monkeypatch, either, gib):
     chosen, seen = with_candidates(monkeypatch, gib)
-    limit = COMFORTABLE["cuda"] * gib * GIB
+    limit = comfortable(gib)
     assert all(sizer.total(size, choices) <= limit for _, size, choices, sizer in seen)
     assert (chosen.micro_batch_size, chosen.choices) in [
         (size, choices) for _, size, choices, _ in seen
@@ -127,7 +140,7 @@ def test_what_is_chosen_is_also_the_fastest_op_by_op(monkeypatch, gib, rates):
 
     def simulated(size, choices) -> float:
         blocks = [unit.name for unit in shape.blocks]
-        plan = build_step_plan(blocks, False, choices, PlaneSizes(NUMEL))
+        plan = build_step_plan(blocks, False, choices, SIZES)
         return simulate(plan, op_seconds(plan, shape, rates, MicroBatch(size, 1024))).seconds
 
     ours = simulated(chosen.micro_batch_size, chosen.choices)
@@ -145,7 +158,7 @@ def test_what_is_chosen_is_also_the_fastest_op_by_op(monkeypatch, gib, rates):
 def test_one_more_resident_block_would_not_have_fitted():
     for gib in (16, 20, 24, 28):
         chosen = on_gpu(gib)
-        memory = DeviceMemory("cuda", gib * GIB, COMFORTABLE["cuda"] * gib * GIB)
+        memory = DeviceMemory("cuda", gib * GIB, comfortable(gib), comfortable(gib))
         sizer = Sizer(Job(big_shape(), config(), 1024), memory, chosen.choices.compiled)
         assert sizer.total(chosen.micro_batch_size, chosen.choices) == chosen.gpu_bytes
         more = dataclasses.replace(
@@ -256,7 +269,7 @@ def test_a_continued_session_rounds_alike_whatever_memory_it_finds(either, gib):
     first = on_gpu(gib)
     kept = json.loads(json.dumps(first.rounding))
     found = []
-    for limit in (6, *LIMITS, 200):
+    for limit in (6, *LIMITS[::3], 200):
         again = choose(
             Job(big_shape(), config(), 1024, kept), Target("cuda", limit * GIB, 200 * GIB)
         )

@@ -8,8 +8,9 @@ import pytest
 
 from engine.config.settings import TrainConfig
 from engine.fit.checkpoint_needs import checkpoints_at_once, copy_bytes
+from engine.fit.disk_items import RECORD_BYTES
 from engine.fit.memory_items import MemoryItem
-from engine.fit.needs import RECORD_BYTES, SessionFacts, Verdict
+from engine.fit.needs import SessionFacts, Verdict
 from engine.fit.report import FitReport, estimate
 from engine.machine.known_machines import named_machine, with_figures
 from engine.words import GIB
@@ -68,8 +69,13 @@ def test_how_many_checkpoints_are_on_the_disk_at_once(values, before, at_once):
 
 def test_copies_hold_no_more_than_the_kind_writes():
     for kind, most in (("full", FULL), ("weights", WEIGHTS), ("none", 0)):
-        room = copy_bytes(config(**STEPS, output__checkpoint=kind), SHAPE, 0, 1 << 50)
-        assert most <= room <= 1.01 * most
+        asked = config(**STEPS, output__checkpoint=kind)
+        room = copy_bytes(asked, SHAPE, 0, 1 << 50, keeps_best=True)
+        assert most <= room <= 1.01 * most  # nothing is evaluated
+        asked = asked.with_values({"output.eval_every": 10})
+        assert copy_bytes(asked, SHAPE, 0, 1 << 50, keeps_best=False) == room
+        with_best = copy_bytes(asked, SHAPE, 0, 1 << 50, keeps_best=True)
+        assert WEIGHTS <= with_best - room <= 1.01 * WEIGHTS
 
 
 @pytest.mark.parametrize(
@@ -122,3 +128,35 @@ def test_the_checkpoint_of_an_earlier_session_counts():
     _, resumed = reported(disk, before=1, **values)
     assert resumed.verdict == Verdict.DOES_NOT_FIT
     assert resumed.remedies[0].changes["output.checkpoint"] == "weights"
+
+
+@pytest.mark.parametrize(
+    ("values", "copies"),
+    [
+        ({"output__eval_every": 10}, 2),
+        ({"output__eval_every": 100}, 1),
+        ({"output__eval_every": 10, "train__steps": None, "train__epochs": 1}, 2),
+        ({"output__eval_every": 0}, 0),
+        ({"output__eval_every": 10, "output__keep_best": "none"}, 0),
+        ({"output__eval_every": 10, "data__eval_fraction": 0.0}, 0),
+    ],
+)
+def test_the_best_weights_are_counted_before_a_run_starts(values, copies):
+    _, report = reported(1 << 50, **values)
+    assert disk_items(report).get(MemoryItem.BEST, 0) == copies * WEIGHTS
+
+
+def test_a_disk_without_room_for_the_best_weights_only_costs_these():
+    """The run fits without them, and the report says that they are not kept."""
+    rest = 3 * FULL + EXPORT + RECORD_BYTES
+    _, report = reported(rest + 2 * WEIGHTS - 1, output__eval_every=10)
+    assert MemoryItem.BEST not in disk_items(report) and report.disk.total == rest
+    assert report.verdict != Verdict.DOES_NOT_FIT
+    said = [reason for reason in report.reasons if "no room for the best weights" in reason]
+    assert len(said) == 1 and "the weights of the last step are exported" in said[0]
+    _, whole = reported(rest + 2 * WEIGHTS, output__eval_every=10)
+    assert whole.disk.total == rest + 2 * WEIGHTS
+    # It fits only just, so the report offers to leave them out.
+    offered = [remedy.changes for remedy in whole.remedies]
+    assert {"output.keep_best": "none"} in offered or whole.verdict == Verdict.FITS
+    assert not any("best weights (" in reason for reason in whole.reasons)

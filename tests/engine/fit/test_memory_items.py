@@ -11,12 +11,14 @@ import pytest
 from app.view.drawing import AMBER, BLUE, GREEN, GREY, ORANGE, PINK, TEAL, VIOLET
 from app.view.fit_figures import item_colour
 from engine.fit.memory_items import Item, MemoryItem, PartName, items_of, read_item
-from engine.fit.needs import Part
+from engine.fit.needs import TRACKERS_BYTES, Part, SessionFacts
 from engine.fit.predicted import predictions
-from engine.fit.report import _breaking
+from engine.fit.report import _breaking, estimate
+from engine.machine.known_machines import named_machine, with_figures
+from engine.memory.memory_shortage import GpuFigures, HostFigures, gpu_shares, host_shares
 from engine.planes.layout import PLANE_ITEM_BYTES, PLANES, WEIGHT_PLANES
-from engine.train.memory_shortage import GpuFigures, HostFigures, gpu_shares, host_shares
 from engine.words import GIB
+from tests.support.chosen import big_shape, config
 
 HOST = (
     "Runtime",
@@ -32,6 +34,7 @@ HOST = (
     "Tokenised data",
     "Loading peak",
     "Checkpoint copies",
+    "Trackers",
 )
 DEVICE = (
     "Block slots",
@@ -51,7 +54,7 @@ DEVICE = (
     "CUDA context",
     "Allocator slack",
 )
-DISK = ("Checkpoints", "Export", "Record")
+DISK = ("Best weights", "Checkpoints", "Export", "Record")
 NAMES = HOST + DEVICE + DISK
 COLOURS = {
     "weight_high": BLUE,
@@ -72,6 +75,7 @@ COLOURS = {
     "Kept activations": AMBER,
     "Boundaries": AMBER,
     "Working set": GREEN,
+    "Best weights": TEAL,
     "Checkpoints": BLUE,
     "Export": GREEN,
 }
@@ -93,7 +97,11 @@ def in_sum(total: float, names: tuple[str, ...]) -> set[str]:
 def test_a_prediction_leaves_out_what_is_set_aside_and_what_is_only_there_while_loading():
     names = HOST + DEVICE
     found = predictions({"host": {"items": of_powers(names)}, "gpu": {"items": of_powers(DEVICE)}})
-    assert in_sum(found["host_bytes"], names) == set(names) - {"Margin", "Loading peak"}
+    assert in_sum(found["host_bytes"], names) == set(names) - {
+        "Margin",
+        "Loading peak",
+        "Trackers",
+    }
     assert in_sum(found["gpu_peak_bytes"], DEVICE) == set(DEVICE)
     assert in_sum(found["loading_peak_bytes"], names) == {
         "Runtime",
@@ -110,7 +118,8 @@ def test_a_prediction_leaves_out_what_is_set_aside_and_what_is_only_there_while_
 
 
 @pytest.mark.parametrize("dtype, copy", [("bfloat16", 2), ("float32", 4)])
-def test_loading_that_takes_no_more_than_training_is_the_weights_and_a_copy(dtype, copy):
+def test_loading_that_takes_no_more_than_training_is_the_weights_and_what_is_read(dtype, copy):
+    """Reports of earlier versions do not say how much is read ahead: it was a copy of all."""
     items, model = (
         of_powers(HOST[: HOST.index("Loading peak")]),
         {"parameters": 1 << 20, "dtype": dtype},
@@ -118,9 +127,10 @@ def test_loading_that_takes_no_more_than_training_is_the_weights_and_a_copy(dtyp
     drawn = predictions({"host": {"items": items}, "model": model})["loading_peak_bytes"]
     assert in_sum(drawn, HOST) == {"Runtime", "Tokenised data", "weight_high", "weight_low"}
     read = [*items, {"name": "Loading peak", "bytes": 0, "note": ""}]
-    assert predictions({"host": {"items": read}, "model": model})["loading_peak_bytes"] == drawn + (
-        copy << 20
-    )
+    found = predictions({"host": {"items": read}, "model": model})
+    assert found["loading_peak_bytes"] == drawn + (copy << 20)
+    found = predictions({"host": {"items": read}, "model": model | {"read_ahead": 1 << 16}})
+    assert found["loading_peak_bytes"] == drawn + (copy << 16)
 
 
 def test_shares_of_the_host_are_of_planes_boundaries_data_and_the_rest():
@@ -141,6 +151,7 @@ def test_shares_of_the_host_are_of_planes_boundaries_data_and_the_rest():
         "Checkpoint copies",
         "Margin",
         "Loading peak",
+        "Trackers",
     }
 
 
@@ -190,7 +201,7 @@ def test_what_every_run_needs_is_never_what_no_longer_fits(name):
     )
     assert (
         _breaking(Part((item("grad", 2 * GIB), item(name, 3 * GIB)), 4 * GIB))
-        == "grad (2.0 GiB) is what no longer fits"
+        == "what no longer fits: Gradients (2.0 GiB)"
     )
 
 
@@ -203,8 +214,9 @@ def test_what_every_run_needs_is_never_what_no_longer_fits(name):
     ],
 )
 def test_the_item_that_crosses_the_limit_is_named(name):
-    part = Part((item("Runtime", GIB), item(name, 2 * GIB), item("Export", 3 * GIB)), 2 * GIB)
-    assert _breaking(part) == f"{name} (2.0 GiB) is what no longer fits"
+    large = item(name, 2 * GIB)
+    part = Part((item("Runtime", GIB), large, item("Export", 3 * GIB)), 2 * GIB)
+    assert _breaking(part) == f"what no longer fits: {large.words} (2.0 GiB)"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -262,10 +274,21 @@ def test_an_item_of_another_version_is_ordinary_and_keeps_its_name():
     ]
     assert (
         _breaking(Part((item("Runtime", GIB), unknown), GIB))
-        == f"{unknown.name} (1.0 GiB) is what no longer fits"
+        == f"what no longer fits: {unknown.name} (1.0 GiB)"
     )
 
 
 @pytest.mark.parametrize("report", [{}, {"gpu": None}, {"gpu": {}}, {"gpu": {"items": None}}])
 def test_a_report_without_a_part_has_no_items_of_it(report):
     assert items_of(report, PartName.GPU) == ()
+
+
+def test_the_process_of_trackers_has_its_room_only_where_there_are_trackers():
+    machine = with_figures(named_machine("H200", 512), disk_gib=4096)
+    plain, tracked = (
+        estimate(config(output__trackers=trackers), machine, big_shape(), SessionFacts())
+        for trackers in ([], ["tensorboard", "wandb"])
+    )
+    added = [item for item in tracked.host.items if item not in plain.host.items]
+    assert [item.kind for item in added] == [MemoryItem.TRACKERS]
+    assert tracked.host.total - plain.host.total == TRACKERS_BYTES

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engine.config.settings import TrainConfig
 from engine.fit.model_table import (
+    HERE,
+    LEGEND,
     OPTIMIZERS,
+    PAIRS,
+    PARKED,
     Cell,
     as_csv,
     as_dicts,
     cell,
     cell_in_words,
     columns,
-    largest_model,
-    machines_for,
-    table,
+    counts_in_words,
+    rows_of,
 )
 from engine.fit.needs import Verdict
+from engine.fit.offers import largest_model, machines_for, smaller_models
+from engine.fit.report import estimate
 from engine.machine.known_machines import named_machine
-from engine.model.catalog import entry_of
+from engine.model.catalog import catalog, entry_of
+from engine.words import GIB
 
 LLAMA = entry_of("meta-llama/Llama-3.1-8B")
 CONFIG = TrainConfig.from_dict(
@@ -67,13 +75,70 @@ def test_a_cell_says_which_optimizer_it_is_about_where_any_is_wanted():
 
 def test_files_of_a_table_name_the_optimizer_of_each_cell():
     shown = columns(["RTX 4090"], named_machine("H200", 2048))
-    rows = table(CONFIG, shown, [LLAMA, entry_of("Qwen/Qwen2.5-0.5B")], False, any_optimizer=True)
+    models = [LLAMA, entry_of("Qwen/Qwen2.5-0.5B")]
+    rows = list(rows_of(CONFIG, shown, models, False, any_optimizer=True))
     said = [
         [found["optimizer"] for found in row["cells"].values()] for row in as_dicts(rows, shown)
     ]
     assert said == [["adamw", "adamw_8bit"], ["adamw", "adamw"]]
     lines = as_csv(rows, shown).splitlines()
-    assert [line.rpartition(",")[2] for line in lines] == ["optimizer", *said[0], *said[1]]
+    assert [line.split(",")[-3] for line in lines] == ["optimizer", *said[0], *said[1]]
+
+
+@pytest.mark.parametrize(
+    ("ram_gib", "changes", "words"),
+    [
+        (64, {}, "just, bf16, parked, pairs"),
+        (64, {"engine.gradients": "host"}, "just, 8 bits"),
+        (64, {"train.batch_size": 8}, "just, bf16, parked"),
+        (256, {}, "tokens/s, fp32"),
+    ],
+)
+def test_a_cell_of_any_optimizer_names_the_whole_way(ram_gib, changes, words):
+    config = CONFIG.with_values({"engine.gradients": "auto"} | changes)
+    machine = named_machine("RTX 4090", ram_gib)
+    shape = entry_of("mistralai/Mistral-7B-v0.1").shape("bfloat16")
+    found = cell(config, shape, machine, any_optimizer=True)
+    assert cell_in_words(found).endswith(words)
+    assert (PARKED in found.ways, PAIRS in found.ways) == (
+        found.parked_gradients,
+        found.boundary_pairs,
+    )
+    assert all(f"{way}: " in LEGEND for way in found.ways)
+    with_optimizer = config.with_values({"train.optimizer": found.optimizer})
+    report = estimate(with_optimizer, machine, shape)
+    assert found.parked_gradients == report.choices["parked_gradients"]
+    plain = cell(with_optimizer, shape, machine)
+    assert plain.ways == found.ways and "parked" not in cell_in_words(plain)
+    untimed = cell(config, shape, machine, timed=False, any_optimizer=True)
+    assert untimed.parked_gradients is None and not untimed.ways
+
+
+def test_a_table_counts_the_models_that_fit_on_each_machine():
+    shown = columns(["RTX 4090", "H200"], named_machine("H200", 2048))
+    models = [LLAMA, entry_of("Qwen/Qwen2.5-0.5B"), entry_of("meta-llama/Llama-3.1-405B")]
+    rows = list(rows_of(CONFIG, shown, models, timed=False))
+    fitting = [0, 0, 0]
+    for row in rows:
+        for at, found in enumerate(row.cells):
+            fitting[at] += found.verdict != Verdict.DOES_NOT_FIT
+    here, small, large = fitting
+    assert counts_in_words(rows, shown) == (
+        f"Of 3 models, this many fit: {HERE} {here}, RTX 4090 {small}, H200 {large}."
+    )
+    assert small < here
+
+
+def test_what_is_missing_is_never_nothing():
+    places = {"engine.save_level": "boundary", "engine.slots": 2}
+    config = CONFIG.with_values({"train.optimizer": "adamw_8bit"} | places)
+    shape = LLAMA.shape("bfloat16")
+    machine = named_machine("RTX 4090", 64)
+    needed = cell(config, shape, replace(machine, ram_available=GIB), timed=False).host_bytes
+    for lacking, words in ((1000, "0.1"), (GIB // 2, "0.5"), (3 * GIB, "3")):
+        short = replace(machine, ram_available=needed - lacking)
+        found = cell(config, shape, short, timed=False)
+        assert found.missing == f"{words} GiB of RAM"
 
 
 def test_smaller_moments_make_larger_models_and_smaller_machines_fit():
@@ -90,3 +155,20 @@ def test_smaller_moments_make_larger_models_and_smaller_machines_fit():
     smaller = [o for o in offers if o.ram_gib < plain_ram.get(o.known.name, 1e9)]
     assert smaller and all(offer.cell.optimizer != "adamw" for offer in smaller)
     assert len(offers) >= len(plain_ram)
+
+
+def test_smaller_models_that_fit_are_of_the_same_kind_first():
+    machine = named_machine("RTX 4090", 32)
+    shape = entry_of("Qwen/Qwen2.5-7B").shape()
+    found = smaller_models(CONFIG, shape, machine, 3)
+    assert len(found) == 3 and found[0].shape().model_type == "qwen2"
+    sizes = [each.shape().parameter_count for each in found]
+    assert max(sizes) < shape.parameter_count
+    for entry in found:
+        kept = cell(CONFIG, entry.shape(), machine, timed=False)
+        assert kept.verdict != Verdict.DOES_NOT_FIT
+    # No larger one of the same kind would fit.
+    same = [each.shape() for each in catalog() if each.shape().model_type == "qwen2"]
+    between = [each for each in same if sizes[0] < each.parameter_count < shape.parameter_count]
+    for other in between:
+        assert cell(CONFIG, other, machine, timed=False).verdict == Verdict.DOES_NOT_FIT

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from engine.config.settings import TrainConfig
+from engine.fit.exactness import Exactness
 from engine.fit.memory_items import MemoryItem
 from engine.fit.needs import Verdict
 from engine.fit.remedies import Remedy
-from engine.fit.report import FitReport, estimate
+from engine.fit.report import FitReport, estimate, with_times
 from engine.machine.known_machines import named_machine, with_figures
+from engine.machine.read_machine import Machine
 from engine.model.catalog import entry_of
+from engine.model.shape import ModelShape
 from engine.words import GIB
 
 MACHINE = with_figures(named_machine("H200", 512), disk_gib=4096)
@@ -62,10 +66,8 @@ def test_a_job_that_lacks_ram_is_offered_the_most_exact_moments_that_fit(
     (remedy,) = of_moments(report)
     assert remedy.changes == {"train.optimizer": optimizer}
     said, outcome = remedy.text.split(": ")
-    assert said == (
-        f"Keep AdamW's moments in {words}; results change slightly, and fp32 masters stay"
-    )
-    assert outcome.endswith((" RAM", "(gradients are rounded to bf16 once a round)"))
+    assert said == f"Keep AdamW's moments in {words}" and outcome.endswith(" RAM")
+    assert remedy.exactness == (Exactness.ROUNDED_MOMENTS,)
     after = with_ram(config.with_values(remedy.changes), report.host.limit)
     assert after.verdict != Verdict.DOES_NOT_FIT
 
@@ -74,18 +76,27 @@ def test_nothing_larger_than_the_job_s_own_moments_is_offered():
     (remedy,) = of_moments(short_of(job("adamw_bf16"), 10))
     assert remedy.changes == {"train.optimizer": "adamw_8bit"}
     assert not of_moments(short_of(job("adamw_8bit"), 1))
-    assert not of_moments(short_of(job(), 60)), "no moments are small enough"
+    assert not of_moments(short_of(job(), 80)), "no moments are small enough"
 
 
 def test_smaller_moments_come_after_what_keeps_results_and_before_fewer_and_shorter_rows():
     changes = {"engine.save_level": "boundary_host", "data.max_seq_len": 16384}
     report = short_of(job().with_values(changes), 1)
     assert [next(iter(remedy.changes)) for remedy in report.remedies] == [
-        "engine.save_level",
         "engine.gradients",
+        "engine.save_level",
         "train.optimizer",
         "train.batch_size",
         "data.max_seq_len",
+    ]
+    assert report.remedies[1].changes == {"engine.save_level": "boundary_pairs"}
+    exactness = [remedy.exactness for remedy in report.remedies]
+    assert exactness == [
+        (Exactness.SAME_BITS,),
+        (Exactness.SAME_BITS,),
+        (Exactness.ROUNDED_MOMENTS,),
+        (Exactness.FEWER_TOKENS,),
+        (Exactness.FEWER_TOKENS,),
     ]
 
 
@@ -129,4 +140,139 @@ def test_gradients_are_parked_where_ram_is_short_and_only_there():
     assert parked == planes["grad"]
     on_host = with_ram(job(), enough.host.total - 5 * GIB)
     assert on_host.verdict == Verdict.DOES_NOT_FIT
-    assert {"engine.gradients": "auto"} in [remedy.changes for remedy in on_host.remedies]
+    first = on_host.remedies[0]
+    assert first.changes == {"engine.gradients": "parked"}
+    assert first.exactness == (Exactness.SAME_BITS,)
+
+
+SMALL_CARD = "RTX 4090"
+CASES: dict[str, tuple[str, float, dict[str, Any]]] = {
+    "8 bits": ("Qwen/Qwen2.5-7B", 64, {}),
+    "bf16": ("Qwen/Qwen2.5-3B", 32, {}),
+    "parked": ("Qwen/Qwen2.5-1.5B", 24, {"engine.gradients": "host"}),
+    "pairs": (
+        "Qwen/Qwen2.5-7B",
+        66,
+        {
+            "engine.save_level": "boundary_host",
+            "engine.gradients": "host",
+            "train.optimizer": "adamw_8bit",
+        },
+    ),
+    "no pairs": (
+        "Qwen/Qwen2.5-7B",
+        64,
+        {
+            "engine.save_level": "boundary_pairs",
+            "engine.gradients": "host",
+            "train.optimizer": "adamw_8bit",
+        },
+    ),
+    "boundaries": (
+        "Qwen/Qwen2.5-7B",
+        512,
+        {"engine.save_level": "boundary", "train.micro_batch_size": 32, "train.batch_size": 128},
+    ),
+    "micro-batches": (
+        "Qwen/Qwen2.5-3B",
+        96,
+        {"train.micro_batch_size": 128, "train.batch_size": 128},
+    ),
+    "only just": (
+        "Qwen/Qwen2.5-3B",
+        48,
+        {"engine.gradients": "host", "engine.save_level": "boundary"},
+    ),
+    "places and moments": (
+        "Qwen/Qwen2.5-7B",
+        64,
+        {"engine.save_level": "boundary_host", "train.batch_size": 128},
+    ),
+    "long rows": ("Qwen/Qwen2.5-3B", 32, {"data.max_seq_len": 8192}),
+    "rounds": ("Qwen/Qwen2.5-7B", 64, {"data.max_seq_len": 8192}),
+}
+"""Jobs on a small card with so many GiB of RAM, which do not fit or only just."""
+
+
+def report_of(name: str) -> tuple[FitReport, TrainConfig, Machine, ModelShape]:
+    """Returns the report of a case, and what it is about."""
+    model, ram, changes = CASES[name]
+    config = TrainConfig.from_dict(
+        {"name": "job", "model": {"source": model}, "data": {"source": "d"}}
+    ).with_values(changes)
+    machine, shape = named_machine(SMALL_CARD, ram), entry_of(model).shape("bfloat16")
+    return estimate(config, machine, shape), config, machine, shape
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_remedy_fits_as_promised_and_its_seconds_are_the_report_s(name):
+    report, config, machine, shape = report_of(name)
+    assert report.verdict != Verdict.FITS and report.remedies
+    assert all(remedy.seconds is None for remedy in report.remedies)
+    costs = [max(map(list(Exactness).index, remedy.exactness)) for remedy in report.remedies]
+    assert costs == sorted(costs)
+    timed = with_times(report, config, machine, shape)
+    quick = with_times(report, config, machine, shape, quick=True)
+    fits = report.verdict == Verdict.TIGHT
+    for remedy, soon in zip(timed.remedies, quick.remedies):
+        after = estimate(config.with_values(remedy.changes), machine, shape)
+        assert after.verdict == Verdict.FITS if fits else after.verdict != Verdict.DOES_NOT_FIT
+        assert remedy.seconds == after.time["step_seconds"]
+        assert soon.seconds == pytest.approx(remedy.seconds, rel=0.11)
+        assert remedy.instead_of == (report.time["step_seconds"] if fits else None)
+        assert ("instead of" in remedy.time_in_words) <= fits
+        told = remedy.to_dict()
+        assert told["exactness"] == [kind.value for kind in remedy.exactness]
+        assert all(kind.sentence in told["exactness_in_words"] for kind in remedy.exactness)
+
+
+def test_what_auto_does_by_itself_is_offered_only_where_settings_forbid_it():
+    for ram in (20, 40, 60, 80, 100):
+        asked = job().with_values({"engine.save_level": "auto", "engine.gradients": "auto"})
+        report = with_ram(asked, ram * GIB)
+        names = {name for remedy in report.remedies for name in remedy.changes}
+        assert not names & {"engine.save_level", "engine.gradients"}
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("micro-batches", {"train.micro_batch_size": Exactness.OTHER_ORDER}),
+        (
+            "boundaries",
+            {
+                "engine.save_level": Exactness.SAME_BITS,
+                "engine.rounds": Exactness.ROUNDED_GRADIENTS,
+            },
+        ),
+    ],
+)
+def test_smaller_micro_batches_and_rounds_change_the_order_of_sums(name, kinds):
+    report = report_of(name)[0]
+    found = {next(iter(remedy.changes)): remedy.exactness for remedy in report.remedies}
+    assert {changed: (kind,) for changed, kind in kinds.items()}.items() <= found.items()
+
+
+def test_what_is_only_written_takes_no_time():
+    config = job().with_values({"engine.save_level": "auto"})
+    machine = replace(MACHINE, disk_free=100 * GIB)
+    shape = entry_of(MODEL).shape("bfloat16")
+    report = with_times(estimate(config, machine, shape), config, machine, shape)
+    assert report.remedies
+    for remedy in report.remedies:
+        assert remedy.exactness == (Exactness.SAME_BITS,)
+        assert remedy.seconds == remedy.instead_of == report.time["step_seconds"]
+        assert remedy.time_in_words.endswith(" a step, as now")
+
+
+def test_half_the_precision_of_the_blocks_is_said():
+    config = job(dtype="float32").with_values({"train.optimizer": "adamw_8bit"})
+    report = with_ram(config, with_ram(config, GIB).host.total - 5 * GIB)
+    (remedy,) = [each for each in report.remedies if "model.dtype" in each.changes]
+    assert remedy.exactness == (Exactness.LOWER_PRECISION,)
+
+
+def test_every_kind_of_exactness_is_one_sentence():
+    for kind in Exactness:
+        assert kind.sentence[0].isupper() and kind.sentence.endswith(".")
+        assert kind.sentence.count(". ") == 0

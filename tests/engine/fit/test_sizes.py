@@ -17,7 +17,7 @@ from engine.config.settings import ModelConfig
 from engine.errors import ModelError
 from engine.fit.memory_items import PartName, items_of
 from engine.fit.report import estimate
-from engine.fit.sizes import fixed_items, host_boundary_bytes
+from engine.fit.sizes import fixed_items, host_boundary_bytes, update_buffer
 from engine.host.host_store import HostStore
 from engine.machine.read_machine import Machine
 from engine.model.activation_sizes import DOCUMENTS
@@ -94,6 +94,24 @@ HOME_GRID += [
     for choices in HOME_GRID
     if choices.update_buffers > 1
 ]
+PARKED = dict(parked_gradients=True)
+OUTER = PARKED | dict(shared_outer_slot=True, outer_in_parked=True)
+FRAMES = [
+    dataclasses.replace(choices, **changes)
+    for choices in HOME_GRID[::7] + BUFFER_GRID[::11]
+    for changes in (
+        PARKED,
+        dict(update_pieces=3),
+        dict(boundary_blocks=2, slots=2, kept_blocks=min(1, choices.kept_blocks)),
+        PARKED | dict(gradients_in_sums=True),
+        OUTER,
+        OUTER | dict(boundary_blocks=2, slots=2, kept_blocks=min(1, choices.kept_blocks)),
+    )
+    if choices.gradient_sum != "host" or not changes.get("parked_gradients")
+    if choices.gradient_sum == "device" or not changes.get("gradients_in_sums")
+    if choices.gradient_sum == "vertical" or not changes.get("outer_in_parked")
+    if choices.spare_blocks <= 1 or "boundary_blocks" not in changes
+]
 
 
 @pytest.mark.parametrize(
@@ -114,10 +132,24 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype, opt
     names = [unit.name for unit in model.blocks]
     store = HostStore(model.layouts, dtype, threads=1)
     store.allocate_states(optimizer=optimizer)
-    buffer = store.update_buffer
-    assert buffer == shape.update_buffer
-    sizes = PlaneSizes({unit.name: unit.numel for unit in shape.units}, buffer.numel, buffer.bytes)
-    for choices in BUFFER_GRID + HOME_GRID:
+    numel = {unit.name: unit.numel for unit in shape.units}
+    # Moments in other kinds change update buffers alone.
+    grid = BUFFER_GRID if optimizer == "adamw" else BUFFER_GRID[::20]
+    for choices in grid + HOME_GRID[::2] + FRAMES[::2]:
+        if choices.gradients_in_sums and dtype == "float32":
+            continue
+        if choices.outer_in_parked and (tied or not shape.embed_piece):
+            continue
+        buffer = update_buffer(shape, choices)
+        of_store = store.update_buffer(choices.update_pieces)
+        assert buffer == (of_store.without_gradients if choices.parked_gradients else of_store)
+        sizes = PlaneSizes(
+            numel,
+            buffer.numel,
+            buffer_bytes=buffer.bytes,
+            embed_piece=shape.embed_piece,
+            item_bytes=shape.item_bytes,
+        )
         plan = build_step_plan(names, model.tied, choices, sizes)
         state = DeviceState(model, plan, torch.device("cpu"), 24 * 32, buffer)
         assert (
@@ -130,6 +162,7 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype, opt
     [
         PlanChoices(micro_batches=2),
         PlanChoices(micro_batches=2, host_boundaries=True),
+        PlanChoices(micro_batches=2, host_boundaries=True, boundary_blocks=2),
         PlanChoices(
             micro_batches=4,
             rounds=2,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.model.library import empty_model, hub_is_cut_off
+from engine.model.library import empty_model, hub_is_cut_off, weights_read_by
 from engine.model.pretrained_files import load_config
 from engine.paths import PROGRAM_ROOT
 from tests.support.tiny import FAMILIES, tiny_config
@@ -90,6 +90,33 @@ def test_building_leaves_other_threads_and_the_process_alone():
     watcher.join()
     assert seen == {(torch.float32, torch.float32)}
     assert torch.nn.Module.register_parameter is register
+
+
+def test_weights_are_read_by_the_function_of_their_own_thread(tmp_path):
+    """In this thread as they are stored, in another one as the library reads them: in float32."""
+    stored = AutoModelForCausalLM.from_config(tiny_config("llama"), dtype=torch.float16)
+    stored.save_pretrained(tmp_path)
+    asked = []
+
+    def read(stored_slice) -> torch.Tensor:
+        asked.append(threading.get_ident())
+        return stored_slice[...]
+
+    def load(found: list) -> None:
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+        found += [(parameter.dtype, parameter.float()) for parameter in loaded.parameters()]
+
+    here, elsewhere, after = [], [], []
+    with weights_read_by(read):
+        load(here)
+        other = threading.Thread(target=load, args=(elsewhere,))
+        other.start()
+        other.join()
+    load(after)
+    assert set(asked) == {threading.get_ident()} and len(asked) == len(here)
+    for found, dtype in ((here, torch.float16), (elsewhere, torch.float32), (after, torch.float32)):
+        for (own, value), parameter in zip(found, stored.parameters(), strict=True):
+            assert own == dtype and torch.equal(value, parameter.float())
 
 
 def test_a_hub_without_a_name_is_not_asked(monkeypatch):

@@ -21,6 +21,11 @@ from engine.model.packing_trial import Packing, packing_of
 from engine.model.skeleton import tensors_in
 from engine.plan.choices import PlanChoices
 from tests.support.families import tiny_family_config
+from tests.support.library_version import (
+    AS_RECORDED,
+    NOT_AS_RECORDED,
+    another_version_may_refuse,
+)
 from tests.support.tiers import FAMILY_SWEEP, in_tiers
 from tests.support.tiny import MOST_USED, VOCAB, Batch, plain_model, streamed, tiny_config
 
@@ -31,6 +36,7 @@ LENGTHS = ((9, 4, 11), (1, 20, 3))
 PACKED = (
     "afmoe",
     "apertus",
+    "apertus1p5_text",
     "arcee",
     "aria_text",
     "axk1",
@@ -52,8 +58,10 @@ PACKED = (
     "emu3",
     "ernie4_5",
     "ernie4_5_moe",
+    "exaone",
     "exaone4",
     "exaone_moe",
+    "falcon",
     "flex_olmo",
     "flint",
     "gemma",
@@ -118,6 +126,8 @@ PACKED = (
     "qwen2_moe",
     "qwen3",
     "qwen3_moe",
+    "sarvam_mla",
+    "sarvam_moe",
     "seed_oss",
     "smollm3",
     "solar_open",
@@ -135,13 +145,13 @@ NOT_PACKED = (
     "doge",
     "dots3_note",
     "dots3_note_text",
-    "falcon",
     "falcon_h1",
     "falcon_mamba",
     "granitemoehybrid",
     "inkling_text",
     "jamba",
     "kimi_linear",
+    "lara_mini",
     "lfm2",
     "lfm2_moe",
     "lfm3",
@@ -209,7 +219,8 @@ def test_packed_documents_do_not_see_each_other(family):
     config = tiny_family_config(family)
     plain = plain_model(config)
     packed, apart = packed_and_apart()
-    loss, gradient = gradients(plain, packed, config=config)
+    with another_version_may_refuse():
+        loss, gradient = gradients(plain, packed, config=config)
     loss_apart, gradient_apart = gradients(plain, apart, config=config)
     assert loss == pytest.approx(loss_apart, rel=1e-5)
     assert difference(gradient, gradient_apart) < 1e-5
@@ -224,6 +235,7 @@ def test_the_comparison_can_tell(family):
     assert difference(gradients(plain, mixed)[1], gradients(plain, apart)[1]) > 1e-3
 
 
+@pytest.mark.skipif(not AS_RECORDED, reason=NOT_AS_RECORDED)
 @pytest.mark.parametrize("family", in_tiers(NOT_PACKED, ("bloom", "mamba"), FAMILY_SWEEP))
 def test_a_family_whose_documents_see_each_other_is_found(family):
     packing = packing_of(tiny_family_config(family))

@@ -1,4 +1,4 @@
-"""Plans of ten choices stand as text beside this file: a change of the planner is a difference of
+"""Plans of some choices stand as text beside this file: a change of the planner is a difference of
 lines.
 
 `python -m tests.engine.plan.test_golden_plans` writes them anew; read the difference before you
@@ -13,13 +13,15 @@ import pytest
 
 from engine.plan.build_step import build_forward_plan, build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes
-from engine.plan.ops import OP_TYPES, GradientSum, StepPlan
+from engine.plan.ops import OP_TYPES, GradientSum
+from engine.plan.step_plan import StepPlan
 from engine.plan.text import from_text, to_text
 from engine.plan.validate import validate
 
 FOLDER = Path(__file__).parent / "golden"
 BLOCKS = ["block 0", "block 1", "block 2", "block 3"]
 NUMEL = dict.fromkeys(BLOCKS, 100) | {"embed": 250, "head": 310}
+SMALL_OUTER = PlaneSizes(NUMEL | {"embed": 180, "head": 190}, embed_piece=90)
 HOMES = ("embed", "block 0", "block 1", "head")
 
 CHOICES = {
@@ -48,6 +50,26 @@ CHOICES = {
         device_homes=("block 1",),
         update_buffers=1,
     ),
+    "gradients-in-sums": PlanChoices(
+        micro_batches=2,
+        rounds=2,
+        gradient_sum=GradientSum.DEVICE,
+        parked_gradients=True,
+        gradients_in_sums=True,
+        device_homes=("embed", "block 1"),
+        update_buffers=2,
+    ),
+    "outer-in-parked": PlanChoices(
+        micro_batches=2,
+        parked_gradients=True,
+        shared_outer_slot=True,
+        outer_in_parked=True,
+        device_homes=("embed", "block 1"),
+        update_buffers=2,
+    ),
+    "pairs": PlanChoices(
+        micro_batches=2, boundary_blocks=2, host_boundaries=True, kept_blocks=1, slots=3
+    ),
     "homes-on-the-device": PlanChoices(micro_batches=2, device_homes=HOMES, update_buffers=2),
     "spare-buffers": PlanChoices(
         micro_batches=2,
@@ -70,7 +92,8 @@ FORWARD = {
 def plan_of(name: str) -> StepPlan:
     if name in FORWARD:
         return build_forward_plan(BLOCKS, True, FORWARD[name], held=name == "forward-held")
-    return build_step_plan(BLOCKS, name == "vertical", CHOICES[name], PlaneSizes(NUMEL))
+    sizes = SMALL_OUTER if CHOICES[name].outer_in_parked else PlaneSizes(NUMEL)
+    return build_step_plan(BLOCKS, name == "vertical", CHOICES[name], sizes)
 
 
 NAMES = [*CHOICES, *FORWARD]
@@ -103,7 +126,7 @@ def test_the_plans_have_every_kind_of_op():
         ("slot=", "ring="),
         ("first=yes", "first=perhaps"),
         ("compiled: no", "compiled: maybe"),
-        ("kept units:", "kept:"),
+        ("compiled:", "made:"),
         ("   0 H2D    ", "   0 COMPUTE"),
         ("micro_batch=0, ", ""),
         ("\n\n", "\n"),

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 
 from engine.plan.buffers import Buffer, BufferKind, Content, ContentKind
 from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlanChoices
-from engine.plan.ops import GradientSum, Lane, StepPlan
+from engine.plan.choices import PlanChoices, PlaneSizes
+from engine.plan.ops import GradientSum, Lane
+from engine.plan.step_plan import StepPlan
 from engine.plan.text import grid
 from engine.plan.validate import PlanError, validate
 from engine.runtime.cpu_backend import CpuBackend
-from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+from tests.support.tiny import VOCAB, plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
 
@@ -33,6 +35,14 @@ SAME_BITS = {
     "one resident, two kept": dict(resident_blocks=1, kept_blocks=2),
     "host boundaries": dict(host_boundaries=True),
     "host boundaries, one ring": dict(host_boundaries=True, boundary_rings=1),
+    "pairs": dict(boundary_blocks=2),
+    "pairs, three slots": dict(boundary_blocks=2, slots=3, prefetch_depth=2),
+    "pairs, one kept": dict(boundary_blocks=2, kept_blocks=1),
+    "pairs, one resident": dict(boundary_blocks=2, resident_blocks=1),
+    "pairs on the host": dict(boundary_blocks=2, host_boundaries=True),
+    "pairs on the host, all resident": dict(
+        boundary_blocks=2, host_boundaries=True, resident_blocks=3, boundary_rings=1
+    ),
     "host boundaries, two kept": dict(
         host_boundaries=True, resident_blocks=2, kept_blocks=2, slots=1
     ),
@@ -92,25 +102,26 @@ def planes_after(
     family: str = "qwen3",
     tied: bool = False,
     dtype: str = "float32",
-    steps: int = 3,
+    steps: int = 2,
     dropout: float = 0.0,
     layers: int = 3,
     optimizer: str = "adamw",
+    vocabulary: int = VOCAB,
+    **extra: Any,
 ) -> list[torch.Tensor]:
     """Every plane after some steps that are submitted without draining between them."""
-    extra = (
-        dict(resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout)
-        if family == "gpt2"
-        else {}
-    )
+    if family == "gpt2":
+        extra |= dict(resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout)
     if layers != 3:
         extra["num_hidden_layers"] = layers
+    extra["vocab_size"] = vocabulary
     plain = plain_model(tiny_config(family, tie_word_embeddings=tied, **extra))
     run = streamed(
         plain, choices, backend=backend, dtype=dtype, max_grad_norm=0.5, optimizer=optimizer
     )
     for step in range(1, steps + 1):
-        run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
+        batches = random_batches(choices.micro_batches, seed=step, vocabulary=vocabulary)
+        run.engine.train_step(step, batches, 1e-2)
     run.engine.drain()
     planes = [
         run.store.tensor(unit.name, plane).clone()
@@ -190,7 +201,19 @@ def test_sum_over_rounds_in_bf16_differs_by_rounding_only(reference):
     ],
     ids="+".join,
 )
-@pytest.mark.parametrize("name", ["base", "host boundaries", "deep prefetch", "one kept", "rounds"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "base",
+        "host boundaries",
+        "deep prefetch",
+        "one kept",
+        "rounds",
+        "pairs",
+        "pairs on the host",
+        "pairs on the host, all resident",
+    ],
+)
 def test_delays_in_any_lane_change_nothing(reference, lanes, name):
     changes = {
         "base": {},
@@ -261,6 +284,15 @@ def test_dropping_any_single_wait_is_found():
         PlanChoices(micro_batches=2, host_boundaries=True, boundary_rings=2),
     )
     assert len(find_dropped_waits(plan)) > 20
+    outer = build_step_plan(
+        [f"block {k}" for k in range(4)],
+        False,
+        PlanChoices(
+            micro_batches=2, parked_gradients=True, shared_outer_slot=True, outer_in_parked=True
+        ),
+        PlaneSizes({"embed": 16, "head": 17} | {f"block {k}": 10 for k in range(4)}, embed_piece=8),
+    )
+    assert len(find_dropped_waits(outer)) > 20
 
 
 def test_a_wrong_slot_is_found_and_shown():
@@ -292,3 +324,17 @@ def test_contradicting_choices_are_refused():
     ):
         with pytest.raises(ValueError):
             build_step_plan(["block 0"], False, choices)
+
+
+def test_a_buffer_is_used_as_a_whole_or_in_parts():
+    """A wait between the whole and a part would not be seen to be missing."""
+    plan = build_step_plan(["block 0", "block 1"], False, BASE)
+    slot = Buffer(BufferKind.SLOT, number=0)
+    changed = [
+        dataclasses.replace(
+            op, reads=tuple((b.part(1) if b == slot else b, content) for b, content in op.reads)
+        )
+        for op in plan.ops
+    ]
+    with pytest.raises(PlanError, match="uses a part of slot 0, which .* uses as a whole"):
+        validate(dataclasses.replace(plan, ops=tuple(changed)))

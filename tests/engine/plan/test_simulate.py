@@ -238,7 +238,7 @@ def test_optimizers_on_the_device_take_what_their_planes_take(dtype, weight, sta
         [unit.name for unit in shape.blocks],
         False,
         PlanChoices(device_homes=homes, update_buffers=2),
-        PlaneSizes(numel, shape.update_buffer.numel, shape.update_buffer.bytes),
+        PlaneSizes(numel, shape.update_buffer(1).numel, buffer_bytes=shape.update_buffer(1).bytes),
     )
 
     def of(kind: str, unit: str, **rates: float) -> float:

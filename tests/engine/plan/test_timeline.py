@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from engine.plan.ops import Lane, Span
+from engine.plan.ops import Lane
+from engine.plan.step_plan import Span
 from engine.plan.waits import (
     Wait,
     as_records,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine.plan.device_updates import _cut
+from engine.plan.pieces import cut
 from engine.planes.layout import ParameterSpec, UnitLayout, lay_out
 from engine.planes.moments import (
     BLOCK,
@@ -111,7 +111,7 @@ def test_every_piece_fits_into_the_buffer_and_none_cuts_a_block(
     assert sizes["exp_avg"] == sizes["exp_avg_sq"] and sizes["exp_avg"] % 16 == 0
     for each in (layout, block):
         place = 0
-        for start, stop in _cut(each.numel, buffer.numel):
+        for start, stop in cut(each.numel, buffer.numel):
             begin, end = each.moment_bytes(optimizer, start, stop)
             most = each.moment_counts.most_bytes(optimizer, buffer.numel)
             assert begin == place and end - begin <= most <= sizes["exp_avg"]

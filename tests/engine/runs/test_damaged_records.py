@@ -13,15 +13,15 @@ from dataclasses import replace
 import pytest
 
 from app.view.run_row import run_row
-from app.view.run_watch import Watch
-from app.view.run_words import details
-from engine.cli.train import runs_as_text
+from app.watch.run_watch import Watch
+from app.watch.run_words import details
+from engine.cli.runs import runs_as_text
 from engine.runs.events import LogLine, RunStarted, StepFinished
 from engine.runs.folder import RunFolder
 from engine.runs.following import Follower, replay
-from engine.runs.listing import summarise
 from engine.runs.recorder import RunRecorder
 from engine.runs.snapshot import DAMAGED_TOLD, RunSnapshot
+from engine.summaries.listing import summarise
 from engine.train.run import start_run
 from tests.support.folders import make_config
 from tests.support.synthetic_run import cannot_apply_step, run_events, step_finished
@@ -168,7 +168,7 @@ def test_a_damaged_line_hides_no_other(written, name, place):
     ] in (answer["parts"]["details"]["facts"])
     assert any(
         "is damaged" in line["text"] or "which cannot be" in line["text"]
-        for line in answer["parts"]["details"]["log"]
+        for line in [*watch.log()["entries"], *watch.log()["damage"]]
     )
 
 
@@ -208,19 +208,21 @@ def test_half_of_a_surrogate_pair_is_shown_and_breaks_nothing(written):
         "text": "caf\udce9 \U0001f600",
     }
     folder.events_path.write_bytes(b"".join([*lines, json.dumps(line).encode() + b"\n"]))
-    answer = json.loads(b"{" + asyncio.run(Watch(folder, lambda: False).answer(0, "step")) + b"}")
-    assert answer["parts"]["details"]["log"][-1]["text"] == "caf? \U0001f600"
+    watch = Watch(folder, lambda: False)
+    asyncio.run(watch.answer(0, "step"))
+    assert watch.log()["entries"][-1]["text"] == "caf? \U0001f600" and not watch.log()["damage"]
 
 
 def test_a_record_that_cannot_be_applied_costs_no_other(written, monkeypatch, capsys):
     folder, _ = written
     cannot_apply_step(monkeypatch, 7)
-    answer = json.loads(b"{" + asyncio.run(Watch(folder, lambda: False).answer(0, "step")) + b"}")
+    watch = Watch(folder, lambda: False)
+    answer = json.loads(b"{" + asyncio.run(watch.answer(0, "step")) + b"}")
     assert answer["parts"]["loss"]["data"][0]["x"] == [
         step for step in range(1, STEPS + 1) if step != 7
     ]
     assert "ZeroDivisionError" in capsys.readouterr().err
-    assert sum("cannot be shown" in line["text"] for line in answer["parts"]["details"]["log"]) == 1
+    assert sum("cannot be shown" in line["text"] for line in watch.log()["damage"]) == 1
 
 
 def test_a_run_that_cannot_be_shown_hides_no_other(written):

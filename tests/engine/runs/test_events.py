@@ -39,6 +39,7 @@ KINDS = {
     "eval_finished",
     "exact_match_measured",
     "checkpoint_written",
+    "best_kept",
     "export_written",
     "control_received",
     "settings_changed",
@@ -51,9 +52,11 @@ KINDS = {
 
 EXAMPLES = {int: 3, float: 0.1, str: 'é \u2028 "quoted"\n', bool: True}
 
-SPECIAL = {"state": "paused", "exposed": {"h2d": 0.5}}
+SPECIAL = {"state": "paused", "best_by": "exact_match", "exposed": {"h2d": 0.5}}
 LISTS = {
     "norms": [0.5, 1],
+    "row_losses": [0.5, 1],
+    "row_tokens": [3, 0],
     "rows": [0, 7],
     "answers": [{"prompt": "p", "answer": "a"}],
     "units": ["embedding", "é"],

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-import engine.train.memory_watch
+import engine.memory.memory_watch
 import engine.train.planning
 from app.form.settings_form import shown_values
 from app.pages.draft import Draft
@@ -27,7 +27,7 @@ from engine.runs.control import CommandReader, send_command
 from engine.runs.events import ControlReceived, JobProgressed, LogLine, RunEnded, RunStarted
 from engine.runs.folder import RunFolder, create_run
 from engine.runs.following import replay
-from engine.runs.listing import list_runs
+from engine.summaries.listing import list_runs
 from tests.support.disks import small_file_system
 from tests.support.failing import (
     at_event,

@@ -30,6 +30,7 @@ from engine.runs.events import (
     Unknown,
 )
 from engine.runs.following import Follower, replay
+from engine.runs.kept_events import BestKept
 from engine.runs.parts import Job
 from engine.runs.recorder import RunRecorder
 from engine.runs.snapshot import RunSnapshot
@@ -86,7 +87,10 @@ def random_run(seed: int):
             elif kind == 6:
                 yield MemorySampled(step, *(rng.randrange(10**12) for _ in range(8)))
             elif kind == 7:
-                yield EvalFinished(step, rng.random(), 10, 0.1)
+                loss = rng.random()
+                yield EvalFinished(step, loss, 10, 0.1, [loss, rng.random()], [6, 4])
+                if rng.random() < 0.5:
+                    yield BestKept(step, loss, f"best/step-{step}", 9, 0.1)
             elif kind == 8:
                 yield JobProgressed(rng.choice(["export", "checkpoint"]), rng.randint(0, 4), 4, "m")
             elif kind == 9:
@@ -155,7 +159,9 @@ def test_the_fold_is_the_run_that_went_on_from_the_resumed_step(seed):
     story: list = []
     for event in random_run(seed):
         if isinstance(event, RunStarted):
-            story = [old for old in story if getattr(old, "step", 0) <= (event.resumed_step or 0)]
+            # One that begins at the start also measures anew what comes before the first step.
+            last = -1 if event.resumed_step is None else event.resumed_step
+            story = [old for old in story if getattr(old, "step", -1) <= last]
         story.append(event)
     snapshot = fold_of(*random_run(seed))
     steps = [event for event in story if isinstance(event, StepFinished)]
@@ -191,6 +197,16 @@ def test_the_fold_is_the_run_that_went_on_from_the_resumed_step(seed):
     assert snapshot.timeline_steps == [
         event.step for event in story if isinstance(event, StepTimeline)
     ]
+    evaluated = [e for e in story if isinstance(e, EvalFinished) and e.step]
+    best = min(evaluated, key=lambda e: e.loss, default=None)
+    kept = [e for e in story if isinstance(e, BestKept)]
+    if best is None:
+        assert snapshot.best is None
+    else:
+        assert (snapshot.best.step, snapshot.best.loss) == (best.step, best.loss)
+        assert snapshot.held_out.since_best == len(evaluated) - 1 - evaluated.index(best)
+        # Weights of a later step had taken the place of those before a resume.
+        assert not snapshot.best.kept or best.step in {event.step for event in kept}
 
 
 def test_a_run_of_any_length_takes_bounded_memory(monkeypatch):

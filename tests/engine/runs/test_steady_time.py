@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from app.verdict.judge import verdict
+from app.verdict.outcome import how_it_ended
 from app.view.axes import places
-from app.view.headline import headline
-from app.view.outcome import how_it_ended
 from app.view.run_row import run_row
 from engine.runs.events import (
     LogLine,
@@ -21,9 +21,9 @@ from engine.runs.events import (
 )
 from engine.runs.folder import create_run
 from engine.runs.following import replay
-from engine.runs.listing import list_runs
 from engine.runs.recorder import RunRecorder
 from engine.runs.snapshot import RunSnapshot
+from engine.summaries.listing import list_runs
 from tests.support.clocks import DAYS_40, Clocks
 from tests.support.run_folders import CONFIG
 
@@ -83,7 +83,7 @@ def test_a_clock_that_is_set_in_mid_run_changes_no_duration(tmp_path, monkeypatc
     (run,) = list_runs(tmp_path)
     assert run.seconds == pytest.approx(30) and run_row(run)["at_work"] == "30 s"
     assert how_it_ended(again, "finished") == "Finished 4 steps in 30 s."
-    assert headline(again, "finished").text.startswith("Finished 4 steps")
+    assert verdict(again, "finished").headline.text.startswith("Finished 4 steps")
 
 
 @pytest.mark.parametrize("set_by", SETTINGS)

@@ -57,7 +57,7 @@ def test_states_are_the_host_s_but_for_rounding(gradient_sum, dtype, tied):
 # ---------------------------------------------------------------------- to the bit
 
 
-@pytest.mark.parametrize("resident,tied", [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize("resident,tied", [(0, False), (2, True)])
 @pytest.mark.parametrize("gradient_sum", in_tiers(SUMS, ("vertical",), PLAN_SWEEP))
 def test_neither_buffers_nor_delays_change_a_bit(gradient_sum, resident, tied):
     for name, homes in HOMES.items():
@@ -67,10 +67,28 @@ def test_neither_buffers_nor_delays_change_a_bit(gradient_sum, resident, tied):
             return planes_after(choices, DelayedBackend(late), dtype="bfloat16", tied=tied)
 
         expected = run(1)
-        for buffers in (2, 3, 8):
+        for buffers in (2, 8):
             assert_same_bits(run(buffers), expected)
         for late in LATE if name == "all" else LATE[:1]:
             assert_same_bits(run(3, late), expected)
+
+
+@pytest.mark.parametrize("slots", [2, 3])
+@pytest.mark.parametrize("frame", [{}, dict(parked_gradients=True, shared_outer_slot=True)])
+def test_small_pieces_change_no_bit_whichever_lane_is_late(frame, slots):
+    """Blocks that share a slot are updated in it piece by piece, while the next block is fetched to
+    the same slot.
+    """
+    homes = ("embed", *(f"block {k}" for k in (0, 1, 3)), "head")
+
+    def run(pieces: int, late: tuple[str, ...] = (), **changes) -> list[torch.Tensor]:
+        choices = at_home(homes, 4, slots=slots, update_pieces=pieces, **frame, **changes)
+        return planes_after(choices, DelayedBackend(late), dtype="bfloat16", layers=5)
+
+    expected = run(1)
+    for late in (UPDATE_LANES, (Lane.H2D,), (Lane.COMPUTE,), Lane):
+        assert_same_bits(run(3, late), expected)
+    assert_same_bits(run(2, (Lane.COMPUTE,), boundary_blocks=2), expected)
 
 
 def test_buffers_over_sums_are_as_good_as_their_own():

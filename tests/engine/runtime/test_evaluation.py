@@ -5,19 +5,23 @@ plain transformers.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from engine.plan.build_step import build_forward_plan
 from engine.plan.choices import PlanChoices
-from engine.plan.ops import Lane, StepPlan
+from engine.plan.ops import Lane
+from engine.plan.step_plan import StepPlan
 from engine.plan.validate import PlanError, validate
 from engine.runtime import forward_passes
 from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.generate import AnswerLimits
+from engine.runtime.loss import cross_entropies
 from tests.support.tiny import Streamed, plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
@@ -85,6 +89,105 @@ def test_the_loss_is_that_of_transformers(family, dtype):
     expected = reference_loss(reference, batches)
     assert run.engine.evaluate(batches) == pytest.approx(expected, rel=LOSS_BOUND[dtype])
     run.close()
+
+
+def packed_batches():
+    """Returns micro-batches of rows of several documents, one of which has no loss at all."""
+    batches = []
+    for seed, lengths in enumerate([(5, 4, 7), (9, 7), (16,)]):
+        (batch,) = random_batches(1, rows=2, length=16, seed=seed, masked=0.3)
+        positions = np.concatenate([np.arange(length) for length in lengths])
+        labels = batch.labels.copy()
+        labels[:, np.cumsum(lengths) - 1] = -100
+        labels[1, :] = np.where(seed == 1, -100, labels[1, :])
+        batches.append(
+            dataclasses.replace(
+                batch,
+                labels=labels,
+                position_ids=np.stack([positions] * 2),
+                loss_tokens=int((labels >= 0).sum()),
+            )
+        )
+    return batches
+
+
+def document_losses(model: torch.nn.Module, batch, row: int) -> list[tuple[float, int]]:
+    """Returns the sum of cross-entropies and the labels of each document of a packed row that has
+    any, computed with the document alone.
+    """
+    starts = [*np.flatnonzero(batch.position_ids[row] == 0), batch.input_ids.shape[1]]
+    found = []
+    for start, end in itertools.pairwise(starts):
+        ids = torch.from_numpy(batch.input_ids[row : row + 1, start:end])
+        labels = torch.from_numpy(batch.labels[row, start:end])
+        with torch.no_grad():
+            logits = model(input_ids=ids, use_cache=False).logits[0].float()
+        if count := int((labels >= 0).sum()):
+            found.append((float(F.cross_entropy(logits, labels, reduction="sum")), count))
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_row_has_the_loss_of_transformers(family):
+    """In chunks of five positions, which end within rows, and with several sweeps."""
+    config, batches = tiny_config(family), uneven_batches()
+    run = streamed(plain_model(config), PlanChoices(micro_batches=2), loss_chunk=5)
+    found = run.engine.evaluate_rows(batches)
+    rows = [
+        dataclasses.replace(
+            batch,
+            input_ids=batch.input_ids[row : row + 1],
+            labels=batch.labels[row : row + 1],
+            loss_tokens=int((batch.labels[row] >= 0).sum()),
+        )
+        for batch in batches
+        for row in range(len(batch.labels))
+    ]
+    rows = [row for row in rows if row.loss_tokens]
+    assert found.tokens.tolist() == [row.loss_tokens for row in rows]
+    expected = [reference_loss(plain_model(config), [row]) * row.loss_tokens for row in rows]
+    np.testing.assert_allclose(found.sums, expected, rtol=1e-6, atol=1e-6)
+    assert found.loss == pytest.approx(found.sums.sum() / found.tokens.sum(), rel=1e-6)
+    run.close()
+
+
+def test_packed_rows_have_the_losses_of_their_documents():
+    config, batches = tiny_config("qwen3"), packed_batches()
+    run = streamed(plain_model(config), PlanChoices(micro_batches=2), loss_chunk=7)
+    found = run.engine.evaluate_rows(batches)
+    plain = plain_model(config).eval()
+    expected = [
+        document
+        for batch in batches
+        for row in range(2)
+        for document in document_losses(plain, batch, row)
+    ]
+    assert len(expected) > 4 and found.tokens.tolist() == [count for _, count in expected]
+    np.testing.assert_allclose(found.sums, [loss for loss, _ in expected], rtol=2e-6)
+    run.close()
+
+
+def test_rows_have_the_same_bits_in_other_micro_batches_and_sweeps(monkeypatch):
+    run = opened(PlanChoices(micro_batches=2))
+    batches = uneven_batches()
+    whole = run.engine.evaluate_rows(batches)
+    monkeypatch.setattr(forward_passes, "SWEEP_MICRO_BATCHES", 1)
+    apart = run.engine.evaluate_rows(iter(batches))
+    assert whole.sums.tobytes() == apart.sums.tobytes()
+    assert whole.loss == apart.loss == run.engine.evaluate(batches)
+    run.close()
+
+
+def test_the_sum_has_the_bits_of_torch():
+    """The log-probabilities are computed once for the sum and for the rows."""
+    torch.manual_seed(0)
+    for dtype in DTYPES.values():
+        logits = torch.randn(257, 1000).to(dtype) * 8
+        labels = torch.randint(0, 1000, (257,))
+        labels[::3] = -100
+        total, each = cross_entropies(logits, labels)
+        assert total.equal(F.cross_entropy(logits.float(), labels, reduction="sum"))
+        assert each.equal(F.cross_entropy(logits.float(), labels, reduction="none"))
 
 
 def test_one_sweep_fetches_each_unit_once():

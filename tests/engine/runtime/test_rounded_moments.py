@@ -45,10 +45,12 @@ def moments_of(store: HostStore, unit: str) -> dict[str, np.ndarray]:
     }
 
 
-def trained(choices, optimizer: str, dtype: str, steps: int):
+def trained(choices, optimizer: str, dtype: str, steps: int, backend=None):
     """An engine after some steps, and the losses of these steps."""
     plain = plain_model(tiny_config("qwen3"))
-    run = streamed(plain, choices, dtype=dtype, max_grad_norm=0.5, optimizer=optimizer)
+    run = streamed(
+        plain, choices, backend=backend, dtype=dtype, max_grad_norm=0.5, optimizer=optimizer
+    )
     losses = []
     for step in range(1, steps + 1):
         batches = random_batches(choices.micro_batches, seed=step % 3)
@@ -66,7 +68,7 @@ def test_any_plan_has_the_same_bits(optimizer, dtype):
         assert_same_bits(planes_after(choices, dtype=dtype, optimizer=optimizer), expected)
 
 
-@pytest.mark.parametrize("resident,tied", [(0, False), (2, True)])
+@pytest.mark.parametrize("resident,tied", [(2, True)])
 @pytest.mark.parametrize(
     "gradient_sum", in_tiers(["vertical", "device"], ("vertical",), PLAN_SWEEP)
 )
@@ -82,26 +84,30 @@ def test_neither_buffers_nor_delays_change_a_bit(optimizer, gradient_sum, reside
         expected = run(1)
         for buffers in (2, 8):
             assert_same_bits(run(buffers), expected)
-        for late in LATE[:2]:
+        for late in LATE[:1]:
             assert_same_bits(run(3, late), expected)
+
+
+def assert_rounded_alike(device: HostStore, host: HostStore, unit: str) -> None:
+    """After one step, nearly every byte is equal. Where a moment differs in its last bit, it may be
+    rounded to the next number.
+    """
+    for name in MOMENTS:
+        ours, theirs = (store.array(unit, name).view(np.uint8) for store in (device, host))
+        assert theirs.any() and np.mean(ours != theirs) < 0.02, (unit, name)
+        ours, theirs = (moments_of(store, unit)[name] for store in (device, host))
+        assert np.abs(ours - theirs).max() <= 0.02 * np.abs(theirs).max(), (unit, name)
+    ours, theirs = (store.tensor(unit, "weight_high").float() for store in (device, host))
+    torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("optimizer", ROUNDED)
 def test_the_device_rounds_as_the_host_does(optimizer, dtype):
-    """After one step, nearly every byte is equal. Where a moment differs in its last bit, it may be
-    rounded to the next number.
-    """
     host, _ = trained(BASE, optimizer, dtype, 1)
     device, _ = trained(at_home(HOMES["all"], 2), optimizer, dtype, 1)
     for unit in host.store.layouts:
-        for name in MOMENTS:
-            ours, theirs = (run.store.array(unit, name).view(np.uint8) for run in (device, host))
-            assert theirs.any() and np.mean(ours != theirs) < 0.02, (unit, name)
-            ours, theirs = (moments_of(run.store, unit)[name] for run in (device, host))
-            assert np.abs(ours - theirs).max() <= 0.02 * np.abs(theirs).max(), (unit, name)
-        ours, theirs = (run.store.tensor(unit, "weight_high").float() for run in (device, host))
-        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-5)
+        assert_rounded_alike(device.store, host.store, unit)
     host.close()
     device.close()
 

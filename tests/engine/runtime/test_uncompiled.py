@@ -143,9 +143,9 @@ def test_a_run_tells_where_it_met_the_limit_of_graphs(tmp_path, compiler, length
     assert execute(run).state == "finished", run.recorder.snapshot.reason
     told = told_by(run)
     assert [text.partition(". ")[0] for text in told] == [
+        "The loss of an evaluation could not be compiled in the evaluation before the first step",
+        "A block could not be compiled in the first step",
         "The loss could not be compiled in a shape of step 2",
-        "A block could not be compiled in the evaluation after step 4",
-        "The loss of an evaluation could not be compiled in the evaluation after step 4",
     ]
     assert all("(it has more shapes than the 1 for which" in text for text in told)
 
@@ -158,10 +158,10 @@ def test_every_run_tells_that_its_loss_cannot_be_compiled(tmp_path, compiler, le
         assert execute(run).state == "finished", run.recorder.snapshot.reason
         told = told_by(run)
         assert [text.partition(" could not")[0] for text in told] == [
-            "The loss",
             "The loss of an evaluation",
+            "The loss",
         ]
         assert all("(no such kernel)" in text for text in told)
-        assert "in the evaluation after step 4." in told[1]
+        assert "in the evaluation before the first step." in told[0]
     eager = start_run(lengths_config.with_values({"engine.kernels": "eager"}), tmp_path / "runs")
     assert execute(eager).state == "finished" and told_by(eager) == []

@@ -339,13 +339,24 @@ def test_a_reader_of_the_planes_is_told_when_its_step_is_whole_and_what_is_to_ch
     held.fail()  # a later step failed, which is nothing to this reader
     assert reader.told == ["arm", "embed"] and held.is_mixed
     held.complete(2)
-    held.release()
+    held.release(reader)
     held.begin(3, "embed")
     assert reader.told == ["arm", "embed"]
     late = Reader()
     held.complete(3)
     held.read_by(3, late)
     assert late.told == ["arm"]
+
+
+def test_two_readers_of_the_planes_are_told_and_released_apart():
+    held, first, second = HeldStep(), Reader(), Reader()
+    held.read_by(1, first)
+    held.complete(1)
+    held.read_by(1, second)
+    held.begin(2, "embed")
+    held.release(first)
+    held.begin(2, "head")
+    assert first.told == ["arm", "embed"] and second.told == ["arm", "embed", "head"]
 
 
 def test_a_reader_whose_step_fails_is_ended_so_that_nothing_waits_for_ever():

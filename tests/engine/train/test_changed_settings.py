@@ -17,8 +17,8 @@ from engine.errors import ModelError
 from engine.host.host_store import HostStore
 from engine.runs.events import CheckpointWritten, LogLine, PlanBuilt, RunStarted, StepFinished
 from engine.runs.folder import open_run
-from engine.runs.listing import list_runs
 from engine.runtime.streaming_engine import StreamingEngine
+from engine.summaries.listing import list_runs
 from engine.train.prepare import Prepared
 from engine.train.resume import kept_rounding, plan_changes
 from engine.train.run import resume_run, start_run

@@ -14,7 +14,7 @@ from engine.fit.needs import Verdict
 from engine.paths import PROGRAM_ROOT
 from engine.runs.events import FitReported
 from engine.runs.following import EVENTS_FILE, replay
-from engine.runs.listing import list_runs
+from engine.summaries.listing import list_runs
 from engine.train import planning
 from engine.train.run import start_run
 from tests.support.cgroups import memory_limit, run_within

@@ -9,8 +9,9 @@ import json
 import pytest
 
 import launch
-from app.view.run_words import details
-from engine.cli.train import forecast_in_words, forecast_of
+from app.watch.run_words import details
+from engine.cli.runs import forecast_of
+from engine.cli.train import forecast_in_words
 from engine.config.settings import TrainConfig
 from engine.fit.needs import SessionFacts
 from engine.fit.predicted import compared, predictions

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import engine.memory.memory_watch
 import engine.runs.recorder
 import engine.train.disk_space
-import engine.train.memory_watch
 import engine.train.prepare
 from engine.runs.control import send_command
 from engine.runs.events import (
@@ -29,9 +29,9 @@ from engine.runs.events import (
 )
 from engine.runs.folder import RunFolder
 from engine.runs.following import replay
-from engine.runs.listing import list_runs
 from engine.runs.reserve import RECORD_BYTES, RESERVE_FILE
 from engine.runs.snapshot import RunSnapshot
+from engine.summaries.listing import list_runs
 from engine.train.run import start_run
 from engine.words import MIB
 from tests.support.disks import small_file_system
@@ -352,7 +352,7 @@ def test_a_run_short_of_memory_does_not_wait_for_disk_space(
         monkeypatch,
         lambda e: isinstance(e, StateChanged) and e.lacks_space_for == "checkpoint",
         lambda: monkeypatch.setattr(
-            engine.train.memory_watch, "sample_host_memory", lambda: (3 << 30, MIB)
+            engine.memory.memory_watch, "sample_host_memory", lambda: (3 << 30, MIB)
         ),
     )
     assert "checkpoint of step 6 needs" in failed(capsys, no_space_for_a_checkpoint, preset, code=1)

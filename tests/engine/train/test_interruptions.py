@@ -18,9 +18,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import engine.train.memory_watch
+import engine.memory.memory_watch
 import engine.train.planning
-from app.view.outcome import how_it_ended
+from app.verdict.outcome import how_it_ended
 from app.words import in_time
 from engine.host.host_adamw import HostAdamW
 from engine.runs.events import (
@@ -34,11 +34,11 @@ from engine.runs.events import (
 )
 from engine.runs.folder import RunFolder
 from engine.runs.following import replay
-from engine.runs.listing import list_runs
 from engine.runs.snapshot import RunSnapshot
 from engine.runtime.block_ops import BlockOps
 from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.streaming_engine import StreamingEngine
+from engine.summaries.listing import list_runs
 from engine.train.run import start_run
 from engine.words import MIB
 from tests.support.clocks import DAYS_40, WallClock
@@ -238,10 +238,10 @@ def low_from(monkeypatch, step: int, *available: int) -> None:
     rest = list(available)
 
     def start():
-        monkeypatch.setattr(engine.train.memory_watch, "LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(engine.memory.memory_watch, "LOOK_SECONDS", 0.0)
         monkeypatch.setattr("engine.train.observe.LOOK_SECONDS", 0.0)
         monkeypatch.setattr(
-            engine.train.memory_watch,
+            engine.memory.memory_watch,
             "sample_host_memory",
             lambda: (3 << 30, rest.pop(0) if len(rest) > 1 else rest[0]),
         )
@@ -279,8 +279,10 @@ def test_host_memory_that_runs_low_within_a_step_gives_that_step_up(
         def work(self, op, step):
             if step.inputs.number == 5 and op.kind == "backward":
                 ops.append(op)
-                low.setattr(engine.train.memory_watch, "LOOK_SECONDS", 0.0)
-                low.setattr(engine.train.memory_watch, "sample_host_memory", lambda: (3 << 30, MIB))
+                low.setattr(engine.memory.memory_watch, "LOOK_SECONDS", 0.0)
+                low.setattr(
+                    engine.memory.memory_watch, "sample_host_memory", lambda: (3 << 30, MIB)
+                )
             return real(self, op, step)
 
         low.setattr(BlockOps, "work", work)
@@ -300,7 +302,7 @@ def test_host_memory_that_runs_low_in_a_pause(tmp_path, runs, monkeypatch):
         monkeypatch,
         lambda e: isinstance(e, StateChanged) and e.state == "paused",
         lambda: monkeypatch.setattr(
-            engine.train.memory_watch, "sample_host_memory", lambda: (3 << 30, MIB)
+            engine.memory.memory_watch, "sample_host_memory", lambda: (3 << 30, MIB)
         ),
     )
     run = start_run(make_config(tmp_path), runs)

@@ -184,8 +184,8 @@ def check_equal(runs: Path, whole: Path) -> None:
     complete and has its losses.
     """
     from engine.runs.following import replay
-    from engine.runs.listing import list_runs
     from engine.runs.snapshot import RunSnapshot
+    from engine.summaries.listing import list_runs
 
     run, reference = list_runs(runs)[0], list_runs(whole)[0]
     assert run.state == "finished" and run.step == STEPS
@@ -222,7 +222,7 @@ def main() -> int:
     import engine.train.trainer  # noqa: F401
     from engine.host.host_kernels import kernel
     from engine.model.library import transformers
-    from engine.runs.listing import list_runs
+    from engine.summaries.listing import list_runs
     from tests.support.folders import make_config
 
     transformers()

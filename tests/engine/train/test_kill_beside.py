@@ -26,8 +26,8 @@ from tests.engine.train.test_kill import ONE_THREAD, after, before, die
 
 STEPS = 20
 MOMENTS = (
-    *(("write", part / 12) for part in range(12)),
-    *(("fsync", part / 4) for part in range(4)),
+    *(("write", part / 7) for part in range(7)),
+    *(("fsync", part / 3) for part in range(3)),
     *((kind, part) for kind in ("rename", "renamed") for part in (0.2, 0.8)),
 )
 """The process is killed in a call of this kind; the number is the part of such calls that an
@@ -42,7 +42,7 @@ RESUMED = 5
 """One of this many killed runs is resumed."""
 
 
-@pytest.mark.everything("it kills a run twenty times, for half a minute")
+@pytest.mark.everything("it kills a run fourteen times, for some twenty seconds")
 def test_a_checkpoint_is_one_step_s_state_whenever_the_process_dies():
     done = subprocess.run(
         [sys.executable, "-m", "tests.engine.train.test_kill_beside"],
@@ -53,7 +53,7 @@ def test_a_checkpoint_is_one_step_s_state_whenever_the_process_dies():
         timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^20 of 20 kills", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^14 of 14 kills", done.stdout, re.MULTILINE), done.stdout
 
 
 # ---------------------------------------------------------------------- in the child
@@ -207,7 +207,7 @@ def files_of(checkpoints: Path) -> dict[int, dict[str, bytes]]:
 
 def steps_beside(runs: Path) -> int:
     """Returns how many steps a killed run had applied after that of its newest checkpoint."""
-    from engine.runs.listing import list_runs
+    from engine.summaries.listing import list_runs
 
     (run,) = list_runs(runs)
     return run.step - max(files_of(Path(run.path) / "checkpoints"), default=0)

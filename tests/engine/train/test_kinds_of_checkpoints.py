@@ -13,8 +13,8 @@ from engine.checkpoints.open_for_sampling import open_checkpoint
 from engine.checkpoints.saved_steps import SavedSteps, saved_steps
 from engine.errors import RunError
 from engine.runs.events import CheckpointWritten, FitReported, LogLine, RunStarted
-from engine.runs.listing import list_runs
 from engine.runtime.streaming_engine import StreamingEngine
+from engine.summaries.listing import list_runs
 from engine.train import planning
 from engine.train.run import Run, resume_run, start_run
 from tests.support.failing import at_event, at_step, command, plenty
@@ -145,11 +145,12 @@ def test_what_earlier_sessions_left_counts_only_as_far_as_it_is_replaced(
     ]
     assert len(left) == 2
     for kind in ("none", "weights"):
+        best = sum(file.stat().st_size for file in stopped_run.folder.best_path.glob("*/*"))
         again = resume_run(runs, stopped_run.id, [f"output.checkpoint={kind}"])
         assert execute(again, {7: "stop"}).state == "stopped"
         disk = events_of(again, FitReported)[-1].report["disk"]
         items = {item["name"]: item["bytes"] for item in disk["items"]}
-        free = disk["limit"] - (1 << 40)
+        free = disk["limit"] - (1 << 40) - best
         if kind == "none":
             assert "Checkpoints" not in items and free == 0
             continue
@@ -178,7 +179,7 @@ def test_a_run_without_checkpoints_keeps_its_export_alone(tmp_path):
 
 
 def test_a_run_without_checkpoints_says_that_nothing_is_kept(tmp_path, breaks):
-    stopped = started(tmp_path, **NONE)
+    stopped = started(tmp_path, **NONE, **{"output.keep_best": "none"})
     ended = execute(stopped, {4: "stop"})
     step = stopped.recorder.snapshot.step
     assert ended.reason == (

@@ -23,8 +23,8 @@ from engine.runs.events import (
 )
 from engine.runs.folder import RunFolder
 from engine.runs.following import replay
-from engine.runs.listing import list_runs
 from engine.runs.recorder import RunRecorder
+from engine.summaries.listing import list_runs
 from engine.train.run import start_run
 from tests.support.disks import small_file_system
 from tests.support.failing import at_event, at_step, command, equals, plenty

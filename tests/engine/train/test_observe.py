@@ -8,7 +8,8 @@ import math
 
 import pytest
 
-from engine.plan.ops import Lane, Span
+from engine.plan.ops import Lane
+from engine.plan.step_plan import Span
 from engine.runs.events import (
     LogLine,
     MemorySampled,

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -23,8 +24,9 @@ from engine.runs.events import (
     LogLine,
     StepFinished,
 )
-from engine.runs.listing import list_runs
+from engine.runtime.document_losses import Evaluation
 from engine.runtime.streaming_engine import StreamingEngine
+from engine.summaries.listing import list_runs
 from engine.train.run import resume_run, start_run
 from tests.support.asking import ask_run
 from tests.support.folders import make_config, make_data, make_model, make_tokenizer
@@ -36,7 +38,8 @@ def test_a_last_evaluation_that_fails_costs_nothing_and_is_made_up_for(tmp_path,
         tmp_path, **{"output.checkpoint_every": 0, "output.eval_every": 0, "output.export": True}
     )
     with monkeypatch.context() as broken:
-        broken.setattr(StreamingEngine, "evaluate", lambda *_: float("nan"))
+        nothing = Evaluation(float("nan"), np.zeros(1), np.zeros(1, dtype=np.int64))
+        broken.setattr(StreamingEngine, "evaluate_rows", lambda *_: nothing)
         run = start_run(config, tmp_path / "runs")
         ended = execute(run)
     assert (
@@ -227,7 +230,8 @@ def test_buffers_of_the_weights_survive_resume_and_export(tmp_path):
 
 
 def test_export_takes_the_newest_checkpoint_that_verifies_and_says_so(tmp_path):
-    run = start_run(make_config(tmp_path, **{"output.keep_checkpoints": 3}), tmp_path / "runs")
+    changes = {"output.keep_checkpoints": 3, "output.keep_best": "none"}
+    run = start_run(make_config(tmp_path, **changes), tmp_path / "runs")
     execute(run)
     planes = next((run.folder.checkpoints_path / "step-8").glob("0002-*"))
     content = bytearray(planes.read_bytes())

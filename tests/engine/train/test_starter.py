@@ -19,7 +19,7 @@ from engine.paths import PROGRAM_ROOT
 from engine.runs.events import ExactMatchMeasured, StepFinished
 from engine.runs.folder import open_run
 from engine.runs.following import replay
-from engine.runs.listing import list_runs
+from engine.summaries.listing import list_runs
 from tests.support.soak import growth_after, train_on_the_command_line
 
 ASSETS, PRESETS = PROGRAM_ROOT / "assets", PROGRAM_ROOT / "presets"
@@ -122,10 +122,12 @@ def test_the_held_out_questions_are_enough_and_new(starter):
         ),
     ],
 )
-def test_the_starter_learns_roman_numerals(tmp_path, steps, questions, right, loss):
+def test_the_starter_learns_roman_numerals(tmp_path, request, steps, questions, right, loss):
     """No held-out question is answered exactly before training, and at least `right` of `questions`
     are after it.
     """
+    if request.config.option.everything and steps < 450:
+        pytest.skip("the whole run shows what the short one does")
     changes = (f"train.steps={steps}", f"output.exact_match_samples={questions}")
     arguments = [word for change in changes for word in ("--set", change)]
     starter = PRESETS / "starter.yaml"

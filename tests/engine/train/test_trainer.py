@@ -34,9 +34,9 @@ from engine.runs.events import (
 )
 from engine.runs.folder import open_run
 from engine.runs.following import replay
-from engine.runs.listing import list_runs
 from engine.runs.snapshot import RunSnapshot
 from engine.runtime.streaming_engine import StreamingEngine
+from engine.summaries.listing import list_runs
 from engine.train.run import resume_run, start_run
 from tests.support.asking import ask_run
 from tests.support.folders import WORDS, make_config, make_model, make_tokenizer
@@ -73,7 +73,7 @@ def test_a_run_from_start_to_end_and_its_record(tmp_path):
             and sum(step.exposed.values()) <= step.seconds
         )
     assert [c.step for c in events_of(run, CheckpointWritten)] == [3, 6, 8]
-    assert [e.step for e in events_of(run, EvalFinished)] == [4, 8]
+    assert [e.step for e in events_of(run, EvalFinished)] == [0, 4, 8]
     timeline = events_of(run, StepTimeline)[0]
     assert {s["lane"] for s in timeline.spans} == {Lane.H2D, Lane.COMPUTE, Lane.D2H, Lane.HOST}
     assert {s["unit"] for s in timeline.spans} > {"block 1"}
@@ -210,7 +210,7 @@ def test_a_non_finite_weight_ends_the_run_by_name_and_keeps_the_checkpoint(tmp_p
     assert (ended.state, ended.error_type) == (
         "failed",
         "NonFiniteError",
-    ) and "step 1" in ended.reason
+    ) and "before the first step is not a finite number" in ended.reason
     assert not events_of(bad, StepFinished)
     assert planes_on_disk(run) == before
 

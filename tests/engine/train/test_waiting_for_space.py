@@ -4,9 +4,9 @@ test_full_disk.py.
 
 from __future__ import annotations
 
+import engine.memory.memory_watch
 import engine.runs.recorder
 import engine.train.disk_space
-import engine.train.memory_watch
 import engine.train.planning
 from app.view.run_bar import ShownRun, run_bar
 from engine.errors import DiskFullError

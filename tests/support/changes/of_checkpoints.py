@@ -25,7 +25,7 @@ KINDS = "tests/engine/train/test_kinds_of_checkpoints.py"
 SNAPSHOTS = "tests/engine/checkpoints/test_plane_snapshot.py"
 BESIDE = "tests/engine/train/test_beside.py"
 COPYING = """\
-            room = self._copies.take()
+            self._copying += 1
         try:
             copy = piece.copy_to(room)
         except BaseException:
@@ -37,7 +37,7 @@ COPYING = """\
             self._unsafe[piece.unit] -= 1
 """
 SAFE_TOO_EARLY = """\
-            room = self._copies.take()
+            self._copying += 1
             self._unsafe[piece.unit] -= 1
         try:
             copy = piece.copy_to(room)
@@ -190,8 +190,8 @@ CHECKPOINT = (
     Change(
         "updates-do-not-ask-the-reader",
         HELD,
-        "            reader[1].protect(unit)\n",
-        "            pass\n",
+        "                reader.protect(unit)\n",
+        "                pass\n",
         "An update changes planes that a checkpoint has yet to write.",
         (BESIDE,),
     ),

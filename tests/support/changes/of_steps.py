@@ -31,8 +31,8 @@ STEPS = (
     Change(
         "norm-of-rounded-gradients",
         OPS,
-        "torch.linalg.vector_norm(grad).square()",
-        "torch.linalg.vector_norm(grad.to(staging.dtype).float()).square()",
+        "_add_squares(context, op.unit, grad, start)",
+        "_add_squares(context, op.unit, grad.to(staging.dtype).float(), start)",
         "The norm is taken of the gradient after its rounding to bf16.",
         (BF16,),
     ),
@@ -194,6 +194,30 @@ STEPS = (
         (BF16, "tests/engine/train/test_evaluation_loss.py"),
         survives="Passes without gradients are always given the scale 1: an evaluation divides by "
         "its tokens at the end.",
+    ),
+    Change(
+        "scored-from-the-first-position",
+        "engine/benchmarks/scoring.py",
+        "positions.append(np.arange(end - len(tokens), end))",
+        "positions.append(np.arange(end - len(one.row), end - len(one.row) + len(tokens)))",
+        "A benchmark scores an answer where its question begins.",
+        ("tests/engine/benchmarks/test_scoring.py",),
+    ),
+    Change(
+        "greedy-if-any-token-is",
+        "engine/benchmarks/scoring.py",
+        "bool(of.likeliest[part].all())",
+        "bool(of.likeliest[part].any())",
+        "An answer counts as the likeliest one if one of its tokens is.",
+        ("tests/engine/benchmarks/test_scoring.py",),
+    ),
+    Change(
+        "answers-after-their-end",
+        "engine/runtime/generate.py",
+        "if self.limits.is_over is not None and self.limits.is_over(self.new[row]):",
+        "if self.limits.is_over is not None and self.limits.is_over(self.new[row][:-1]):",
+        "An answer goes on for a token after the text that ends it.",
+        ("tests/engine/benchmarks/test_scoring.py",),
     ),
     Change(
         "blocks-share-their-buffers",

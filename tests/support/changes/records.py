@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.support.changes.of_checkpoints import CHECKPOINT
 from tests.support.changes.of_data import DATA
+from tests.support.changes.of_learning import LEARNED
+from tests.support.changes.of_moments import MOMENT_CHANGES
 from tests.support.changes.of_optimizer import OPTIMIZER
 from tests.support.changes.of_plans import PLANS
 from tests.support.changes.of_steps import STEPS
@@ -12,9 +14,11 @@ from tests.support.changes.record import Change
 AREAS: dict[str, tuple[Change, ...]] = {
     "Steps, sums and loss": STEPS,
     "AdamW and planes": OPTIMIZER,
+    "Smaller moments and parked gradients": MOMENT_CHANGES,
     "Planner": PLANS,
     "Data": DATA,
     "Checkpoints": CHECKPOINT,
+    "The best weights": LEARNED,
 }
 CHANGES: tuple[Change, ...] = tuple(change for area in AREAS.values() for change in area)
 

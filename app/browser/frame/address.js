@@ -1,0 +1,65 @@
+// The address says what the page shows: one of its pages or, of a run, one of its views. So Back,
+// Forward, a reload and a second tab find the same place. (Gradio keeps `page` for itself.)
+
+const PAGES = ["new", "runs", "talk", "hardware"];
+export const VIEWS = ["overview", "learning", "machine", "talk", "settings", "log", "home"];
+// Addresses of earlier versions name a tab.
+const TABS = new Map([
+    ["train", "new"],
+    ["live", "run"],
+    ["runs", "runs"],
+    ["talk", "talk"],
+    ["hardware", "hardware"],
+]);
+
+// Returns what the address names. `run` is null if it leaves the run open.
+export function readPlace() {
+    const query = new URLSearchParams(location.search);
+    const page = pageOf(query);
+    if (page !== "run") return { page, view: "overview", run: null, step: null };
+    const named = query.get("tab") === "talk" ? "talk" : query.get("view");
+    const view = VIEWS.includes(named) ? named : "overview";
+    const run = query.get("run") || null;
+    const hasStep = run !== null && /^\d{1,15}$/.test(query.get("step"));
+    return { page, view, run, step: hasStep ? Number(query.get("step")) : null };
+}
+
+function pageOf(query) {
+    if (PAGES.includes(query.get("show"))) return query.get("show");
+    const tab = query.get("tab");
+    if (tab === "talk" && query.get("run")) return "run";
+    if (TABS.has(tab)) return TABS.get(tab);
+    if (query.get("run") || VIEWS.includes(query.get("view"))) return "run";
+    return query.has("compare") ? "runs" : "new";
+}
+
+export function addressOf({ page, view, run, step }) {
+    const query = new URLSearchParams();
+    if (page !== "run") query.set("show", page);
+    else {
+        if (run) query.set("run", run);
+        query.set("view", view);
+        if (run && step !== null) query.set("step", step);
+    }
+    return `${location.pathname}?${query}`;
+}
+
+// Calls `go(link)` for clicks on links in `root` that match `selector`. A click that opens a link
+// elsewhere, as with Ctrl, stays the browser's.
+export function followLinks(root, selector, go) {
+    root.addEventListener("click", (event) => {
+        const link = event.target.closest(selector);
+        const isElsewhere = event.ctrlKey || event.metaKey || event.shiftKey || event.altKey;
+        if (!link || isElsewhere || event.button !== 0) return;
+        event.preventDefault();
+        go(link);
+    });
+}
+
+// Marks the links of the current place; `isCurrent(link)` tells which they are.
+export function markCurrent(links, isCurrent) {
+    for (const link of links) {
+        if (isCurrent(link)) link.setAttribute("aria-current", "page");
+        else link.removeAttribute("aria-current");
+    }
+}

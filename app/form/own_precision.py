@@ -1,0 +1,24 @@
+"""The precision in which the weights of a model are stored is read from its configuration."""
+
+from __future__ import annotations
+
+import json
+
+from engine.paths import resolve_source
+
+
+def own_precision(source: str) -> str:
+    """Returns `model.dtype` for a model: `float32` if the configuration in its folder says that its
+    weights are stored so, and otherwise `bfloat16`. A model that is not in a folder of this machine
+    is taken to be stored in 16 bits, as nearly all models of the hub are.
+    """
+    folder = resolve_source(source)
+    if folder is None:
+        return "bfloat16"
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        text = config.get("text_config") or {}
+        dtype = config.get("dtype") or config.get("torch_dtype") or text.get("dtype")
+    except (OSError, ValueError, AttributeError):
+        return "bfloat16"
+    return "float32" if str(dtype).removeprefix("torch.") == "float32" else "bfloat16"

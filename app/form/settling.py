@@ -1,0 +1,99 @@
+"""Some settings follow from others. When a person changes one, those that belonged to the value
+before are settled here, so that the form stays valid and says what it does.
+
+All functions are pure, but that the configuration of a model in a folder is read. Values are those
+of the form's components by dotted name (`settings_form`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import PurePath
+from typing import Any
+
+from app.form.own_precision import own_precision
+from app.form.settings_form import shown_values
+from engine.config.settings import TrainConfig
+
+Shown = Mapping[str, Any]
+OF_THE_DATA = ("data.format", "data.split")
+"""These belong to the data set before, and go back to their defaults. Its columns are cleared when
+the preview of the new data arrives.
+"""
+LONGEST_TITLE = 40
+
+
+@dataclass(frozen=True)
+class Settled:
+    """`Settled` are the changes of other settings, and what is said of them."""
+
+    changes: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def settled(before: Shown, after: Shown, names: Collection[str], today: date) -> Settled:
+    """Returns what follows from the changes between two states of the form. names: these are of
+    presets, so no person has given them to a run.
+    """
+    changed = {name for name in after if after[name] != before.get(name)}
+    changes: dict[str, Any] = {}
+    notes: list[str] = []
+    if "train.batch_size" in changed and "train.micro_batch_size" not in changed:
+        _settle_micro_batch(after, changes, notes)
+    if "model.source" in changed and "model.dtype" not in changed:
+        changes["model.dtype"] = own_precision(str(after["model.source"] or ""))
+    if "data.source" in changed:
+        defaults = default_values()
+        changes |= {name: defaults[name] for name in OF_THE_DATA if name not in changed}
+    if "name" not in changed and changed & {"model.source", "data.source"}:
+        given = str(before.get("name") or "").strip()
+        if not given or given in names or given.startswith(run_title(before)):
+            changes["name"] = f"{run_title(after)}, {today.day} {today:%b}"
+    changes = {name: value for name, value in changes.items() if value != after.get(name)}
+    return Settled(changes, tuple(notes))
+
+
+def _settle_micro_batch(after: Shown, changes: dict[str, Any], notes: list[str]) -> None:
+    micro = str(after["train.micro_batch_size"] or "")
+    with contextlib.suppress(ValueError, ZeroDivisionError):
+        rows = int(after["train.batch_size"])
+        if rows > 0 and rows % int(micro):
+            changes["train.micro_batch_size"] = ""
+            notes.append(
+                f"Micro-batches of {micro} rows do not divide the batch, so their size is chosen "
+                "automatically."
+            )
+
+
+def run_title(shown: Shown) -> str:
+    """Returns what a run is about: the model and the data, in short names."""
+    model, data = (_short_name(shown.get(name)) for name in ("model.source", "data.source"))
+    return " on ".join(name for name in (model, data) if name)
+
+
+def _short_name(source: Any) -> str:
+    """Returns the last part of a hub id or a path; a mix has the name of a mix."""
+    text = str(source or "").strip()
+    if text.startswith("["):
+        return "a mix"
+    name = PurePath(text.replace("\\", "/")).name
+    return name if len(name) <= LONGEST_TITLE else f"{name[: LONGEST_TITLE - 1]}…"
+
+
+def default_values() -> dict[str, Any]:
+    """Returns the component values of all settings as they are without a preset."""
+    plain = {"model": {"source": "model"}, "data": {"source": "data"}, "train": {"epochs": 1}}
+    return shown_values(TrainConfig.from_dict(plain))
+
+
+def with_even_rows(shown: Shown) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Returns the values, with the size of micro-batches automatic where it does not divide the
+    batch, and what is said of that. A person who types another batch size meets no error.
+    """
+    changes: dict[str, Any] = {}
+    notes: list[str] = []
+    _settle_micro_batch(shown, changes, notes)
+    return {**shown, **changes}, tuple(notes)

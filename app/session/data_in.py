@@ -1,0 +1,37 @@
+"""A person may choose data among uploads and folders, besides typing a path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.session.data_folders import DataFolders
+from app.session.uploads import UPLOADS_FOLDER, UploadLimits, Uploads
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """These are the options of the command line about data."""
+
+    limits: UploadLimits = field(default_factory=UploadLimits)
+    """These are the limits of uploads."""
+    folders: tuple[Path, ...] = ()
+    """These folders can be browsed."""
+
+
+@dataclass(frozen=True)
+class DataIn:
+    """A `DataIn` has the uploads and the folders of a server."""
+
+    uploads: Uploads
+    folders: DataFolders
+
+    @classmethod
+    def of_runs(cls, runs_dir: Path, options: DataOptions | None = None) -> DataIn:
+        """Returns the uploads kept beside the runs, and the folders to browse.
+
+        Raises RamstreamError for a folder that does not exist.
+        """
+        options = options or DataOptions()
+        folders = DataFolders.named(options.folders)
+        return cls(Uploads(runs_dir / UPLOADS_FOLDER, options.limits), folders)

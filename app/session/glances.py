@@ -1,0 +1,137 @@
+"""The small curves of the list of runs are read here in the background, so that the list itself is
+there at once.
+
+A glance is read again when its record has grown, and a size after a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.view.run_row import Look
+from engine.runs.folder import RunFolder
+from engine.summaries.glance import read_glance
+
+GROWN_SECONDS = 5.0
+"""A record that grows is read again once its glance is older than this many seconds."""
+SIZE_SECONDS = 60.0
+"""The size of a folder is measured again once it is older than this many seconds."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A `_Kept` is a look, and of what state of the run's folder it is."""
+
+    look: Look
+    record: tuple[int, int]
+    """The record had this size and modification time."""
+    read_at: float
+    """The record was read at this monotonic time."""
+    sized_at: float
+    """The folder was measured at this monotonic time."""
+
+
+class Glances:
+    """A `Glances` keeps a look at each run of a folder. All methods may be called from any thread.
+
+    One thread reads them. It exists only while there is something to read.
+    """
+
+    def __init__(self, runs_dir: Path):
+        self._runs_dir = runs_dir
+        # This lock guards every field below.
+        self._change = threading.Lock()
+        self._kept: dict[str, _Kept] = {}
+        self._wanted: dict[str, None] = {}
+        """The ids of the runs to look at, in order."""
+        self._thread: threading.Thread | None = None
+
+    def known(self, run_ids: Iterable[str]) -> dict[str, Look]:
+        """Returns the newest look at each of these runs, as far as there is one."""
+        with self._change:
+            return {run_id: self._kept[run_id].look for run_id in run_ids if run_id in self._kept}
+
+    def ask(self, run_ids: Iterable[str]) -> bool:
+        """Has these runs looked at, the first ones first, if what is known of them may be outdated.
+        Returns whether there is a look at each of them.
+        """
+        now = time.monotonic()
+        with self._change:
+            outdated = [run_id for run_id in run_ids if self._may_be_outdated(run_id, now)]
+            unknown = [run_id for run_id in outdated if run_id not in self._kept]
+            self._wanted = dict.fromkeys([*unknown, *outdated])
+            if self._wanted and self._thread is None:
+                thread = threading.Thread(target=self._look_at_all, name="glances", daemon=True)
+                with contextlib.suppress(RuntimeError):  # no thread is left; the next request tries
+                    thread.start()
+                    self._thread = thread
+            return not unknown
+
+    def forget_others(self, run_ids: Iterable[str]) -> None:
+        """Forgets every run but these, since the others are gone."""
+        left = set(run_ids)
+        with self._change:
+            self._kept = {run_id: kept for run_id, kept in self._kept.items() if run_id in left}
+
+    def _may_be_outdated(self, run_id: str, now: float) -> bool:
+        kept = self._kept.get(run_id)
+        if kept is None or now - kept.sized_at >= SIZE_SECONDS:
+            return True
+        return now - kept.read_at >= GROWN_SECONDS and kept.record != self._state_of(run_id)
+
+    def _state_of(self, run_id: str) -> tuple[int, int]:
+        """Returns the size and the modification time of a run's record; zeros if there is none."""
+        try:
+            stat = RunFolder(self._runs_dir / run_id).events_path.stat()
+        except OSError:
+            return 0, 0
+        return stat.st_size, stat.st_mtime_ns
+
+    def _look_at_all(self) -> None:
+        """Looks at the wanted runs one after the other; the thread runs this."""
+        while True:
+            with self._change:
+                run_id = next(iter(self._wanted), None)
+                if run_id is None:
+                    # This is under the same lock as the check, so that a run that is asked for
+                    # later finds no thread and starts one.
+                    self._thread = None
+                    return
+                before = self._kept.get(run_id)
+            began = time.monotonic()
+            found = self._looked_at(run_id, before)
+            with self._change:
+                self._wanted.pop(run_id, None)
+                self._kept[run_id] = found
+            # The thread takes at most half of a core, since a run may be training beside it.
+            time.sleep(min(0.5, time.monotonic() - began))
+
+    def _looked_at(self, run_id: str, before: _Kept | None) -> _Kept:
+        folder = RunFolder(self._runs_dir / run_id)
+        state, now = self._state_of(run_id), time.monotonic()
+        is_same = before is not None and before.record == state
+        glance = before.look.glance if before and is_same else read_glance(folder.events_path)
+        if before and is_same and now - before.sized_at < SIZE_SECONDS:
+            return _Kept(before.look, state, now, before.sized_at)
+        return _Kept(Look(glance, _bytes_in(folder.path)), state, now, now)
+
+
+def _bytes_in(folder: Path) -> int:
+    """Returns the bytes of all files in a folder. Files that go away meanwhile do not count."""
+    total = 0
+    waiting = [folder]
+    while waiting:
+        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(Path(entry.path))
+                    else:
+                        total += entry.stat(follow_symlinks=False).st_size
+    return total

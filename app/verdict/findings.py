@@ -1,0 +1,96 @@
+"""A `Verdict` is what is said first of a run: one headline, and further findings. Each `Finding`
+has its evidence and the name of the rule by which it was found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from app.form.settings_form import as_labelled
+
+Rule = Literal[
+    "ended",
+    "disk",
+    "memory ends soon",
+    "diverging",
+    "overfitting",
+    "possibly overfitting",
+    "not learning",
+    "rate too high",
+    "skipped steps",
+    "memory in danger",
+    "speed",
+    "plateau",
+    "rate too low",
+    "nothing exact",
+    "doing well",
+    "too early",
+    "memory",
+]
+"""A finding is made by one of these rules. The headline is chosen in their order."""
+Tone = Literal["good", "calm", "warn", "bad"]
+"""`base.css` has a colour for each tone. `warn` and `bad` are alarms."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An `Offer` is a change of the run's settings that a person can accept."""
+
+    label: str
+    """The label describes the change in words."""
+    changes: dict[str, Any]
+    """These are the new config values by dotted name."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A `Finding` is one thing that is true of a run."""
+
+    rule: Rule
+    tone: Tone
+    text: str
+    """The text is one sentence."""
+    advice: str = ""
+    """The advice is another sentence, or empty."""
+    evidence: str = ""
+    """The evidence says in a sentence which numbers led to the finding, by which limit."""
+    offer: Offer | None = None
+
+    @property
+    def is_alarm(self) -> bool:
+        return self.tone in ("warn", "bad")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the finding in the form that pages receive, with settings named by their labels
+        in the form.
+        """
+        return {
+            "rule": self.rule,
+            "tone": self.tone,
+            "text": as_labelled(self.text),
+            "advice": as_labelled(self.advice),
+            "evidence": as_labelled(self.evidence),
+        }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A `Verdict` is the headline of a run with the other findings."""
+
+    headline: Finding
+    also: tuple[Finding, ...] = ()
+
+    @property
+    def offer(self) -> Offer | None:
+        """Returns the first change that one of the findings offers; its label says what it is."""
+        offers = (found.offer for found in (self.headline, *self.also))
+        return next((offer for offer in offers if offer is not None), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the verdict in the form that pages receive."""
+        offer = None
+        if self.offer is not None:
+            offer = {"label": as_labelled(self.offer.label), "changes": self.offer.changes}
+        also = [found.to_dict() for found in self.also]
+        return self.headline.to_dict() | {"offer": offer, "also": also}

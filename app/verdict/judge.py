@@ -1,0 +1,151 @@
+"""The verdict over a run is put together here: the gravest finding is its headline, and the others
+stand under it. All functions are pure and take a snapshot.
+
+- A run that has failed, or was stopped, says why it ended. What is wrong with its learning follows.
+- A finished run says what it reached, and what is wrong with that. It has no headline of memory or
+  speed.
+- An active run says what is most urgent, by `ORDER`. If nothing is, it says whether the run learns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+from app.verdict.divergence import of_divergence, of_skipped, of_spikes
+from app.verdict.findings import Finding, Rule, Tone, Verdict
+from app.verdict.held_out import held_out, of_held_out, of_plateau
+from app.verdict.learning import learning, of_answers, of_learning, of_low_rate
+from app.verdict.losses import losses_of
+from app.verdict.memory_rules import of_grown_memory, of_memory
+from app.verdict.outcome import how_it_can_go_on, how_it_ended, what_it_reached
+from app.verdict.speed import of_speed
+from engine.checkpoints.saved_steps import NOTHING_SAVED, SavedSteps
+from engine.config.settings import TrainConfig
+from engine.runs.snapshot import OVER_STATES, RunSnapshot
+
+ORDER: tuple[Rule, ...] = get_args(Rule)
+"""The rules are in this order, the gravest first."""
+CALM_RULES = ("speed", "memory")
+"""A finding of these rules is a headline only as an alarm."""
+ENDED_TONES: dict[str, Tone] = {
+    "failed": "bad",
+    "interrupted": "warn",
+    "stopped": "calm",
+    "discarded": "calm",
+}
+"""A run that has ended before its last step has the tone of its state."""
+BUT = {
+    "diverging": ", but its loss rises",
+    "overfitting": ", but it overfits",
+    "possibly overfitting": ", but it possibly overfits",
+    "not learning": ", but it has not learned",
+    "rate too high": ", with many spikes in its loss",
+    "skipped steps": ", with steps that were skipped at the end",
+}
+"""A finished run is said to have finished, with these words where a rule found something wrong."""
+
+
+def verdict(
+    snapshot: RunSnapshot,
+    state: str,
+    saved: SavedSteps = NOTHING_SAVED,
+    config: TrainConfig | None = None,
+) -> Verdict:
+    """Returns what is said of a run in `state`. `saved` are its checkpoints on the disk. Without
+    `config` (if the configuration does not load) no change of settings is offered.
+    """
+    if state == "finished":
+        return _of_a_finished_run(snapshot, config)
+    if state in OVER_STATES or state == "interrupted":
+        return _of_a_run_that_ended(snapshot, state, saved, config)
+    found = _of_the_disk(snapshot, state)
+    if len(snapshot.steps):
+        found += [*_learning(snapshot, config), *of_memory(snapshot), *_speed(snapshot, config)]
+    else:
+        found.append(_before_the_first_step(snapshot, state))
+    headline, *also = sorted(found, key=_rank)
+    return Verdict(headline, tuple(also))
+
+
+def _rank(found: Finding) -> tuple[bool, bool, int]:
+    """Returns the place of a finding: alarms come first, and calm ones of the machine last."""
+    return not found.is_alarm, found.rule in CALM_RULES, ORDER.index(found.rule)
+
+
+def _of_a_run_that_ended(
+    snapshot: RunSnapshot, state: str, saved: SavedSteps, config: TrainConfig | None
+) -> Verdict:
+    ended, then = how_it_ended(snapshot, state), how_it_can_go_on(state, saved)
+    found = _learning(snapshot, config)
+    if state != "failed":  # how fast it went is no matter where it failed
+        found += _speed(snapshot, config)
+    alarms = [each for each in found if each.is_alarm]
+    headline = Finding("ended", ENDED_TONES[state], ended, then)
+    return Verdict(headline, (*alarms, *of_grown_memory(snapshot)))
+
+
+def _of_a_finished_run(snapshot: RunSnapshot, config: TrainConfig | None) -> Verdict:
+    judged = sorted(_learning(snapshot, config), key=_rank)
+    if not judged:
+        return Verdict(Finding("ended", "calm", what_it_reached(snapshot)))
+    first, *others = judged
+    if first.is_alarm:
+        headline = replace(first, text=what_it_reached(snapshot, BUT[first.rule]))
+    else:
+        # What it reached says more than that it learns, which is found last.
+        *others, learns = judged
+        went = held_out(snapshot)
+        is_worse = went is not None and went.is_above_best
+        is_good = learns.rule == "doing well" and not others and not is_worse
+        headline = replace(
+            learns, tone="good" if is_good else "calm", text=what_it_reached(snapshot)
+        )
+    slow = [found for found in _speed(snapshot, config) if found.is_alarm]
+    return Verdict(headline, (*others, *of_grown_memory(snapshot), *slow))
+
+
+def _speed(snapshot: RunSnapshot, config: TrainConfig | None) -> list[Finding]:
+    found = of_speed(snapshot, config)
+    return [] if found is None else [found]
+
+
+def _learning(snapshot: RunSnapshot, config: TrainConfig | None) -> list[Finding]:
+    """Returns what is found of how the run learns; the last one says whether it does."""
+    if not len(snapshot.steps):
+        return []
+    losses = losses_of(snapshot)
+    went = held_out(snapshot)
+    seen = learning(snapshot, losses, went)
+    rose, worse = of_divergence(losses, config), of_held_out(went, losses)
+    if rose is not None and worse is not None and worse.rule == rose.rule:
+        worse = None
+    spiky, skipped = of_spikes(losses, config), of_skipped(snapshot, config)
+    found = [each for each in (rose, worse, spiky, skipped) if each is not None]
+    is_wrong = any(each.is_alarm for each in (rose, worse) if each is not None)
+    if not found and not seen.does_not:
+        calm = [of_plateau(snapshot, went, losses), of_answers(snapshot, seen)]
+        if snapshot.is_over:
+            calm.append(of_low_rate(losses, seen, config))
+        found = [each for each in calm if each is not None]
+    return found if is_wrong else [*found, of_learning(seen)]
+
+
+def _before_the_first_step(snapshot: RunSnapshot, state: str) -> Finding:
+    if state == "preparing":
+        return Finding("too early", "calm", "Getting ready: the first step has not begun.")
+    text = "The first step is under way."
+    if state != "running":
+        text = "No step was made yet."
+    elif snapshot.plan_choices.get("compiled"):
+        text += " Its blocks are compiled in it, which takes a while once."
+    return Finding("too early", "calm", text)
+
+
+def _of_the_disk(snapshot: RunSnapshot, state: str) -> list[Finding]:
+    """Returns what a paused run waits for on a full disk."""
+    if state != "paused" or not snapshot.lacks_space_for:
+        return []
+    return [
+        Finding("disk", "warn", snapshot.reason, "The run goes on by itself once there is space.")
+    ]

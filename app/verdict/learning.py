@@ -1,0 +1,236 @@
+"""It is judged here whether a run learns at all: from its training loss and, where there are
+evaluations, from its held-out loss. All functions are pure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from app.verdict.findings import Finding, Offer
+from app.verdict.held_out import HeldOut
+from app.verdict.losses import NOISE_STEPS, Losses, block_error, median, median_error, noise
+from app.words import in_digits, in_share
+from engine.config.settings import TrainConfig
+from engine.runs.snapshot import RunSnapshot
+
+FEWEST_STEPS = 100
+"""A run is said not to learn only after so many steps, twice its warm-up, and `FEWEST_SHARE` of its
+steps.
+"""
+FEWEST_SHARE = 0.2
+EARLY_STEPS = 30
+"""A run may be said to learn after so many steps."""
+FIRST_STEPS = 20
+"""The loss at the beginning is the median of so many steps."""
+LEAST_GAIN = 0.01
+"""A loss that fell by less than this share of its first value has not fallen."""
+LEAST_ERRORS, EARLY_ERRORS = 2.0, 3.0
+"""A fall must exceed this many standard errors, and more while there are few steps."""
+RESOLUTION = 0.03
+"""A run is said not to learn only if this share of the loss would be seen above the noise."""
+LEARNED_LOSS = 0.05
+"""A loss that begins below this has nothing left to learn."""
+JUDGED_EVERY = 10
+"""The rule is judged after every so many steps, so that no single step changes it."""
+STEADY_SHARE = 0.4
+"""A rate is too low if the second half of the run, by the sum of its rates, brought at least this
+share of the fall.
+"""
+HIGHER_RATE = 3
+"""A run whose rate is too low is advised to use so many times the rate."""
+FEWEST_ANSWERS = 20
+"""So many held-out prompts say whether any answer is exact."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A `Progress` says how the training loss went from the beginning until now."""
+
+    made: int
+    """The run has made so many steps."""
+    count: int
+    """So many of them are judged."""
+    needed: int
+    """After so many steps, it can be said whether the run learns."""
+    first: float
+    """This is the loss at the beginning."""
+    last: float
+    """This is the loss of the latest fifth of the steps, or of 20."""
+    least: float
+    """The loss must fall by more than this."""
+    is_learning: bool
+    """The loss has fallen by more than its noise."""
+    is_clear: bool
+    """There are enough steps to say that it has not."""
+
+
+def progress(losses: Losses, total: int) -> Progress:
+    """Returns how the training loss went, judged after a multiple of `JUDGED_EVERY` steps.
+
+    The first steps are compared with the latest ones, which shows a quick fall, and the first third
+    with the last, which shows a slow one above more noise.
+    """
+    count = len(losses) - len(losses) % JUDGED_EVERY
+    needed = max(FEWEST_STEPS, 2 * losses.warm, math.ceil(FEWEST_SHARE * total))
+    values = losses.values[:count]
+    if count < EARLY_STEPS:
+        return Progress(len(losses), count, needed, math.nan, math.nan, math.nan, False, False)
+    tail, third = max(FIRST_STEPS, count // 5), count // 3
+    begin, end = noise(values[:NOISE_STEPS]), noise(values[-NOISE_STEPS:])
+    first, last = float(median(values[:FIRST_STEPS])), float(median(values[-tail:]))
+    error = math.hypot(median_error(begin, FIRST_STEPS), median_error(end, tail))
+    errors = LEAST_ERRORS if count >= needed else EARLY_ERRORS
+    least = max(LEAST_GAIN * abs(first), errors * error)
+    early, late = float(median(values[:third])), float(median(values[-third:]))
+    slow_error = math.hypot(median_error(begin, third), median_error(end, third))
+    slow_error = max(slow_error, math.sqrt(2) * block_error(values[-third:]))
+    slow_least = max(LEAST_GAIN * abs(early), errors * slow_error)
+    seen = LEAST_ERRORS * slow_error / max(abs(early), 1e-12)
+    if seen > RESOLUTION:
+        needed = max(needed, math.ceil(count * (seen / RESOLUTION) ** 2))
+    is_learning = first - last > least or early - late > slow_least
+    is_clear = count >= needed
+    return Progress(len(losses), count, needed, first, last, least, is_learning, is_clear)
+
+
+@dataclass(frozen=True)
+class Learning:
+    """A `Learning` says whether a run learns, by all that is known of it."""
+
+    progress: Progress
+    went: HeldOut | None
+
+    @property
+    def learns(self) -> bool:
+        return self.progress.is_learning or (self.went is not None and self.went.has_improved)
+
+    @property
+    def does_not(self) -> bool:
+        """Returns whether it is certain that the run does not learn."""
+        is_known = self.progress.is_clear and self.progress.first >= LEARNED_LOSS
+        return is_known and not self.learns and not self._held_out_fell
+
+    @property
+    def _held_out_fell(self) -> bool:
+        went = self.went
+        return went is not None and went.first - went.best >= LEAST_GAIN * abs(went.first)
+
+
+def learning(snapshot: RunSnapshot, losses: Losses, went: HeldOut | None) -> Learning:
+    """Returns whether a run learns."""
+    return Learning(progress(losses, snapshot.total_steps), went)
+
+
+# ------------------------------------------------------------------ in words
+
+
+def of_learning(found: Learning) -> Finding:
+    """Returns whether the run learns, or that it is too early to say."""
+    made, went = found.progress, found.went
+    if found.does_not:
+        return Finding(
+            "not learning",
+            "warn",
+            f"It does not learn: the training loss is {in_digits(made.last)} after "
+            f"{made.count:,} steps, and was {in_digits(made.first)}.",
+            "Check that the preview marks the tokens that should be learned; if it does, try three "
+            "times the learning rate.",
+            f"{_compared(made)}; a fall of {in_digits(made.least)} would be seen."
+            f"{_held_out_stands(went)}",
+        )
+    if not found.learns:
+        return _too_early(made)
+    if went is not None and len(went.losses) > 1 and went.has_improved:
+        lowest = ", its lowest so far"
+        if went.place != len(went.losses) - 1:
+            lowest = f"; lowest {in_digits(went.best)} at step {went.best_step:,}"
+        text = f"It learns: held-out loss {in_digits(went.first)} → {in_digits(went.last)}{lowest}."
+    else:
+        text = f"It learns: training loss {in_digits(made.first)} → {in_digits(made.last)}."
+    evidence = f"{_compared(made)}." if made.count >= EARLY_STEPS else ""
+    return Finding("doing well", "good", text, evidence=evidence)
+
+
+def _too_early(made: Progress) -> Finding:
+    text = f"Too early to say whether it learns ({made.made:,} of {made.needed:,} steps)."
+    if made.is_clear:  # the held-out loss says otherwise, or there was nothing left to learn
+        text = f"The training loss has hardly changed: {in_digits(made.last)} now."
+    if made.count < EARLY_STEPS:
+        return Finding("too early", "calm", text)
+    return Finding(
+        "too early",
+        "calm",
+        text,
+        evidence=f"{_compared(made)}; a fall of {in_digits(made.least)} would be seen.",
+    )
+
+
+def _compared(made: Progress) -> str:
+    return (
+        f"The median loss of the first {FIRST_STEPS} steps is {in_digits(made.first)}, of the "
+        f"latest {max(FIRST_STEPS, made.count // 5):,} {in_digits(made.last)}"
+    )
+
+
+def _held_out_stands(went: HeldOut | None) -> str:
+    if went is None or len(went.losses) < 2:
+        return ""
+    return (
+        f" The held-out loss was {in_digits(went.first)} in the first evaluation and "
+        f"{in_digits(went.best)} in the best one."
+    )
+
+
+def of_low_rate(losses: Losses, found: Learning, config: TrainConfig | None) -> Finding | None:
+    """Returns that the learning rate was too low, if the loss of a finished run fell as steadily at
+    its end as at its beginning, for what its rate was then.
+    """
+    values, rates = losses.values, losses.rates
+    if len(values) < FEWEST_STEPS or losses.fresh or not found.progress.is_learning:
+        return None
+    sums = np.cumsum(rates)
+    middle = int(np.searchsorted(sums, sums[-1] / 2))
+    half = FIRST_STEPS // 2
+    if middle < FIRST_STEPS or len(values) - middle < FIRST_STEPS:
+        return None
+    between = float(median(values[middle - half : middle + half]))
+    first = float(median(values[:FIRST_STEPS]))
+    last = float(median(values[-FIRST_STEPS:]))
+    share = (between - last) / (first - last) if first > last else 0.0
+    error = math.sqrt(2) * median_error(noise(values[-NOISE_STEPS:]), FIRST_STEPS)
+    if share < STEADY_SHARE or between - last < EARLY_ERRORS * error:
+        return None
+    return Finding(
+        "rate too low",
+        "calm",
+        "The loss was still falling steadily at the end: the learning rate may be too low.",
+        "Try three times the rate, or more steps.",
+        f"The second half of the run, by the sum of its rates, brought {in_share(share)} of the "
+        f"fall; {in_share(STEADY_SHARE)} is a steady one.",
+        _higher_rate(config),
+    )
+
+
+def _higher_rate(config: TrainConfig | None) -> Offer | None:
+    if config is None:
+        return None
+    rate = float(f"{HIGHER_RATE * config.train.learning_rate:.2g}")
+    label = f"learning rate {in_digits(rate)} instead of {in_digits(config.train.learning_rate)}"
+    return Offer(label, {"train.learning_rate": rate})
+
+
+def of_answers(snapshot: RunSnapshot, found: Learning) -> Finding | None:
+    """Returns that no answer is exact yet though the loss falls."""
+    known = [match for match in snapshot.exact_matches if match.moment == "after"]
+    if not known or known[-1].correct or known[-1].total < FEWEST_ANSWERS or not found.learns:
+        return None
+    return Finding(
+        "nothing exact",
+        "calm",
+        "The loss falls; no answer is exact yet.",
+        "The answers before and after show how close they come.",
+        f"Of {known[-1].total:,} held-out prompts, none was answered exactly as expected.",
+    )

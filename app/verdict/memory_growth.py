@@ -1,0 +1,112 @@
+"""Samples of memory are checked here for growth. All functions are pure.
+
+- Memory grows if each quarter of the second half of the samples contributes its part of the growth.
+- Otherwise memory is steady from the first sample after which all are within `TOLERANCE`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from app.verdict.losses import median
+
+TOLERANCE = 0.02
+"""Steady samples differ from their middle by at most this share."""
+FEWEST_SAMPLES = 8
+"""A statement needs at least this many samples."""
+GROWTH_SHARE = 0.01
+"""Growth over the second half of the samples is reported only if it exceeds this share of their
+first value.
+"""
+EVEN_SHARE = 1 / 12
+"""Each quarter of the second half must contribute at least this share of its growth. A jump in a
+single step is not continuing growth.
+"""
+SLOWING = 0.9
+"""Growth slows if each quarter contributes less than this share of what the one before did."""
+
+
+@dataclass(frozen=True)
+class MemoryGrowth:
+    """A `MemoryGrowth` says what a series of samples shows. By default it shows nothing."""
+
+    steady_since: int | None = None
+    """From this step on, the samples are within `TOLERANCE`. It is None if that is not known, or if
+    there are too few such samples.
+    """
+    share: float = 0.0
+    """The steady samples differ from their middle by at most this share."""
+    is_growing: bool = False
+    """The samples grow throughout."""
+    grown: float = 0.0
+    """The samples grew by this much over their second half, or 0 unless they grow throughout."""
+    grows_since: int = 0
+    """The second half begins at this step."""
+    per_step: float = 0.0
+    """The samples grow by this much per step: in the second half or, where that is less, lately."""
+    to_come: float = math.inf
+    """Growth that slows adds at most this much; it is infinite for growth that does not slow."""
+
+
+def memory_growth(steps: Sequence[int], values: Sequence[float]) -> MemoryGrowth:
+    """Returns what samples in the order of their steps show; there are as many values as steps.
+    Fewer than `FEWEST_SAMPLES` show nothing.
+    """
+    at = np.asarray(steps)
+    samples = np.asarray(values, dtype=float)
+    if len(samples) < FEWEST_SAMPLES or not samples[-1] > 0:
+        return MemoryGrowth()
+    medians = _growing_quarters(samples)
+    if medians is not None:
+        # The centres of the outer quarters are three quarters of the half apart.
+        grown = 4 / 3 * float(medians[-1] - medians[0])
+        lately = 4 * float(medians[-1] - medians[-2])
+        first = len(samples) // 2
+        length = max(1, int(at[-1] - at[first]))
+        return MemoryGrowth(
+            is_growing=True,
+            grown=grown,
+            grows_since=int(at[first]),
+            per_step=min(grown, lately) / length,
+            to_come=_to_come(medians),
+        )
+    # Accumulated from the last sample backwards, so that index n covers the n + 1 latest samples.
+    highest = np.maximum.accumulate(samples[::-1])
+    lowest = np.minimum.accumulate(samples[::-1])
+    shares = (highest - lowest) / (highest + lowest)
+    within = int(np.argmax(shares > TOLERANCE)) or len(samples)
+    if within < FEWEST_SAMPLES:
+        return MemoryGrowth()
+    return MemoryGrowth(
+        steady_since=int(at[len(samples) - within]), share=float(shares[within - 1])
+    )
+
+
+def _growing_quarters(samples: np.ndarray) -> np.ndarray | None:
+    """Returns the medians[4] of the quarters of the second half of samples[n] if each quarter of it
+    grew, else None.
+    """
+    half = samples[len(samples) // 2 :]
+    if len(half) < FEWEST_SAMPLES:
+        return None
+    # Medians are used so that single peaks do not count.
+    medians = np.array([median(part) for part in np.array_split(half, 4)])
+    total = medians[-1] - medians[0]
+    is_even = (np.diff(medians) >= EVEN_SHARE * total).all()
+    return medians if is_even and total > GROWTH_SHARE * medians[0] else None
+
+
+def _to_come(medians: np.ndarray) -> float:
+    """Returns how much samples with these medians[4] of quarters will grow at most, if their growth
+    slows by the same factor from each quarter to the next.
+    """
+    changes = np.diff(medians)
+    factor = math.sqrt(changes[-1] / changes[0])
+    if factor >= SLOWING:
+        return math.inf
+    # From the middle of the last quarter on: the sum of a geometric series.
+    return float(changes[-1] * factor / (1 - factor))

@@ -1,0 +1,102 @@
+"""A run's samples of memory are summed up here: their peak and limit, what was predicted, and
+whether they grow.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from app.verdict.memory_growth import MemoryGrowth, memory_growth
+from app.words import in_bytes
+from engine.runs.snapshot import RunSnapshot
+
+WARM_UP_STEPS = 20
+"""Memory is judged by the samples after so many steps of a session."""
+
+
+@dataclass(frozen=True)
+class MemoryKind:
+    """A `MemoryKind` is host or GPU memory, as used by a run."""
+
+    name: str
+    most: int
+    """At most this many bytes were in use so far."""
+    limit: int
+    """At most this many bytes can be in use; it is 0 if the limit is not known."""
+    predicted: float
+    """This many bytes were predicted at most; it is 0 if nothing was."""
+    growth: MemoryGrowth
+    """This is what the samples of the latest session show."""
+    used: np.ndarray
+    """`used[samples]` are the bytes in use after the first steps of the latest session. For a GPU
+    they count all programs on the card.
+    """
+
+    @property
+    def full_name(self) -> str:
+        return "Host memory" if self.name == "host" else f"{self.name} memory"
+
+
+def memory_kinds(snapshot: RunSnapshot) -> list[MemoryKind]:
+    """Returns host memory, and GPU memory where there is a GPU."""
+    memory = snapshot.memory
+    if not len(memory):
+        return []
+    begun = snapshot.resumed_step or 0
+    first = bisect.bisect_right(memory.step, begun)
+    warm = bisect.bisect_right(memory.step, begun + WARM_UP_STEPS)
+    steps = memory.step[first:]
+    host = MemoryKind(
+        "host",
+        int(np.max(memory.host_rss)),
+        memory.host_total[-1],
+        _predicted(snapshot, "host_bytes"),
+        memory_growth(steps, memory.host_rss[first:]),
+        np.array(memory.host_rss[warm:]),
+    )
+    if not memory.gpu_total[-1]:
+        return [host]
+    # The allocated amount varies within a step, so its peak is compared if it was recorded.
+    values = memory.gpu_peak if any(memory.gpu_peak) else memory.gpu_allocated
+    gpu = MemoryKind(
+        "GPU",
+        int(np.max(values)),
+        memory.gpu_total[-1],
+        _predicted(snapshot, "gpu_peak_bytes"),
+        memory_growth(steps, values[first:]),
+        np.maximum(memory.gpu_driver[warm:], values[warm:]),
+    )
+    return [host, gpu]
+
+
+def _predicted(snapshot: RunSnapshot, quantity: str) -> float:
+    if snapshot.forecast is None:
+        return 0.0
+    compared = snapshot.forecast.quantities.get(quantity) or {}
+    return compared.get("predicted") or 0.0
+
+
+def full_at(snapshot: RunSnapshot, kind: MemoryKind) -> int | None:
+    """Returns the step at which memory that grows would reach its limit at the present rate, or
+    None if it would not: it does not grow, or it grows ever more slowly.
+    """
+    growth = kind.growth
+    left = kind.limit - kind.most
+    if not kind.limit or not growth.is_growing or growth.to_come < left:
+        return None
+    return max(snapshot.step, int(snapshot.step + left / growth.per_step))
+
+
+def growth_words(found: MemoryGrowth) -> str:
+    """Returns words to follow the peak: that memory grows, or since when it has been steady."""
+    if found.is_growing:
+        return f", growing: {in_bytes(found.grown)} more since step {found.grows_since:,}"
+    if found.steady_since is None:
+        return ""
+    # It is rounded up to a tenth of a percent, so that the samples are within the stated range.
+    percent = math.ceil(1000 * found.share) / 10
+    return f", flat since step {found.steady_since:,} (± {percent:g} %)"

@@ -1,0 +1,108 @@
+"""The end of a run is put into words here, from what its record says: what it reached, or why and
+where it ended. All functions are pure.
+"""
+
+from __future__ import annotations
+
+from app.verdict.held_out import held_out
+from app.words import in_digits, in_share, in_time
+from engine.checkpoints.saved_steps import SavedSteps
+from engine.runs.snapshot import RunSnapshot
+from engine.words import counted
+
+
+def how_it_ended(snapshot: RunSnapshot, state: str) -> str:
+    """Returns one sentence for a run that is over or interrupted."""
+    at = f"step {snapshot.step:,}"
+    if state == "interrupted":
+        return f"The run was interrupted at {at}, when its program ended."
+    if state == "finished":
+        return _how_it_finished(snapshot)
+    words = {
+        "stopped": f"Stopped at {at}.",
+        "discarded": f"Discarded at {at}.",
+        "failed": f"The run failed at {at}.",
+    }
+    return snapshot.reason or words[state]
+
+
+def how_it_can_go_on(state: str, saved: SavedSteps) -> str:
+    """Returns one sentence that says what the run's button in the bar does, or what can be done
+    where it has none; the text is empty for a run that is not over, or has all its steps.
+    """
+    if state not in ("stopped", "failed", "interrupted"):
+        return ""
+    if saved.full is not None:
+        return f"Resume goes on from the checkpoint of step {saved.full:,}."
+    if saved.newest is not None:
+        return (
+            f"Train on, in Runs, starts a new run from the weights of step {saved.newest:,}; there "
+            "is no full checkpoint to resume from."
+        )
+    if saved.best is not None:
+        return (
+            "Train on, in Runs, starts a new run from the best weights, those of step "
+            f"{saved.best:,}; there is no checkpoint to resume from."
+        )
+    if state == "failed":
+        return "Nothing was saved: “New run from this one” opens its settings in the form."
+    return "Nothing was saved: Start again begins anew with the same settings."
+
+
+def what_it_reached(snapshot: RunSnapshot, judged: str = "") -> str:
+    """Returns one sentence with the steps, the losses and the exact matches of a finished run.
+    `judged` says in a few words what is wrong with it, if anything is.
+    """
+    parts = [f"Finished {counted(snapshot.step, 'step')}{judged}"]
+    if snapshot.loss is not None:
+        parts[0] += f": the last loss is {in_digits(snapshot.loss)}"
+    found = held_out(snapshot)
+    if found is not None:
+        words = f"held-out loss {in_digits(found.first)} → {in_digits(found.last)}"
+        if len(found.losses) == 1:
+            words = f"held-out loss {in_digits(found.last)}"
+        elif found.place != len(found.losses) - 1:
+            by_loss = snapshot.best is None or snapshot.best.by == "loss"
+            lowest = "best" if by_loss else "lowest"
+            words += f", {lowest} {in_digits(found.best)} at step {found.best_step:,}"
+        parts.append(words)
+    matched = _exact_match(snapshot)
+    best = snapshot.best
+    if best is not None and best.share is not None and best.step != snapshot.step:
+        matched = f"{matched}, " if matched else "exact match "
+        matched += f"best {in_share(best.share)} at step {best.step:,}"
+    if matched:
+        parts.append(matched)
+    return f"{'; '.join(parts)}."
+
+
+def _how_it_finished(snapshot: RunSnapshot) -> str:
+    text = f"Finished {counted(snapshot.step, 'step')} in {in_time(snapshot.seconds)}"
+    matched = _exact_match(snapshot)
+    if matched:
+        return f"{text}; held-out {matched}."
+    losses = snapshot.evals.loss
+    if len(losses) > 1:
+        text += f"; held-out loss {in_digits(losses[0])} → {in_digits(losses[-1])}"
+        best = snapshot.best
+        if best is not None and best.by == "loss" and best.step != snapshot.evals.step[-1]:
+            text += f", best {in_digits(best.loss)} at step {best.step:,}"
+        return f"{text}."
+    if len(losses):
+        return f"{text}; held-out loss {in_digits(losses[-1])}."
+    return f"{text}."
+
+
+def _exact_match(snapshot: RunSnapshot) -> str:
+    """Returns the exact matches before and after training, or an empty text if those after it are
+    not known.
+    """
+    scores = {match.moment: match for match in snapshot.exact_matches if match.total}
+    if "after" not in scores:
+        return ""
+    shown = [
+        in_share(scores[moment].correct / scores[moment].total)
+        for moment in ("before", "after")
+        if moment in scores
+    ]
+    return f"exact match {' → '.join(shown)}"

@@ -1,0 +1,276 @@
+"""What the time of the steps goes to is judged here: the main cause for which compute waits, with a
+remedy, or steps that take longer than predicted. All functions are pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from app.verdict.findings import Finding, Offer, Tone
+from app.verdict.losses import median
+from app.verdict.step_shares import PART_WORDS, shares
+from app.words import in_share, in_step_time
+from engine.config.limits import LARGEST
+from engine.config.settings import AUTO, TrainConfig
+from engine.runs.snapshot import RunSnapshot
+
+FEWEST_STEPS = 20
+"""So many clean steps are needed: without compiling, an evaluation or a checkpoint before them."""
+LATEST_STEPS = 60
+"""The clean ones among so many of the latest steps are judged."""
+FIRST_STEPS = 2
+"""Blocks are compiled in the first steps of a session, and memory is touched for the first time."""
+WAITING_SHARE = 0.1
+"""Waits that take at least this share of the time are worth an alarm."""
+TOLD_SHARE = 0.01
+"""Each further cause is named that accounts for at least this share of the time."""
+SLOWER = 0.25
+"""A step is slow that takes this share longer than predicted from measured rates."""
+JUDGED_EVERY = 10
+"""The rule is judged after every so many steps, and its alarm lasts as many steps longer."""
+
+
+def of_speed(snapshot: RunSnapshot, config: TrainConfig | None = None) -> Finding | None:
+    """Returns what the time of the latest steps goes to, or None while there are too few. Without
+    `config` (if the configuration does not load) no change is offered.
+
+    On the CPU, everything runs in turn, so that no wait is an alarm.
+    """
+    end = len(snapshot.steps) - len(snapshot.steps) % JUDGED_EVERY
+    found = _judged(snapshot, config, end)
+    if found is None or found.is_alarm:
+        return found
+    before = _judged(snapshot, config, end - JUDGED_EVERY)
+    return before if before is not None and before.is_alarm else found
+
+
+def _judged(snapshot: RunSnapshot, config: TrainConfig | None, end: int) -> Finding | None:
+    """Returns the finding of the steps before row `end`."""
+    steps = snapshot.steps
+    first = max(0, end - LATEST_STEPS)
+    kept = _clean(snapshot, first, end)
+    count = int(kept.sum())
+    if count < FEWEST_STEPS:
+        return None
+    found = shares(steps, first, kept)
+    if not found:
+        return None
+    waiting = {name: share for name, share in found.items() if name != "compute"}
+    total = sum(waiting.values())
+    seconds = float(median(np.array(steps.seconds[first:])[kept]))
+    evidence = f"Of {count} clean steps, the median takes {in_step_time(seconds)}"
+    slow = _slow(snapshot, seconds, evidence)
+    if total < WAITING_SHARE:
+        return slow or _compute_bound(total, config, f"{evidence}.")
+    cause = max(waiting, key=waiting.__getitem__)
+    case = CAUSES[cause](_Case(snapshot, config, waiting[cause]))
+    others = [
+        f"{PART_WORDS[name]} {in_share(share)}"
+        for name, share in sorted(waiting.items(), key=lambda item: -item[1])
+        if name != cause and share >= TOLD_SHARE
+    ]
+    also = f"; further waits: {', '.join(others)}" if others else ""
+    limit = f"{evidence}; waits of {in_share(WAITING_SHARE)} of the time are worth a change."
+    return Finding("speed", _alarm(snapshot), f"{case.text}{also}.", case.advice, limit, case.offer)
+
+
+def _alarm(snapshot: RunSnapshot) -> Tone:
+    return "warn" if snapshot.device == "cuda" else "calm"
+
+
+def _clean(snapshot: RunSnapshot, first: int, end: int) -> np.ndarray:
+    """Returns kept[steps] from row `first` on: whether a step, of those before row `end`, did
+    nothing but train.
+    """
+    numbers = np.array(snapshot.steps.step[first:])
+    apart = [*snapshot.evals.step[-LATEST_STEPS:]]
+    apart += [written.step for written in snapshot.checkpoints[-LATEST_STEPS:]]
+    kept = numbers > (snapshot.resumed_step or 0) + FIRST_STEPS
+    kept &= ~np.isin(numbers - 1, apart)
+    kept[max(0, end - first) :] = False
+    return kept
+
+
+def _slow(snapshot: RunSnapshot, seconds: float, evidence: str) -> Finding | None:
+    """Returns that steps take longer than predicted, if the prediction is from measured rates."""
+    time = snapshot.fit.get("time") or {}
+    predicted = time.get("step_seconds")
+    if not predicted or time.get("estimated") or seconds <= (1 + SLOWER) * predicted:
+        return None
+    return Finding(
+        "speed",
+        _alarm(snapshot),
+        f"Steps take {in_step_time(seconds)}, {in_share(seconds / predicted - 1)} longer than the "
+        f"{in_step_time(predicted)} that were predicted.",
+        "Other programs may use the machine; Measure, in Hardware, measures its rates anew.",
+        f"{evidence}; {in_share(SLOWER)} longer is worth a look.",
+    )
+
+
+def _compute_bound(total: float, config: TrainConfig | None, evidence: str) -> Finding:
+    text = f"Compute-bound: {in_share(total)} of the time is spent waiting."
+    if config is not None and config.engine.save_level not in (AUTO, "all"):
+        return Finding(
+            "speed",
+            "good",
+            text,
+            "Blocks compute their forward a second time because engine.save_level was set by hand; "
+            "auto keeps activations where there is memory for them.",
+            evidence,
+            Offer("engine.save_level: auto", {"engine.save_level": AUTO}),
+        )
+    return Finding("speed", "good", text, evidence=evidence)
+
+
+# ------------------------------------------------------------------ what compute waits for
+
+
+@dataclass(frozen=True)
+class _Cause:
+    """A `_Cause` is what is said of the main wait of a run."""
+
+    text: str
+    advice: str = ""
+    offer: Offer | None = None
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A `_Case` is a run whose compute waits mostly for one cause."""
+
+    snapshot: RunSnapshot
+    config: TrainConfig | None
+    share: float
+    """This share of the time is spent waiting for the cause."""
+
+    @property
+    def worker(self) -> str:
+        return "the GPU" if self.snapshot.device == "cuda" else "compute"
+
+    @property
+    def percent(self) -> str:
+        return f"{in_share(self.share)} of the time"
+
+    @property
+    def more_tokens(self) -> Offer | None:
+        """Offers twice as many rows per step and, if the number of steps is set, half as many
+        steps. The total number of rows stays the same.
+        """
+        if self.config is None:
+            return None
+        train = self.config.train
+        rows = 2 * train.batch_size
+        if rows > LARGEST["batch_size"]:
+            return None
+        changes: dict[str, Any] = {"train.batch_size": rows}
+        label = f"{rows:,} rows a step instead of {train.batch_size:,}"
+        if train.steps is not None and train.steps > 1:
+            steps = math.ceil(train.steps / 2)
+            changes["train.steps"] = steps
+            label += f", {steps:,} steps instead of {train.steps:,}"
+        return Offer(label, changes)
+
+    def back_to_auto(self, *names: str) -> Offer | None:
+        """Offers to return to `auto` those of the settings that were set by hand."""
+        if self.config is None:
+            return None
+        changed = {}
+        for name in names:
+            section, _, key = name.partition(".")
+            if getattr(getattr(self.config, section), key) != AUTO:
+                changed[name] = AUTO
+        if not changed:
+            return None
+        return Offer(", ".join(f"{name}: auto" for name in changed), changed)
+
+
+def _optimizer(case: _Case) -> _Cause:
+    if case.snapshot.device != "cuda":
+        return _Cause(
+            f"The optimizer takes {case.percent}, and on the CPU nothing computes beside it",
+            advice="More tokens a step would spread it over more work.",
+            offer=case.more_tokens,
+        )
+    return _Cause(
+        f"The host optimizer holds the GPU up for {case.percent}",
+        advice="More tokens a step would hide it: it runs under the next step's first forward.",
+        offer=case.more_tokens,
+    )
+
+
+def _h2d(case: _Case) -> _Cause:
+    return _late(
+        case,
+        "Weights arrive late (H2D)",
+        "More tokens for each load of the weights would hide it.",
+        "engine.slots",
+        "engine.rounds",
+        "engine.residency",
+    )
+
+
+def _d2h(case: _Case) -> _Cause:
+    return _late(
+        case,
+        "Gradients leave late (D2H)",
+        "More tokens a step would hide it: gradients leave once a step.",
+        "engine.save_level",
+        "engine.rounds",
+    )
+
+
+def _late(case: _Case, what: str, advice: str, *settings: str) -> _Cause:
+    """Returns what is said of a late transfer. `advice` is used if none of the settings that
+    affect the transfer was set by hand.
+    """
+    text = f"{what}: {case.worker} waits {case.percent} for them"
+    by_hand = case.back_to_auto(*settings)
+    if by_hand is not None:
+        return _Cause(
+            text,
+            advice="These settings were set by hand; the planner chooses them by the measured bus.",
+            offer=by_hand,
+        )
+    return _Cause(text, advice=advice, offer=case.more_tokens)
+
+
+def _data(case: _Case) -> _Cause:
+    return _Cause(
+        f"Data-bound: {case.worker} waits {case.percent} while rows are put together",
+        advice="Other programs may keep the CPU busy: end them, or give this one more cores.",
+    )
+
+
+def _other(case: _Case) -> _Cause:
+    text = (
+        f"{case.worker[0].upper()}{case.worker[1:]} waits {case.percent} for launches and other "
+        "work of the program"
+    )
+    by_hand = case.back_to_auto("train.micro_batch_size", "engine.rounds")
+    if by_hand is not None:
+        return _Cause(
+            text,
+            advice=(
+                "Larger micro-batches need fewer launches; the planner takes the largest that fits."
+            ),
+            offer=by_hand,
+        )
+    return _Cause(
+        text,
+        advice="The pieces of work are small: more tokens a step need fewer launches for each.",
+        offer=case.more_tokens,
+    )
+
+
+CAUSES: dict[str, Callable[[_Case], _Cause]] = {
+    "optimizer": _optimizer,
+    "h2d": _h2d,
+    "d2h": _d2h,
+    "data": _data,
+    "other": _other,
+}

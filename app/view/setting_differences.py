@@ -1,0 +1,64 @@
+"""These functions find the settings in which runs differ, as texts. All of them are pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+SHOWN_DIFFERENCES = 6
+"""An entry of the queue shows at most this many settings."""
+_SHOWN_ELSEWHERE = ("name", "model.source", "data.source", "data.title")
+"""An entry of the queue shows these anyway."""
+
+
+def by_dotted_name(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns the leaves of nested settings by dotted name; lists are leaves."""
+    leaves: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            leaves |= by_dotted_name(value, f"{prefix}{name}.")
+        else:
+            leaves[f"{prefix}{name}"] = value
+    return leaves
+
+
+def differing_settings(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns a row for each setting in which runs differ: its dotted name, and a text for each
+    run. `runs` are their settings by dotted name; a run whose settings are empty is not compared
+    and has an en dash. The name of a run is not compared.
+    """
+    known = [settings for settings in runs if settings]
+    names: dict[str, None] = {}  # keys in the order in which they were first seen
+    for settings in known:
+        names |= dict.fromkeys(settings)
+    names.pop("name", None)
+    rows = []
+    for name in names:
+        is_shared = len({_setting(settings, name) for settings in known}) == 1
+        texts = [_setting(settings, name) for settings in runs]
+        if not is_shared:
+            rows.append({"name": name, "texts": texts})
+    return rows
+
+
+def queued_differences(configs: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns a text for each entry of a queue: the settings in which it differs from another one,
+    but for those that it shows anyway. `configs` are the nested settings of the entries.
+    """
+    found = differing_settings([by_dotted_name(config) for config in configs])
+    rows = [row for row in found if row["name"] not in _SHOWN_ELSEWHERE]
+    texts = []
+    for index in range(len(configs)):
+        parts = [f"{row['name']}: {row['texts'][index]}" for row in rows[:SHOWN_DIFFERENCES]]
+        left = len(rows) - len(parts)
+        texts.append(" · ".join(parts) + (f" · and {left} more" if left else ""))
+    return texts
+
+
+def _setting(settings: dict[str, Any], name: str) -> str:
+    """Returns the value of a setting as a preset writes it."""
+    if name not in settings:
+        return "–"
+    value = settings[name]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

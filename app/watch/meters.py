@@ -1,0 +1,59 @@
+"""The meters show host and GPU memory now, each against its limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from app.words import in_bytes
+from engine.runs.snapshot import RunSnapshot
+from engine.words import GIB
+
+LEAST_FREE_SHARE, LEAST_FREE = 0.05, GIB
+"""With less than this share of the limit free, or less than this many bytes, memory is short."""
+FORECASTS = {"host": "host_bytes", "GPU": "gpu_peak_bytes"}
+"""Each kind of memory has a forecast of this name."""
+
+
+def meters(snapshot: RunSnapshot) -> list[dict[str, Any]]:
+    """Returns a meter for each kind of memory whose limit is known: its name, the shares of the
+    limit that are used now, that were used at most, and that were predicted, and words for them.
+    """
+    memory = snapshot.memory
+    if not len(memory):
+        return []
+    found = [_meter(snapshot, "host", memory.host_rss, memory.host_total[-1])]
+    if memory.gpu_total[-1]:
+        # The allocated amount varies within a step, so its peak is shown if it was recorded.
+        used = memory.gpu_peak if any(memory.gpu_peak) else memory.gpu_allocated
+        found.append(_meter(snapshot, "GPU", used, memory.gpu_total[-1]))
+    return [meter for meter in found if meter is not None]
+
+
+def _meter(snapshot: RunSnapshot, name: str, used: Any, limit: int) -> dict[str, Any] | None:
+    if not limit:
+        return None
+    now, most = int(used[-1]), int(np.max(used))
+    free = max(0, limit - now)
+    forecast = _forecast(snapshot, FORECASTS[name])
+    words = f"{in_bytes(now)} of {in_bytes(limit)}"
+    notes = [f"{in_bytes(free)} free", f"at most {in_bytes(most)} so far"]
+    if forecast:
+        notes.append(f"{in_bytes(forecast)} predicted")
+    return {
+        "name": "GPU memory" if name == "GPU" else "Host memory",
+        "share": round(min(1.0, now / limit), 4),
+        "most": round(min(1.0, most / limit), 4),
+        "predicted": round(min(1.0, forecast / limit), 4) if forecast else None,
+        "text": words,
+        "note": "; ".join(notes),
+        "tone": "warn" if free < max(LEAST_FREE_SHARE * limit, LEAST_FREE) else "good",
+    }
+
+
+def _forecast(snapshot: RunSnapshot, name: str) -> float | None:
+    """Returns the predicted bytes, or None where nothing was predicted."""
+    if snapshot.forecast is None:
+        return None
+    return snapshot.forecast.quantities.get(name, {}).get("predicted")

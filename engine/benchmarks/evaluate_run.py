@@ -1,0 +1,119 @@
+"""`evaluate_run` asks tasks of a run's weights, and keeps the results in the run's folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+
+from engine.benchmarks.harness import (
+    AskedTasks,
+    MeasuredWeights,
+    ask,
+    open_tasks,
+    refuse_without_harness,
+    results_of,
+)
+from engine.checkpoints.saved_steps import saved_steps
+from engine.config.export_choice import ExportFrom
+from engine.errors import RunError
+from engine.files import write_whole
+from engine.home.model_card import CARD, with_benchmarks
+from engine.progress import Progress, saying, untold
+from engine.runs.folder import RunFolder, open_run
+from engine.runs.following import Follower, catch_up
+from engine.runs.snapshot import RunSnapshot
+from engine.summaries.benchmark_results import (
+    BenchmarkResult,
+    append_benchmarks,
+    latest,
+    read_benchmarks,
+)
+from engine.talk.conversation import Source, best_of, checkpoint_of
+from engine.talk.talk_sources import folder_of, how_they_fit
+from engine.talk.talkers import Talker, load
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The weights that are measured: where they are, and what is said of them."""
+
+    source: Source
+    measured: MeasuredWeights
+
+
+def evaluate_run(
+    runs_dir: str | os.PathLike[str],
+    run_id: str,
+    asked: AskedTasks,
+    of: ExportFrom | None = None,
+    progress: Progress = untold,
+) -> list[BenchmarkResult]:
+    """Asks tasks of the best or the last weights of a run, as `of` says, and returns the results,
+    which are also kept in the run's folder. Without `of`, it asks the run's export or, where there
+    is none, the weights that an export would take.
+
+    Raises RunError without lm-evaluation-harness, for a run that goes on and for one without
+    weights, DataError for tasks that cannot be asked, and FitError where memory is short.
+    """
+    refuse_without_harness()
+    folder = open_run(runs_dir, run_id)
+    if folder.is_running():
+        raise RunError(f"Run {run_id} goes on; evaluate it when it is over.")
+    chosen = _chosen(folder, of)
+    tasks = open_tasks(asked)
+    with contextlib.ExitStack() as owned:
+
+        def loaded() -> Talker:
+            how_they_fit([chosen.source])
+            talker = load(chosen.source, saying(progress, "Loading the weights"))
+            owned.callback(talker.close)
+            return talker
+
+        found = ask(tasks, asked, loaded, progress)
+    results = results_of(found, asked, chosen.measured, time.time())
+    append_benchmarks(folder.path, results)
+    if chosen.measured.weights == "export":
+        _tell_in_card(folder, chosen.measured)
+    return results
+
+
+def _chosen(folder: RunFolder, of: ExportFrom | None) -> _Chosen:
+    """Returns which weights are measured. Raises RunError if the run has none."""
+    config, runs = folder.config, folder.path.parent
+    if of is None and (folder.export_path / "config.json").is_file():
+        source = folder_of(str(folder.export_path), f"The export of run {folder.id}")
+        snapshot = RunSnapshot()
+        catch_up(snapshot, Follower(folder.events_path))
+        measured = MeasuredWeights("export", snapshot.exported_step, source.config.model.dtype)
+        return _Chosen(source, measured)
+    saved = saved_steps(folder.checkpoints_path, folder.best_path)
+    if saved.trained_on is None:
+        raise RunError(f"Run {folder.id} has no weights: it has no export and no checkpoint.")
+    if of is None:
+        step = saved.exported(config.output.export_from)
+        of = "best" if step == saved.best else "last"
+    step = saved.best if of == "best" else saved.newest
+    if step is None:
+        kept = f"it has the {'last' if of == 'best' else 'best'} ones"
+        raise RunError(f"The {of} weights of run {folder.id} are not kept; {kept}.")
+    source_of = best_of if of == "best" else checkpoint_of
+    source = source_of(runs, folder.id, config, step, f"Step {step:,} of run {folder.id}")
+    return _Chosen(source, MeasuredWeights(of, step, config.model.dtype))
+
+
+def _tell_in_card(folder: RunFolder, measured: MeasuredWeights) -> None:
+    """Writes the results of the run's export into its model card, if it has one. What a person
+    wrote there stays. A card that cannot be written is left as it is.
+    """
+    card = folder.export_path / CARD
+    of_export = MeasuredWeights("export", measured.step, measured.dtype)
+    results = [
+        one
+        for one in latest(read_benchmarks(folder.path).results)
+        if MeasuredWeights(one.weights, one.step, one.dtype) == of_export
+    ]
+    with contextlib.suppress(OSError, ValueError):
+        text = card.read_text(encoding="utf-8")
+        write_whole(card, with_benchmarks(text, results))

@@ -1,0 +1,139 @@
+"""These functions give commands of `launch.py` their arguments. They import no torch."""
+
+from __future__ import annotations
+
+import argparse
+
+from engine.cli import argument_types
+from engine.config.export_choice import EXPORT_FROM
+from engine.config.output_settings import TRACKERS
+
+
+def runs_dir_argument(command: argparse.ArgumentParser) -> None:
+    """Adds the folder of runs. Where the option is not given after the command's name, the value
+    given before it is kept.
+    """
+    command.add_argument(
+        "--runs-dir",
+        type=argument_types.path,
+        default=argparse.SUPPRESS,
+        help="where runs are kept",
+    )
+
+
+def set_argument(command: argparse.ArgumentParser) -> None:
+    """Adds the changes of single settings."""
+    command.add_argument(
+        "--set", action="append", default=[], metavar="a.b=v", help="change one setting"
+    )
+
+
+def track_arguments(track: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `track`."""
+    track.add_argument("run_id")
+    track.add_argument(
+        "--to",
+        action="append",
+        default=[],
+        choices=TRACKERS,
+        help="a tracker, more than once for several (output.trackers of the run by default)",
+    )
+    runs_dir_argument(track)
+
+
+def trace_arguments(trace: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `trace`."""
+    trace.add_argument("run_id")
+    trace.add_argument(
+        "--step", type=int, metavar="N", help="a step that was sampled (the latest by default)"
+    )
+    trace.add_argument(
+        "--out",
+        type=argument_types.path,
+        metavar="FILE",
+        help="where to (a file named after run and step by default)",
+    )
+    runs_dir_argument(trace)
+
+
+def eval_arguments(evaluate: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `eval`."""
+    evaluate.add_argument("run_id")
+    evaluate.add_argument(
+        "--tasks",
+        nargs="+",
+        required=True,
+        metavar="TASK",
+        help="names of tasks or groups of lm-evaluation-harness, such as arc_easy",
+    )
+    evaluate.add_argument(
+        "--include",
+        type=argument_types.path,
+        metavar="FOLDER",
+        help="a folder of YAML files with tasks of your own",
+    )
+    evaluate.add_argument(
+        "--limit",
+        type=argument_types.samples,
+        metavar="N",
+        help="ask at most so many samples of a task (all by default)",
+    )
+    evaluate.add_argument(
+        "--shots",
+        type=argument_types.shots,
+        metavar="N",
+        help="solved examples before each question (as the task says by default)",
+    )
+    evaluate.add_argument(
+        "--chat", action="store_true", help="write questions with the model's chat template"
+    )
+    evaluate.add_argument(
+        "--of",
+        choices=EXPORT_FROM,
+        help="the best weights or the last (by default the run's export, or what it would take)",
+    )
+    evaluate.add_argument(
+        "--max-tokens",
+        type=argument_types.tokens,
+        metavar="N",
+        help="cut longer rows to so many tokens (the model's longest row by default)",
+    )
+    runs_dir_argument(evaluate)
+    evaluate.add_argument("--json", action="store_true")
+
+
+def bench_arguments(bench: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `bench`."""
+    bench.add_argument(
+        "preset",
+        nargs="?",
+        type=argument_types.preset,
+        help="YAML preset, trained from random weights on random tokens",
+    )
+    set_argument(bench)
+    bench.add_argument(
+        "--then",
+        action="append",
+        default=[],
+        metavar='"a.b=v c.d=w"',
+        help="and once more with these settings changed, on the same weights",
+    )
+    bench.add_argument(
+        "--seconds",
+        type=argument_types.seconds,
+        default=60.0,
+        help="that each training runs, half of it to warm up",
+    )
+    bench.add_argument(
+        "--streamed-only",
+        action="store_true",
+        help="do not train with all states on the device beside it",
+    )
+    bench.add_argument(
+        "--evaluation",
+        type=argument_types.rows,
+        default=0,
+        metavar="ROWS",
+        help="after each training, also time an evaluation of so many rows, and its kernels alone",
+    )
+    bench.add_argument("--json", action="store_true")

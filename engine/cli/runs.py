@@ -1,0 +1,93 @@
+"""`launch.py runs` lists the runs of a folder: each with its best weights, if it has kept any."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from engine.checkpoints.saved_steps import kept_best
+from engine.errors import RunError
+from engine.runs.events import ForecastChecked
+from engine.runs.folder import RunFolder
+from engine.runs.following import EVENTS_FILE, last_of_kind
+from engine.summaries.listing import RunSummary, list_runs
+
+
+def runs_as_text(runs_dir: Path, as_json: bool) -> str:
+    """Returns a table of all runs, newest first, or JSON.
+
+    The JSON also contains the best weights, predictions and measurements of each run.
+    """
+    runs = list_runs(runs_dir)
+    if as_json:
+        told = [asdict(run) | {"best": _best(run), "forecast": _forecast(run)} for run in runs]
+        return json.dumps(told, indent=2, default=str)
+    if not runs:
+        return f"There are no runs in {runs_dir} yet."
+    rows = [("run", "state", "step", "loss", "best", "started", "name")]
+    for run in runs:
+        started = ""
+        if run.created:
+            started = datetime.fromtimestamp(run.created).strftime("%Y-%m-%d %H:%M")
+        rows.append(
+            (
+                run.id,
+                run.state,
+                f"{run.step}/{run.total_steps}",
+                "" if run.loss is None else f"{run.loss:.4f}",
+                _best_in_words(_best(run)),
+                started,
+                run.name,
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _best(run: RunSummary) -> dict[str, Any] | None:
+    """Returns the step of the best weights that a run has kept, by what they are the best, and the
+    values; None if it has kept none.
+    """
+    score = kept_best(RunFolder(Path(run.path)).best_path)
+    if score is None:
+        return None
+    return asdict(score) | {"by": "exact_match" if score.total else "loss"}
+
+
+def _best_in_words(best: dict[str, Any] | None) -> str:
+    if best is None:
+        return ""
+    value = f"loss {best['loss']:.4f}"
+    if best["by"] == "exact_match":
+        value = f"exact {best['correct']}/{best['total']}"
+    return f"step {best['step']}, {value}"
+
+
+def _forecast(run: RunSummary) -> dict[str, Any]:
+    """Returns the comparison of a run, or {} if its record has none or cannot be read.
+
+    In the latter case, the run's `reason` says so.
+    """
+    try:
+        return forecast_of(Path(run.path))
+    except RunError:
+        return {}
+
+
+def forecast_of(folder: Path) -> dict[str, Any]:
+    """Returns the latest comparison in a run folder's record.
+
+    It has the form ``{quantity: {predicted, measured, error}}`` and is empty if there is no
+    comparison, as in records from older versions. Raises RunError when the record cannot be read.
+    """
+    record = last_of_kind(folder / EVENTS_FILE, ForecastChecked.kind)
+    if record is None or not isinstance(record.event, ForecastChecked):
+        return {}
+    return dict(record.event.quantities)

@@ -1,0 +1,62 @@
+"""Some settings are valid, and yet hardly what a person means. They are found here, without
+torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.config.settings import TrainConfig
+
+HIGHEST_RATE, LOWEST_RATE = 2e-2, 1e-8
+"""Language models are trained with peak rates between these: about 1e-6 to 1e-4 for large models,
+up to 1e-2 for tiny ones from scratch.
+"""
+MOST_PASSES, FEW_ROWS = 25, 1000
+"""So many passes over fewer rows than this are doubted: models then learn rows by heart."""
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A `Doubt` is a sentence about one setting, which a run would accept."""
+
+    field: str
+    """The setting has this dotted name."""
+    text: str
+
+
+def doubts(config: TrainConfig) -> tuple[Doubt, ...]:
+    """Returns what is doubtful in the settings, in the order of a preset."""
+    found = []
+    train, output = config.train, config.output
+    rate, steps = train.learning_rate, train.steps
+    if rate > HIGHEST_RATE:
+        text = f"A learning rate of {rate:g} is far above those of 1e-6 to 1e-2 that are usual"
+        found.append(Doubt("train.learning_rate", f"{text}: the loss would most likely diverge."))
+    if rate < LOWEST_RATE:
+        text = f"A learning rate of {rate:g} is far below those of 1e-6 to 1e-2 that are usual"
+        found.append(Doubt("train.learning_rate", f"{text}: nothing would be learned."))
+    if steps is not None and train.warmup_steps >= steps > 1:
+        text = (
+            f"A warm-up of {train.warmup_steps:,} steps is as long as the whole run of {steps:,}, "
+            "so the learning rate never falls again."
+        )
+        found.append(Doubt("train.warmup_steps", text))
+    if steps is not None and output.eval_every > steps:
+        text = (
+            f"An evaluation every {output.eval_every:,} steps comes only at the end of a run of "
+            f"{steps:,}, so no best weights can be kept."
+        )
+        found.append(Doubt("output.eval_every", text))
+    return tuple(found)
+
+
+def doubt_about_passes(passes: float, rows: int) -> str | None:
+    """Returns a sentence if so many passes over so few rows are doubtful."""
+    if passes <= MOST_PASSES or rows >= FEW_ROWS:
+        return None
+    which = "a single row" if rows == 1 else f"{rows:,} rows"
+    return (
+        f"About {passes:,.0f} passes over {which} teach a model to repeat them: fewer steps or "
+        "more data would be better."
+    )

@@ -1,0 +1,49 @@
+"""What a run writes is counted here, item by item. No torch."""
+
+from __future__ import annotations
+
+from engine.config.export_choice import written_dtype
+from engine.config.settings import TrainConfig
+from engine.fit.checkpoint_needs import best_at_once, best_bytes, checkpoints_at_once
+from engine.fit.memory_items import Item, MemoryItem
+from engine.model.shape import ModelShape
+from engine.words import MIB, in_gib
+
+RECORD_BYTES = 16 * MIB
+"""Events, timelines, manifests and tokenizer files of a run take this much."""
+
+
+def disk_items(config: TrainConfig, shape: ModelShape, checkpoints_before: int) -> tuple[Item, ...]:
+    """Returns the items that a run does not do without. `checkpoints_before` are on the disk, from
+    earlier sessions of the run.
+    """
+    items = []
+    kind = config.output.checkpoint
+    copies = checkpoints_at_once(config, checkpoints_before)
+    if copies:
+        size = shape.checkpoint_bytes(kind)
+        each = in_gib(size) if kind == "full" else f"{in_gib(size)}, weights alone"
+        last = "one of them being written" if copies > 1 else "written at the end"
+        items.append(Item(MemoryItem.CHECKPOINTS, copies * size, f"{copies} of {each}, {last}"))
+    if config.output.export:
+        dtype = written_dtype(config.output.export_dtype, shape.dtype)
+        size = shape.export_bytes(dtype)
+        items.append(Item(MemoryItem.EXPORT, size, f"a Hugging Face folder in {dtype}"))
+    return (
+        *items,
+        Item(MemoryItem.RECORD, RECORD_BYTES, "events, timelines and tokenizer files"),
+    )
+
+
+def best_items(config: TrainConfig, shape: ModelShape) -> tuple[Item, ...]:
+    """Returns the item of the best weights, if they are to be kept. A run goes on without them
+    where the disk has no room.
+    """
+    size = best_bytes(config, shape)
+    if not size:
+        return ()
+    copies = best_at_once(config)
+    note = f"fp32 masters of the best evaluation, {in_gib(size // copies)}"
+    if copies > 1:
+        note += ", and once more while better ones are written"
+    return (Item(MemoryItem.BEST, size, note),)

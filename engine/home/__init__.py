@@ -1,0 +1,1 @@
+"""A trained model is used elsewhere with a model card and a Modelfile, and through the hub."""

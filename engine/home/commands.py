@@ -1,0 +1,37 @@
+"""`what_to_type` says how an exported folder is used by other programs."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+
+def what_to_type(folder: str | Path, name: str) -> list[tuple[str, str]]:
+    """Returns labels with what to type. `folder` was exported, and `name` is what Ollama is to call
+    the model.
+    """
+    path = Path(folder)
+    quoted = shlex.quote(str(path))
+    gguf = shlex.quote(f"{path.name}.gguf")
+    return [
+        ("Load it in Python (transformers)", _python(str(path))),
+        ("Serve it with vLLM", f"vllm serve {quoted}"),
+        (
+            "Talk to it with llama.cpp, from its folder",
+            f"python convert_hf_to_gguf.py {quoted} --outtype auto --outfile {gguf}\n"
+            f"llama-cli -m {gguf} --jinja -cnv",
+        ),
+        (
+            "Talk to it with Ollama",
+            f"ollama create {name} -f {shlex.quote(str(path / 'Modelfile'))}\nollama run {name}",
+        ),
+    ]
+
+
+def _python(folder: str) -> str:
+    return (
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f"folder = {folder!r}\n"
+        "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
+        'model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")'
+    )

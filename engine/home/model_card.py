@@ -1,0 +1,216 @@
+"""A model card says where an exported model comes from: it is the README.md of its folder, filled
+from the run. Folders of this machine are named by their last part alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from engine.config.settings import TrainConfig
+from engine.paths import resolve_source
+from engine.runs.snapshot import RunSnapshot
+from engine.summaries.benchmark_results import BenchmarkResult
+from engine.words import counted
+
+CARD = "README.md"
+_SHOWN = (
+    "model.dtype",
+    "data.max_seq_len",
+    "data.packing",
+    "data.train_on",
+    "train.batch_size",
+    "train.learning_rate",
+    "train.schedule",
+    "train.warmup_steps",
+    "train.optimizer",
+    "train.weight_decay",
+    "train.beta1",
+    "train.beta2",
+    "train.max_grad_norm",
+    "train.seed",
+)
+"""The card lists these settings."""
+_BENCHMARKS = "## Benchmarks"
+_LOADING = """## How to load it
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder = "."  # this folder, or the id of this repository
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+```
+
+`Modelfile` is for Ollama."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An `Exported` model has the weights after `step`, written in `dtype`."""
+
+    step: int
+    dtype: str
+    benchmarks: Sequence[BenchmarkResult] = ()
+    """The benchmarks of these weights are listed; there need not be any."""
+
+
+def model_card(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -> str:
+    """Returns the card of a model that a run has trained, in Markdown."""
+    name = snapshot.name or config.name
+    parts = [
+        _front(config),
+        f"# {name}",
+        _origin(config, snapshot, exported),
+        _results(snapshot, exported.step),
+        _benchmarks(exported.benchmarks),
+        _data(config, snapshot),
+        _settings(config, snapshot),
+        _LOADING,
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _front(config: TrainConfig) -> str:
+    """Returns what the hub reads of a card. It names models and data sets of the hub alone."""
+    front: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    if _is_of_hub(config.model.source):
+        front["base_model"] = config.model.source
+    names = [source for source in _sources(config) if _is_of_hub(source)]
+    if names:
+        front["datasets"] = names
+    front["tags"] = ["ramstream"]
+    return f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---"
+
+
+def _origin(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -> str:
+    base = f"`{_shown(config.model.source)}`"
+    if config.model.init == "random":
+        begun = f"from random weights, with the architecture of {base}"
+    elif config.model.start_from is not None:
+        begun = f"from the weights of an earlier run on {base}"
+    else:
+        begun = f"from {base}"
+    size = f"{snapshot.parameters:,} parameters, " if snapshot.parameters else ""
+    return (
+        f"All weights were trained {begun}, with Ramstream "
+        f"{snapshot.program_version}. These are the weights after step {exported.step:,} of "
+        f"{snapshot.total_steps:,}: {size}written in {exported.dtype}. The licence of the base "
+        "model goes on to apply."
+    )
+
+
+def _results(snapshot: RunSnapshot, step: int) -> str:
+    rows = []
+    evals = snapshot.evals
+    losses = dict(zip(evals.step, evals.loss))
+    if losses:
+        first = min(losses)
+        since = "before training" if not first else f"at step {first:,}"
+        rows.append((f"Held-out loss {since}", f"{losses[first]:.4f}"))
+        if step in losses and step != first:
+            rows.append(("Held-out loss of these weights", f"{losses[step]:.4f}"))
+    if snapshot.best is not None:
+        rows.append(
+            ("Lowest held-out loss", f"{snapshot.best.loss:.4f}, at step {snapshot.best.step:,}")
+        )
+    for match in snapshot.exact_matches:
+        if match.total and match.step in (0, step):
+            whose = "of these weights" if match.step == step else "before training"
+            share = f"{match.correct:,} of {match.total:,}"
+            rows.append((f"Answered exactly as expected, {whose}", share))
+    if snapshot.steps.step:
+        rows.append(("Training loss of the last step", f"{snapshot.steps.loss[-1]:.4f}"))
+    return _table("Results", rows)
+
+
+def _benchmarks(results: Sequence[BenchmarkResult]) -> str:
+    if not results:
+        return ""
+    rows = []
+    for one in results:
+        error = "" if one.error is None else f"{one.error:.4f}"
+        value = "not finite" if one.value is None else f"{one.value:.4f}"
+        shots = "" if one.shots is None else str(one.shots)
+        samples = "" if one.samples is None else f"{one.samples:,}"
+        named = [_cell(one.task), _cell(one.metric) + (", chat template" if one.chat else "")]
+        rows.append([*named, value, error, shots, samples, one.dtype])
+    heads = ["Task", "Metric", "Value", "Standard error", "Shots", "Samples", "Computed in"]
+    lines = [heads, ["---"] * len(heads), *rows]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    versions = ", ".join(sorted({one.harness for one in results}))
+    return (
+        f"{_BENCHMARKS}\n\nlm-evaluation-harness {versions} asked, and Ramstream answered with "
+        f"these weights.\n\n{table}"
+    )
+
+
+def _cell(text: str) -> str:
+    """Returns a text in one line, without what ends a cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def with_benchmarks(card: str, results: Sequence[BenchmarkResult]) -> str:
+    """Returns a card with the table of these results, in the place of an earlier table or before
+    the section on data. The rest of the card stays as it is.
+    """
+    section = _benchmarks(results)
+    kept = re.sub(rf"^{_BENCHMARKS}\n.*?(?=^## |\Z)", "", card, flags=re.MULTILINE | re.DOTALL)
+    if not section:
+        return kept
+    before, data, after = kept.partition("\n## Data\n")
+    return f"{before.rstrip()}\n\n{section}\n{data}{after}"
+
+
+def _data(config: TrainConfig, snapshot: RunSnapshot) -> str:
+    found = snapshot.data
+    rows = [("Source", ", ".join(f"`{_shown(source)}`" for source in _sources(config)))]
+    for label, key in (
+        ("Examples to train on", "train_examples"),
+        ("Rows to train on", "train_rows"),
+        ("Held-out rows", "eval_rows"),
+        ("Tokens to train on", "train_tokens"),
+    ):
+        if isinstance(found.get(key), int):
+            rows.append((label, f"{found[key]:,}"))
+    return _table("Data", rows)
+
+
+def _settings(config: TrainConfig, snapshot: RunSnapshot) -> str:
+    tree = config.to_dict()
+    rows = [("Steps", f"{counted(snapshot.step, 'step')} of {snapshot.total_steps:,}")]
+    for dotted in _SHOWN:
+        section, _, name = dotted.partition(".")
+        rows.append((f"`{dotted}`", str(tree[section][name])))
+    if snapshot.device_name:
+        rows.append(("Device", snapshot.device_name))
+    return _table("Training", rows)
+
+
+def _table(title: str, rows: list[tuple[str, str]]) -> str:
+    if not rows:
+        return ""
+    lines = [f"| {label} | {text.replace('|', chr(92) + '|')} |" for label, text in rows]
+    return "\n".join([f"## {title}", "", "| | |", "|---|---|", *lines])
+
+
+def _sources(config: TrainConfig) -> list[str]:
+    source = config.data.source
+    if isinstance(source, str):
+        return [source]
+    return [dataclasses.asdict(part)["source"] for part in source]
+
+
+def _is_of_hub(source: str) -> bool:
+    """Returns whether a source is an id of the hub, not a file or folder of this machine."""
+    return source.count("/") == 1 and source[0] not in "./~" and resolve_source(source) is None
+
+
+def _shown(source: str) -> str:
+    return source if _is_of_hub(source) else Path(source).name

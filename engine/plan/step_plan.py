@@ -1,0 +1,72 @@
+"""A `StepPlan` is one training step: its ops in order, and the device buffers that they use. No
+torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.plan.buffers import Buffer
+from engine.plan.ops import Op
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """A `StepPlan` is one step: its ops, and the device buffers that they use. `slots`, `grads` and
+    `stagings` map each buffer to the units that it must be able to hold; `rings` lists the buffers
+    of boundaries.
+    """
+
+    ops: tuple[Op, ...]
+    slots: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
+    grads: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
+    stagings: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
+    rings: tuple[Buffer, ...] = ()
+    gradient_rings: tuple[Buffer, ...] = ()
+    """Pieces of parked gradients pass through these buffers on the host."""
+    compiled: bool = False
+    """The kernels of the blocks and of the loss are compiled."""
+    device_homes: tuple[str, ...] = ()
+    """The optimizers of these units run on the device."""
+    placed: tuple[tuple[str, Buffer], ...] = ()
+    """These units, with their slots, are updated on the device in the slot that still holds their
+    weights when a step ends. Their weights are fetched before the first step and after every drain;
+    from then on they are updated in the slot.
+    """
+    held: tuple[tuple[str, Buffer], ...] = ()
+    """These units, with their slots, are there when a pass without gradients begins, because an
+    earlier pass on the same weights has left them.
+    """
+    update_buffers: tuple[Buffer, ...] = ()
+    spare_buffers: tuple[Buffer, ...] = ()
+    """These update buffers use memory of activations, from `lend` to the next step's `reclaim`."""
+    piece_numel: int = 0
+    """An update buffer holds this many elements of each plane."""
+    ring_numel: int = 0
+    """A ring buffer of gradients holds this many elements of a gradient."""
+    arena: tuple[tuple[Buffer, int], ...] = ()
+    """These fp32 sums are in the memory that they share with update buffers. Each begins at this
+    byte there (`engine.plan.arena`).
+    """
+    buffer_places: tuple[int, ...] = ()
+    """Each update buffer that is not spare begins at this byte of that memory."""
+    arena_bytes: int = 0
+    gradients_in_sums: bool = False
+    """A parked gradient takes the second half of the memory of its sum."""
+    outer_in_parked: bool = False
+    """The slot of embed and head, and the sum of the head, are in the memory of parked
+    gradients.
+    """
+    embed_piece: int = 0
+    """The norm of the gradient of embed is that of pieces of this many elements; 0 if it is taken
+    as a whole.
+    """
+
+
+@dataclass(frozen=True)
+class Span:
+    """A span says when one op ran, in seconds on the backend's clock."""
+
+    op: Op
+    start: float
+    end: float

@@ -1,0 +1,89 @@
+"""A `BlockSizes` is asked what the first or the last blocks of a model take together. The planner
+asks a hundred thousand times, so nothing is summed twice.
+
+Pure arithmetic, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import add
+from typing import NamedTuple
+
+from engine.planes.layout import EXACT_ITEM_BYTES
+
+
+class BlockSizes:
+    """A `BlockSizes` has the sizes of one model's blocks.
+
+    numels: the elements of each block's planes. exact_numels: so many of them stay in fp32 on the
+    device, beside the others. item: an element takes this many bytes there.
+    """
+
+    def __init__(self, numels: Sequence[int], exact_numels: Sequence[int], item: int):
+        self._numels = numels
+        most = accumulate(numels, max, initial=0)
+        most_exact = accumulate(exact_numels, max, initial=0)
+        self._slots = [
+            numel * item + exact * EXACT_ITEM_BYTES for numel, exact in zip(most, most_exact)
+        ]
+        each = [
+            numel * item + exact * EXACT_ITEM_BYTES for numel, exact in zip(numels, exact_numels)
+        ]
+        self._last = list(accumulate(reversed(each), initial=0))
+        self._sums: dict[range, tuple[int, int]] = {}
+        self.numel = sum(numels)
+        """All blocks together have this many elements."""
+        self.sum_bytes = tuple(4 * numel for numel in reversed(numels))
+        """The fp32 sum of each block takes this many bytes, the last block first."""
+
+    def slot_bytes(self, count: int) -> int:
+        """Returns the bytes of a slot that can hold each of the first `count` blocks."""
+        return self._slots[count]
+
+    def resident_bytes(self, count: int) -> int:
+        """Returns the bytes of the last `count` blocks, each in a slot of its own."""
+        return self._last[count]
+
+    def largest_sums(self, seconds: range) -> tuple[int, int]:
+        """Returns the elements of the largest of these blocks, and of the largest of the others.
+        `seconds` counts blocks from 0; without any, the first number is 0.
+        """
+        if seconds not in self._sums:
+            some = [self._numels[at] for at in seconds]
+            others = [numel for at, numel in enumerate(self._numels) if at not in seconds]
+            self._sums[seconds] = max(some, default=0), max(others)
+        return self._sums[seconds]
+
+
+class BlockBytes(NamedTuple):
+    """Bytes that blocks need for one micro-batch. All but the first table are looked up by a number
+    of blocks.
+    """
+
+    activations: list[int]
+    """Autograd keeps so much of each block."""
+    kept_by_last: list[int]
+    """It keeps so much of the last blocks together."""
+    by_backward: list[int]
+    """No backward of one of the last blocks needs more than this in addition."""
+    by_recompute: list[int]
+    """No recompute and backward of one of the first blocks needs more than this."""
+    by_pairs: list[int]
+    """No recompute and backward of one of the first pairs needs more than this."""
+
+    @classmethod
+    def of(cls, activations: list[int], backward: list[int]) -> BlockBytes:
+        """Returns the tables. `backward`: each block's backward needs so much in addition."""
+        pairs = [
+            activations[second - 1] + activations[second] + backward[second]
+            for second in range(1, len(backward), 2)
+        ]
+        return cls(
+            activations,
+            list(accumulate(reversed(activations), initial=0)),
+            list(accumulate(reversed(backward), max, initial=0)),
+            list(accumulate(map(add, activations, backward), max, initial=0)),
+            list(accumulate(pairs, max, initial=0)),
+        )

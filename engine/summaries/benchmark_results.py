@@ -1,0 +1,161 @@
+"""The results of benchmarks are kept in ``benchmarks.jsonl`` in a run's folder, one result a line.
+
+They are measured when the run is over, by another process than the one that trained, so they are
+not in its record. A line is appended in one write and never changed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from msgspec import MsgspecError
+from msgspec.json import Decoder, Encoder
+
+from engine.errors import RunError
+from engine.files import sync_folder
+
+RESULTS_FILE = "benchmarks.jsonl"
+LARGEST_FILE = 16 << 20
+"""A file of more bytes than this is not read: it has tens of thousands of results."""
+
+WhichWeights = Literal["export", "best", "last"]
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """A `BenchmarkResult` is what one metric of one task says of some weights of a run."""
+
+    task: str
+    metric: str
+    """It is named as lm-evaluation-harness does, with the filter of the answers if there is one."""
+    value: float | None
+    """It is None for a number that is not finite."""
+    error: float | None
+    """The standard error of the value is None where the harness estimates none."""
+    higher_is_better: bool | None
+    shots: int | None
+    """So many solved examples stood before each question."""
+    limit: int | None
+    """At most so many samples of the task were asked; None where all of them were."""
+    samples: int | None
+    """So many samples were asked."""
+    weights: WhichWeights
+    step: int | None
+    """The weights are those after this step. It is None if the record does not say so."""
+    dtype: str
+    """The weights were computed with in this dtype."""
+    chat: bool
+    """The questions were written with the model's chat template if this is true."""
+    time: float
+    """The evaluation ended then, in Unix seconds."""
+    harness: str
+    """This version of lm-evaluation-harness asked."""
+    task_version: str
+
+
+@dataclass(frozen=True)
+class Benchmarks:
+    """`Benchmarks` are all results that can be read of a run, in the order of their evaluation."""
+
+    results: list[BenchmarkResult] = field(default_factory=list)
+    problem: str = ""
+    """One sentence says what cannot be read; it is empty where nothing is wrong."""
+
+
+_decode = Decoder(BenchmarkResult).decode
+_encode = Encoder().encode
+
+
+def read_benchmarks(path: Path) -> Benchmarks:
+    """Returns the results in the run folder `path`. Damaged lines are left out, and counted in the
+    problem; a file that cannot be read has no results.
+    """
+    file = path / RESULTS_FILE
+    try:
+        if file.stat().st_size > LARGEST_FILE:
+            return Benchmarks(problem=f"{RESULTS_FILE} is too large to be read; move it away.")
+        lines = file.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return Benchmarks()
+    except OSError as error:
+        return Benchmarks(problem=f"{RESULTS_FILE} cannot be read ({error.strerror}).")
+    results, damaged = [], 0
+    for line in filter(None, lines):
+        result = _result_in(line)
+        if result is None:
+            damaged += 1
+        else:
+            results.append(result)
+    return Benchmarks(results, _left_out(damaged))
+
+
+def _result_in(line: bytes) -> BenchmarkResult | None:
+    """Returns the result in a line, or None if the line is damaged."""
+    try:
+        result = _decode(line)
+    except (MsgspecError, ValueError, RecursionError):
+        return None
+    numbers = (result.value, result.error, result.time)
+    if not all(number is None or math.isfinite(number) for number in numbers):
+        return None
+    return result
+
+
+def _left_out(damaged: int) -> str:
+    if not damaged:
+        return ""
+    if damaged == 1:
+        return f"A line of {RESULTS_FILE} is damaged and left out."
+    return f"{damaged:,} lines of {RESULTS_FILE} are damaged and left out."
+
+
+def append_benchmarks(path: Path, results: Sequence[BenchmarkResult]) -> None:
+    """Adds results to those of the run folder `path`, on the disk when this returns. Another
+    process may do so at the same time. Raises RunError if they cannot be written.
+    """
+    content = b"".join(_encode(result) + b"\n" for result in results)
+    try:
+        descriptor = os.open(
+            path / RESULTS_FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+        )
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a torn line stands alone
+                content = b"\n" + content
+            _write(descriptor, content, size)
+        finally:
+            os.close(descriptor)
+        sync_folder(path)
+    except OSError as error:
+        raise RunError(
+            f"The results cannot be written to {path / RESULTS_FILE} ({error.strerror}); free some "
+            "disk space or check the folder."
+        ) from None
+
+
+def _write(descriptor: int, content: bytes, size: int) -> None:
+    """Appends to a file of `size` bytes all of the content or nothing."""
+    try:
+        written = os.write(descriptor, content)
+        if written < len(content):
+            os.write(descriptor, content[written:])
+        os.fsync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
+
+
+def latest(results: Sequence[BenchmarkResult]) -> list[BenchmarkResult]:
+    """Returns the results without those that were measured again in the same way on the same
+    weights, in the order of first evaluation.
+    """
+    kept: dict[tuple[Any, ...], BenchmarkResult] = {}
+    for one in results:
+        how = (one.task, one.metric, one.shots, one.limit, one.chat)
+        kept[(*how, one.weights, one.step, one.dtype)] = one
+    return list(kept.values())

@@ -1,0 +1,74 @@
+"""A run's folder has a `Ledger` of what each tracker was given: the file ``trackers.json``.
+
+A resumed run goes on with the same runs of the trackers by it, without a gap or a doubled step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.files import write_whole
+
+LEDGER_FILE = "trackers.json"
+
+
+class Ledger:
+    """A `Ledger` is shared by the trackers of one run. A file that cannot be read counts as empty.
+
+    Any thread may use it.
+    """
+
+    def __init__(self, folder: Path):
+        self._path = folder / LEDGER_FILE
+        self._lock = threading.Lock()
+        self._entries: dict[str, dict[str, Any]] = {}
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            read = json.loads(self._path.read_text(encoding="utf-8"))
+            self._entries = {name: entry for name, entry in read.items() if _is_entry(entry)}
+
+    def of(self, name: str) -> Noted:
+        """Returns the part of one tracker."""
+        return Noted(self, name)
+
+    def entry(self, name: str) -> dict[str, Any]:
+        with self._lock:
+            return self._entries.get(name, {})
+
+    def write(self, name: str, entry: dict[str, Any]) -> None:
+        """Replaces the entry of one tracker. Raises OSError if the file cannot be written."""
+        with self._lock:
+            self._entries[name] = entry
+            write_whole(self._path, json.dumps(self._entries, indent=1), durable=False)
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A `Noted` is what the ledger says of one tracker."""
+
+    ledger: Ledger
+    name: str
+
+    @property
+    def run(self) -> str:
+        """Returns the id by which the tracker knows the run, or an empty text."""
+        return str(self.ledger.entry(self.name).get("run", ""))
+
+    @property
+    def last(self) -> dict[str, int]:
+        """Returns the last step that the tracker was given of each curve."""
+        return dict(self.ledger.entry(self.name).get("last", {}))
+
+    def write(self, run: str, where: str, last: Mapping[str, int]) -> None:
+        """Writes down what the tracker has now. Raises OSError if that is impossible."""
+        self.ledger.write(self.name, {"run": run, "where": where, "last": dict(last)})
+
+
+def _is_entry(entry: Any) -> bool:
+    last = entry.get("last") if isinstance(entry, dict) else None
+    return isinstance(last, dict) and all(type(step) is int for step in last.values())

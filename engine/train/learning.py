@@ -1,0 +1,234 @@
+"""`Learning` asks at the right moments what a run has learned, and acts on the answer.
+
+- Before the first step, the held-out rows are evaluated, if they are evaluated during the run, and
+  the held-out and the fixed prompts are answered.
+- After an evaluation, the best weights are kept (`engine.train.best_weights`), and the run ends
+  early if its patience is over.
+- At the end, the weights that are exported are chosen: the best or the last. If they are the best,
+  the planes take them up, once all else is saved. Held-out prompts are answered with the weights
+  that are exported, so that what is said of a run is true of what is taken home.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.checkpoints.export import TrainedModel, write_model
+from engine.checkpoints.restore import load_checkpoint
+from engine.config.settings import TrainConfig
+from engine.errors import CheckpointError
+from engine.home.model_card import Exported, model_card
+from engine.planes.layout import WEIGHT_PLANES
+from engine.runs.events import ExportWritten
+from engine.runs.held_out import Score
+from engine.runs.snapshot import RunSnapshot
+from engine.train.best_weights import BestWeights
+from engine.train.evaluation import Evaluator
+from engine.train.observe import Observer
+from engine.train.prepare import Prepared
+from engine.train.replanning import Replanner
+from engine.train.session import Session
+from engine.words import counted
+
+Look = Callable[[], None]
+
+
+class Learning:
+    """A `Learning` belongs to one session of a run.
+
+    Every submitted step must be applied where its methods are called. They call `look` often, to
+    check for requests; if `look` raises an exception, the work ends.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        prepared: Prepared,
+        replanner: Replanner,
+        observer: Observer,
+        gives_way: Callable[[], bool],
+    ):
+        self._session = session
+        self._prepared = prepared
+        self._observer = observer
+        self._evaluator = Evaluator(session, prepared, replanner)
+        self.best = BestWeights(session, prepared, gives_way)
+        output = session.config.output
+        is_evaluated = output.eval_every or output.exact_match_samples
+        if is_evaluated and not len(prepared.data.eval):
+            is_alone = prepared.data.summary["train_examples"] <= 1
+            more = "give more rows" if is_alone else "raise data.eval_fraction"
+            session.log(
+                "warning",
+                f"No row is held out, so nothing is evaluated; {more}, or set output.eval_every "
+                "and output.exact_match_samples to 0.",
+            )
+        elif output.best_by == "exact_match" and not prepared.data.eval_prompts(1):
+            session.log(
+                "warning",
+                "No held-out row has a prompt and an answer, so output.keep_best: exact_match "
+                "compares nothing and the last weights are exported; set it to loss.",
+            )
+
+    @property
+    def _snapshot(self) -> RunSnapshot:
+        return self._session.recorder.snapshot
+
+    # ------------------------------------------------------------------ during the run
+
+    def before_first_step(self, look: Look) -> None:
+        """Evaluates the weights with which the run begins, and answers prompts with them."""
+        if self._session.config.output.eval_every:
+            progress = self._session.progress("evaluate")
+            progress(0, 1, "Evaluating before the first step")
+            self._evaluator.measure_loss(0, look)
+            progress(1, 1, "Done")
+            self._observer.tell_uncompiled("the evaluation before the first step")
+        self._evaluator.measure_exact_match("before", 0, look)
+        self._evaluator.answer_prompts(0, look)
+
+    def evaluate(self, step: int, look: Look, is_last: bool = False) -> None:
+        """Evaluates the weights after `step`, and keeps them if they are the best."""
+        self._evaluator.measure_loss(step, look)
+        self._observer.tell_uncompiled(f"the evaluation after step {step:,}")
+        if self._session.config.output.best_by == "exact_match":
+            self._evaluator.measure_exact_match("during", step, look)
+        self.best.take(step, is_last)
+        self._evaluator.answer_prompts(step, look)
+
+    def is_spent(self, config: TrainConfig) -> bool:
+        """Returns whether the run ends early: its patience is over."""
+        patience = config.train.patience
+        return patience > 0 and self._snapshot.held_out.since_best >= patience
+
+    def ended_early(self, step: int, total_steps: int) -> str:
+        """Returns why a run whose patience is over has ended after `step`, in one sentence."""
+        held_out = self._snapshot.held_out
+        assert held_out.best is not None  # evaluations were counted from it on
+        were = counted(held_out.since_best, "evaluation")
+        were += " since was" if held_out.since_best == 1 else " since were"
+        what = "the held-out loss" if held_out.by == "loss" else "exact match"
+        return (
+            f"Ended early, after step {step:,} of {total_steps:,}: {what} was best at "
+            f"step {held_out.best.step:,}, and {were} not better (train.patience)."
+        )
+
+    # ------------------------------------------------------------------ at the end
+
+    def at_the_end(self, step: int, config: TrainConfig, look: Look) -> None:
+        """Measures the weights that a run is to be known by, and exports them if it is to.
+
+        Nothing may be saved after this: the planes may hold other weights than those of `step`.
+        """
+        self.best.finish(look)
+        chosen = _choice(self._snapshot, step, config)
+        output = config.output
+        if not output.export and not output.exact_match_samples:
+            return
+        if chosen.step != step and not self._take_up(chosen.step, step):
+            chosen = _Choice(step, "The weights of the last step are exported instead.")
+        self._evaluator.measure_exact_match("after", chosen.step, look)
+        if output.export:
+            self._session.log("info", chosen.reason)
+            self._export(chosen.step, config)
+
+    def _take_up(self, step: int, last: int) -> bool:
+        """Fills the weight planes with the best weights, those of `step`. Returns False if that
+        failed, and the planes hold the weights of step `last` again.
+
+        Raises CheckpointError if they are lost with that.
+        """
+        folder, best = self._session.folder, self.best.path_of(step)
+        try:
+            if best is None:
+                raise CheckpointError(
+                    f"The weights of step {step:,} are not in {folder.best_path}."
+                )
+            self._load(best)
+        except CheckpointError as error:
+            self._session.log("warning", f"The best weights cannot be read: {error}")
+            if best is not None:  # some planes may have been filled
+                self._load(folder.checkpoints_path / f"step-{last}")
+            return False
+        return True
+
+    def _load(self, path: Path) -> None:
+        prepared = self._prepared
+        buffers = prepared.model.persistent_buffers()
+        load_checkpoint(path, prepared.store, buffers, WEIGHT_PLANES)
+
+    def _export(self, step: int, config: TrainConfig) -> None:
+        progress = self._session.progress("export")
+        progress(0, 1, "Writing the model")
+        prepared, folder = self._prepared, self._session.folder
+        trained = TrainedModel(
+            prepared.model,
+            prepared.store,
+            prepared.tokenizer,
+            config.model.source,
+            config.output.export_dtype,
+        )
+        exported = Exported(step, trained.written_dtype)
+        card = model_card(config, self._session.recorder.snapshot, exported)
+        trained = replace(trained, card=card)
+        size = write_model(trained, folder.export_path)
+        progress(1, 1, "Written")
+        self._session.recorder.emit(
+            ExportWritten(step, str(folder.export_path.relative_to(folder.path)), size)
+        )
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A `_Choice` says which weights are exported at the end of a run, and why."""
+
+    step: int
+    reason: str
+
+
+def _choice(snapshot: RunSnapshot, step: int, config: TrainConfig) -> _Choice:
+    """Returns which weights are exported after the last `step`."""
+    held_out = snapshot.held_out
+    best, kept, newest = held_out.best, held_out.kept, held_out.newest
+    last = "The weights of the last step are exported"
+    if best is None or newest is None:
+        what = "held-out loss" if held_out.by == "loss" else "answer to a held-out prompt"
+        return _Choice(step, f"{last}; no {what} says that others are better.")
+    if config.output.export_from == "last":
+        return _Choice(step, f"{last}, as output.export_from asks.")
+    if kept is not None and kept.step < step and kept.is_better_than(newest, held_out.by):
+        newer = ""
+        if not best.kept:
+            newer = f" The best, {_in_short(best)} at step {best.step:,}, could not be kept."
+        return _Choice(
+            kept.step,
+            f"The weights of step {kept.step:,} are exported: {_compared(kept, newest)}.{newer}",
+        )
+    if best.step == step:
+        by_loss = best.by == "loss"
+        better = "had a lower held-out loss" if by_loss else "answered more prompts exactly"
+        return _Choice(step, f"{last}: none {better}.")
+    was = "the held-out loss was lower" if best.by == "loss" else "exact match was better"
+    return _Choice(step, f"{last}; {was} at step {best.step:,}, whose weights are not kept.")
+
+
+def _in_short(score: Score) -> str:
+    return f"{score.correct} of {score.total} exact" if score.total else f"{score.loss:.4f}"
+
+
+def _compared(kept: Score, newest: Score) -> str:
+    """Returns a clause that says why the weights of `kept` are better than those of `newest`."""
+    if not kept.total:
+        return (
+            f"their held-out loss is {kept.loss:.4f}, and that of step {newest.step:,}, the last, "
+            f"is {newest.loss:.4f}"
+        )
+    told = (
+        f"they answer {kept.correct} of {kept.total} held-out prompts exactly, and those of step "
+        f"{newest.step:,}, the last, {newest.correct}"
+    )
+    if kept.share == newest.share:
+        told += f", at a held-out loss of {kept.loss:.4f} and {newest.loss:.4f}"
+    return told

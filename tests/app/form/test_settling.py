@@ -1,0 +1,95 @@
+"""What follows from another model, other data or another batch, and nothing else."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import pytest
+
+from app.form.presets import read_presets
+from app.form.settings_form import read_config, shown_values
+from app.form.settling import run_title, settled, with_even_rows
+
+TODAY = date(2026, 11, 5)
+STARTER = shown_values(read_presets()["starter.yaml"].config)
+NAMES = {"Starter"}
+
+
+def changed(before=STARTER, **values):
+    after = {**before, **{name.replace("__", "."): value for name, value in values.items()}}
+    return settled(before, after, NAMES, TODAY)
+
+
+def test_micro_batches_that_no_longer_divide_the_batch_are_chosen_automatically():
+    found = changed(train__batch_size="4")
+    assert found.changes == {"train.micro_batch_size": ""}
+    assert found.notes == (
+        "Micro-batches of 8 rows do not divide the batch, so their size is chosen automatically.",
+    )
+    assert changed(train__batch_size="16").changes == {}
+    for text in ("", "four", "8.5", "-3"):
+        assert changed(train__batch_size=text).changes == {}
+
+
+def test_a_form_on_its_way_to_another_batch_is_valid():
+    shown, notes = with_even_rows({**STARTER, "train.batch_size": "12"})
+    assert read_config(shown).train.micro_batch_size == "auto" and len(notes) == 1
+    assert with_even_rows(STARTER) == (STARTER, ())
+    # Micro-batches of no rows are an error of their own.
+    zero = {**STARTER, "train.micro_batch_size": "0"}
+    assert with_even_rows(zero) == (zero, ())
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ('{"dtype": "float32"}', "float32"),
+        ('{"torch_dtype": "float32"}', "float32"),
+        ('{"text_config": {"dtype": "float32"}}', "float32"),
+        ('{"dtype": "bfloat16"}', "bfloat16"),
+        ('{"dtype": "float16"}', "bfloat16"),
+        ("{}", "bfloat16"),
+        ("[]", "bfloat16"),
+        ("no json", "bfloat16"),
+    ],
+)
+def test_another_model_brings_its_own_precision(tmp_path, config, dtype):
+    (tmp_path / "config.json").write_text(config, encoding="utf-8")
+    before = {**STARTER, "model.dtype": "bfloat16" if dtype == "float32" else "float32"}
+    found = changed(before, model__source=str(tmp_path))
+    assert found.changes["model.dtype"] == dtype
+
+
+def test_a_model_of_the_hub_computes_in_bf16_unless_a_person_said_otherwise():
+    assert changed(model__source="Qwen/Qwen2.5-7B").changes["model.dtype"] == "bfloat16"
+    in_bf16 = {**STARTER, "model.dtype": "bfloat16"}
+    both = changed(in_bf16, model__source="Qwen/Qwen2.5-7B", model__dtype="float32")
+    assert "model.dtype" not in both.changes
+
+
+def test_format_and_split_belong_to_the_data_before():
+    before = {**STARTER, "data.format": "messages", "data.split": "train_sft"}
+    found = changed(before, data__source="own.csv")
+    assert found.changes["data.format"] == "auto" and found.changes["data.split"] == "train"
+    kept = changed(before, data__source="own.csv", data__split="test")
+    assert "data.split" not in kept.changes
+    assert changed(before, train__steps="3").changes == {}
+
+
+def test_a_name_that_nobody_gave_follows_the_model_and_the_data():
+    found = changed(data__source="/home/me/questions.csv")
+    assert found.changes["name"] == "starter-model on questions.csv, 5 Nov"
+    named = {**STARTER, "data.source": "/home/me/questions.csv", "name": found.changes["name"]}
+    again = changed(named, model__source="Qwen/Qwen2.5-7B")
+    assert again.changes["name"] == "Qwen2.5-7B on questions.csv, 5 Nov"
+    own = {**STARTER, "name": "The fourth try"}
+    assert "name" not in changed(own, data__source="other.csv").changes
+    assert "name" not in changed(data__source="other.csv", name="Mine").changes
+    assert changed({**STARTER, "name": " "}, data__source="o.csv").changes["name"].endswith("Nov")
+
+
+def test_a_title_is_short_whatever_the_sources_are():
+    mix = {**STARTER, "data.source": '[{"source": "a"}, {"source": "b"}]'}
+    assert run_title(mix) == "starter-model on a mix"
+    long = run_title({**STARTER, "data.source": "x" * 300, "model.source": ""})
+    assert long == "x" * 39 + "…"

@@ -1,0 +1,273 @@
+"""The headline of a run says what the run's own record says."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from app.verdict.findings import Finding, Offer, Verdict
+from app.verdict.judge import verdict
+from app.view.run_bar import ShownRun, run_bar, sentence
+from app.view.run_figures import alarms, summaries
+from app.words import in_digits
+from engine.checkpoints.saved_steps import NOTHING_SAVED, SavedSteps
+from engine.runs.events import ExactMatchMeasured, PlanBuilt, RunEnded, StateChanged
+from engine.runs.fault_events import StepSkipped
+from engine.runs.snapshot import RunSnapshot
+from tests.app.verdict.made_runs import CONFIG, OVERFIT, evaluated, fold, growing, steps
+
+
+def rules(told):
+    return [told.headline.rule, *(found.rule for found in told.also)]
+
+
+def matches(before, after, total=50):
+    return [
+        ExactMatchMeasured(step=step, moment=moment, correct=correct, total=total)
+        for step, moment, correct in ((0, "before", before), (100, "after", after))
+    ]
+
+
+# ------------------------------------------------------------------ a run that is over
+
+
+def test_a_finished_run_says_what_it_reached():
+    good = fold(*steps(), *evaluated(2.0, 1.0, 0.5), *matches(1, 40), RunEnded("finished"))
+    told = verdict(good, "finished", SavedSteps(100, 100), CONFIG)
+    assert (told.headline.tone, told.headline.advice, told.offer) == ("good", "", None)
+    assert rules(told) == ["doing well"]
+    last = in_digits(good.loss)
+    assert told.headline.text == (
+        f"Finished 100 steps: the last loss is {last}; held-out loss 2 → 0.5; exact match 2 % → "
+        "80 %."
+    )
+    plain = verdict(fold(*steps(), RunEnded("finished")), "finished")
+    assert plain.headline.text == f"Finished 100 steps: the last loss is {last}."
+    empty = verdict(fold(RunEnded("finished")), "finished").headline
+    assert (empty.text, empty.tone) == ("Finished 0 steps.", "calm")
+
+
+def test_a_finished_run_that_overfits_says_so_first_and_where_it_was_best():
+    told = verdict(
+        fold(*steps(), *OVERFIT, RunEnded("finished")), "finished", SavedSteps(100, 100), CONFIG
+    )
+    assert (told.headline.rule, told.headline.tone) == ("possibly overfitting", "warn")
+    assert told.headline.text.startswith("Finished 100 steps, but it possibly overfits: ")
+    assert "held-out loss 1.67 → 3.25, best 1.67 at step 20" in told.headline.text
+    assert "learns its rows by heart" in told.headline.advice
+    # The line over the run is no greener than the card below it.
+    bar = sentence(fold(*steps(), *OVERFIT, RunEnded("finished")), "finished", said=told)
+    assert bar == told.headline.text
+    alone = sentence(fold(*steps(), *evaluated(2.0, 1.0, 1.5), RunEnded("finished")), "finished")
+    assert alone.endswith("held-out loss 2 → 1.5, best 1 at step 66.")
+    assert "3 of 5 evaluations" in told.headline.evidence
+
+
+def test_too_few_evaluations_make_no_alarm():
+    risen = fold(*steps(), *evaluated(1.0, 2.0), RunEnded("finished"))
+    told = verdict(risen, "finished")
+    assert not told.headline.is_alarm and rules(told) == ["doing well"]
+    assert "held-out loss 1 → 2, best 1 at step 50" in told.headline.text
+    assert told.headline.tone == "calm"  # it ended above its best, by more than the noise
+
+
+def test_a_loss_that_falls_without_an_exact_answer_is_no_failure_and_not_green():
+    told = verdict(fold(*steps(), *matches(0, 0), RunEnded("finished")), "finished")
+    assert told.headline.tone == "calm" and "exact match 0 % → 0 %" in told.headline.text
+    assert rules(told)[1] == "nothing exact" and not told.also[0].is_alarm
+    few = verdict(fold(*steps(), *matches(0, 0, total=19), RunEnded("finished")), "finished")
+    assert "nothing exact" not in rules(few)
+
+
+def test_memory_and_speed_of_a_finished_run_are_remarks():
+    events = [*steps(optimizer=0.3), *growing(limit=400), RunEnded("finished")]
+    grown = fold(*events, device="cuda")
+    told = verdict(grown, "finished", SavedSteps(100, 100), CONFIG)
+    assert told.headline.text.startswith("Finished 100 steps") and told.headline.tone == "good"
+    assert rules(told) == ["doing well", "memory", "speed"]
+    assert told.also[0].text == (
+        "Host memory grew by 30.0 GiB after step 31, to 70.0 GiB of 400 GiB."
+    )
+    assert not alarms(grown) and "growing: 30.0 GiB" in summaries(grown)["memory"]
+    assert "fresh memory" not in str(told)
+    assert told.also[1].text.startswith("The host optimizer holds the GPU up for 30 %")
+    assert told.offer.changes["train.batch_size"] == 32
+
+
+@pytest.mark.parametrize(
+    "saved, then", [(40, "checkpoint of step 40"), (None, "New run from this one")]
+)
+def test_a_failed_run_says_why_and_what_can_be_done(saved, then):
+    failed = fold(*steps(0), RunEnded("failed", "Line 4 of rows.jsonl is not valid JSON."))
+    told = verdict(failed, "failed", SavedSteps(saved, saved), CONFIG)
+    found = told.headline
+    assert (found.text, found.tone) == ("Line 4 of rows.jsonl is not valid JSON.", "bad")
+    assert then in found.advice and told.also == () and "first step" not in str(told)
+
+
+def test_the_speed_of_a_stopped_run_is_a_remark_and_of_a_failed_one_no_matter():
+    slow = fold(*steps(optimizer=0.3), device="cuda")
+    told = verdict(slow, "interrupted", config=CONFIG)
+    assert rules(told) == ["ended", "speed"] and told.offer is not None
+    assert rules(verdict(slow, "failed", config=CONFIG)) == ["ended"]
+
+
+def test_a_failed_run_that_diverged_has_neither_a_green_headline_nor_one_of_the_machine():
+    ended = RunEnded("failed", "The loss of step 61 is not a finite number.")
+    risen = steps(60, loss=lambda step: 5.0 if step < 40 else 10.0 ** (step - 39))
+    told = verdict(fold(*risen, *growing(), ended), "failed", config=CONFIG)
+    assert (told.headline.rule, told.headline.tone) == ("ended", "bad")
+    assert told.headline.text == ended.reason
+    assert told.also[0].rule == "diverging"
+    assert told.offer.changes == {"train.learning_rate": 1e-4}
+    assert all(found.tone != "good" for found in told.also) and "ompute" not in str(told)
+
+
+@pytest.mark.parametrize("state", ["stopped", "failed", "interrupted", "discarded"])
+@pytest.mark.parametrize("made", [0, 3])
+def test_a_run_that_is_over_never_has_a_first_step_under_way(state, made):
+    ended = [] if state == "interrupted" else [RunEnded(state)]
+    told = verdict(fold(*steps(made), *ended), state).headline
+    assert "under way" not in told.text and told.text.endswith(".") and told.tone != "good"
+
+
+@pytest.mark.parametrize(
+    "saved, begins_anew, then", [(40, False, "Resume goes on"), (None, True, "Start again")]
+)
+def test_resume_is_offered_only_where_something_is_saved(saved, begins_anew, then):
+    interrupted = fold(*steps(50))
+    bar = run_bar(
+        interrupted, ShownRun("run-1", "x", is_running=False, saved=SavedSteps(saved, saved))
+    )
+    assert (bar["actions"], bar["begins_anew"]) == (["resume"], begins_anew)
+    assert then in bar["sentence"]
+    paused = fold(*steps(5), StateChanged("paused"))
+    assert run_bar(paused, ShownRun("run-1", "x", is_running=True))["begins_anew"] is False
+    # What failed with nothing saved would fail again.
+    failed = fold(*steps(50), RunEnded("failed"))
+    kept = SavedSteps(saved, saved)
+    bar = run_bar(failed, ShownRun("run-1", "x", is_running=False, saved=kept))
+    assert bar["actions"] == ([] if begins_anew else ["resume"])
+
+
+def test_weights_alone_are_not_resumed_but_trained_on_from():
+    ended = RunEnded("failed", "The GPU was lost.")
+    alone, older = SavedSteps(40, None), SavedSteps(40, 30)
+    told = verdict(fold(*steps(50), ended), "failed", alone, CONFIG).headline
+    assert (
+        "new run from the weights of step 40; there is no full checkpoint" in told.advice
+        and "Train on" in told.advice
+    )
+    told = verdict(fold(*steps(50), ended), "failed", older, CONFIG).headline
+    assert told.advice == "Resume goes on from the checkpoint of step 30."
+    interrupted = fold(*steps(50))
+    for saved, actions in ((alone, []), (older, ["resume"]), (NOTHING_SAVED, ["resume"])):
+        bar = run_bar(interrupted, ShownRun("run-1", "x", is_running=False, saved=saved))
+        assert bar["actions"] == actions and bar["begins_anew"] == (saved == NOTHING_SAVED)
+    paused = fold(*steps(5), StateChanged("paused"))
+    assert "resume" in run_bar(paused, ShownRun("r", "x", True, saved=alone))["actions"]
+
+
+def test_a_run_without_checkpoints_offers_no_saving():
+    running = fold(*steps(5))
+    bar = run_bar(running, ShownRun("run-1", "x", True, saves=False))
+    assert "stop" in bar["actions"] and "save" not in bar["actions"] and not bar["stop_saves"]
+    asked = run_bar(running, ShownRun("run-1", "x", True, pending="stop", saves=False))
+    assert asked["sentence"] == "Stop requested: finishing the step." and not asked["actions"]
+    asked = run_bar(running, ShownRun("run-1", "x", True, pending="stop"))
+    assert asked["sentence"] == "Stop requested: finishing the step, then saving."
+
+
+# ------------------------------------------------------------------ an active run
+
+
+def test_before_the_first_step():
+    def said(snapshot, state):
+        return verdict(snapshot, state, config=CONFIG).headline.text
+
+    assert said(RunSnapshot(), "preparing") == "Getting ready: the first step has not begun."
+    assert said(RunSnapshot(state="running"), "running") == "The first step is under way."
+    compiled = fold(PlanBuilt(choices={"compiled": True}))
+    assert said(compiled, "running").startswith("The first step is under way. Its blocks are comp")
+
+
+def test_findings_stand_in_their_order():
+    late = {"optimizer": 0.3}
+    soon = [*growing(per_step=1.2)]
+    events = [*steps(60, **late), *soon]
+    told = verdict(fold(*events, device="cuda"), "running", config=CONFIG)
+    assert rules(told) == ["memory ends soon", "speed", "doing well"]
+    events = [*steps(100, **late), *OVERFIT, *growing(100, per_step=0.5, limit=200)]
+    told = verdict(fold(*events, total=5000, device="cuda"), "running", config=CONFIG)
+    assert rules(told) == ["memory ends soon", "possibly overfitting", "speed"]
+    slow = fold(*events, total=5000, device="cuda")
+    for place in range(len(slow.steps)):
+        slow.steps.seconds[place] = 100.0
+        slow.steps.exposed["optimizer"][place] = 30.0
+    told = verdict(slow, "running", config=CONFIG)
+    assert rules(told) == ["possibly overfitting", "memory in danger", "speed"]
+    skipped = verdict(fold(*steps(50), StepSkipped(51, "loss", [3])), "running", config=CONFIG)
+    assert rules(skipped)[:2] == ["skipped steps", "doing well"]
+    assert skipped.headline.text.startswith("1 step of the latest 100 changed no weight")
+
+
+def test_calm_findings_of_memory_and_speed_stand_under_what_the_run_learns():
+    snapshot = fold(*steps(60), *growing(limit=400), total=65)
+    told = verdict(snapshot, "running", config=CONFIG)
+    assert rules(told) == ["doing well", "speed", "memory"] and not alarms(snapshot)
+    assert told.also[1].text == "Host memory grows and lasts to the end: 70.0 GiB of 400 GiB now."
+    assert sentence(snapshot, "running") == told.headline.text
+
+
+def test_a_full_disk_is_the_headline():
+    full = StateChanged("paused", "The disk is full: free 3 GiB.", "checkpoint")
+    diverged = steps(60, loss=lambda step: 1.0 if step < 40 else 90.0)
+    told = verdict(fold(*diverged, full), "paused", config=CONFIG)
+    assert rules(told)[:2] == ["disk", "diverging"]
+    assert told.headline.text == "The disk is full: free 3 GiB."
+    before = verdict(fold(full), "paused", config=CONFIG)
+    assert before.headline.rule == "disk" and before.also[0].text == "No step was made yet."
+
+
+def test_a_paused_run_says_whether_it_learns():
+    told = verdict(fold(*steps(60), StateChanged("paused")), "paused")
+    assert told.headline.rule == "doing well"
+
+
+# ------------------------------------------------------------------ what pages receive
+
+
+def test_pages_receive_every_finding_with_its_evidence_and_the_first_offer():
+    offer = Offer("engine.slots: auto", {"engine.slots": "auto"})
+    told = Verdict(
+        Finding("overfitting", "warn", "One.", "Two.", "Three."),
+        (Finding("speed", "warn", "engine.slots was set.", evidence="Four.", offer=offer),),
+    )
+    assert told.to_dict() == {
+        "rule": "overfitting",
+        "tone": "warn",
+        "text": "One.",
+        "advice": "Two.",
+        "evidence": "Three.",
+        "offer": {"label": "Slots: auto", "changes": {"engine.slots": "auto"}},
+        "also": [
+            {
+                "rule": "speed",
+                "tone": "warn",
+                "text": "Slots was set.",
+                "advice": "",
+                "evidence": "Four.",
+            }
+        ],
+    }
+    assert Verdict(told.headline).to_dict()["offer"] is None
+
+
+def test_every_sentence_ends_and_every_alarm_has_its_evidence():
+    nothing = fold(*steps(120, loss=lambda step: 5 + 0.01 * math.sin(step)), total=300)
+    diverged = fold(*steps(60, loss=lambda step: 1.0 if step < 40 else 90.0), *growing())
+    for snapshot in (nothing, diverged, fold(*steps(), *OVERFIT), fold(*steps(7))):
+        told = verdict(snapshot, "running", config=CONFIG)
+        for found in (told.headline, *told.also):
+            assert found.text.endswith(".") and (found.evidence.endswith(".") or not found.is_alarm)

@@ -1,0 +1,255 @@
+"""Each rule about the losses finds what it should, and nothing where there is nothing."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from app.verdict.divergence import divergence, of_divergence, of_spikes, spikes
+from app.verdict.held_out import held_out, of_held_out, of_plateau, paired_error
+from app.verdict.learning import learning, of_learning, of_low_rate
+from app.verdict.losses import block_error, losses_of, noise
+from engine.runs.events import EvalFinished, RunStarted, SettingsChanged, StepFinished
+from engine.runs.held_out import RowLosses
+from engine.runs.snapshot import RunSnapshot
+from tests.app.verdict.made_runs import CONFIG, OVERFIT, evaluated, falling, fold, steps
+from tests.support.synthetic_run import records, run_events
+
+NOISE = np.random.default_rng(7).standard_normal(400)
+
+
+def shaken(step, size):
+    """Returns the noise of a step, of this standard deviation."""
+    return size * NOISE[step]
+
+
+# ------------------------------------------------------------------ noise
+
+
+def test_the_noise_is_found_under_a_trend_and_spikes():
+    draw = np.random.default_rng(0)
+    losses = np.linspace(5, 1, 400) + 0.2 * draw.standard_normal(400)
+    losses[::50] += 30
+    assert noise(losses) == pytest.approx(0.2, rel=0.2)
+    assert noise(np.array([1.0, 2.0])) == 0.0
+    wave = np.repeat(draw.standard_normal(40), 10)  # ten losses in a row are alike
+    assert block_error(wave) == pytest.approx(np.std(wave) / math.sqrt(40), rel=0.3)
+
+
+# ------------------------------------------------------------------ divergence
+
+
+def test_a_loss_that_diverges_is_found_and_a_lower_rate_is_offered():
+    rising = fold(*steps(60, loss=lambda step: falling(step) if step < 40 else 2.0 * (step - 39)))
+    found = of_divergence(losses_of(rising), CONFIG)
+    assert found.is_alarm and found.text.startswith("The training loss rises: 33 in the latest")
+    assert found.offer.changes == {"train.learning_rate": 1e-4}
+    assert "above" in found.evidence and "step 60" in found.evidence
+
+
+def test_noise_a_spike_and_a_long_record_are_no_divergence():
+    noisy = steps(200, loss=lambda step: 2 + 0.4 * math.sin(37 * step))
+    spiked = steps(200, loss=lambda step: 50.0 if 190 < step < 197 else falling(step))
+    for snapshot in (fold(*noisy), fold(*spiked), fold(*steps(29, loss=lambda step: 9.0 * step))):
+        assert divergence(losses_of(snapshot)) is None
+    whole = RunSnapshot()
+    for record in records(run_events(300)):
+        whole.apply(record)
+    assert divergence(losses_of(whole)) is None
+
+
+def test_a_divergence_is_withdrawn_only_after_ten_good_steps():
+    def loss(step):
+        return 20.0 if 50 <= step < 70 else 1.0
+
+    told = []
+    for count in range(55, 100):
+        rose = divergence(losses_of(fold(*steps(count, loss=loss))))
+        told.append(rose is not None and not rose.is_over)
+    assert told.index(True) == 59 - 55  # ten steps are above
+    assert told[told.index(True) :].index(False) == 79 - 59  # ten steps are good again
+    assert not any(told[79 - 55 :])
+    came_back = of_divergence(losses_of(fold(*steps(100, loss=loss))), CONFIG)
+    assert (came_back.rule, came_back.tone) == ("rate too high", "calm")
+
+
+def test_a_resume_and_a_new_rate_ask_for_ten_steps_since_then():
+    def loss(step):
+        return 1.0 if step < 50 else 9.0
+
+    for between in (RunStarted(total_steps=200, resumed_step=49), SettingsChanged(50)):
+        events = [*steps(49, loss=loss), between, *steps(58, loss=loss, first=50)]
+        assert divergence(losses_of(fold(*events))) is None
+        more = [*events, *steps(59, loss=loss, first=59)]
+        assert divergence(losses_of(fold(*more))).best == 1.0  # that of before
+
+
+def test_many_spikes_that_last_tell_of_a_high_rate():
+    def spiky(step):
+        return 2.0 + shaken(step, 0.05) + (3.0 if step % 20 in (0, 1, 2) else 0.0)
+
+    found = of_spikes(losses_of(fold(*steps(150, loss=spiky))), CONFIG)
+    assert found.is_alarm and "5 separate spikes" in found.evidence
+    assert found.offer.changes == {"train.learning_rate": 1e-4}
+    short = steps(150, loss=lambda step: 2.0 + shaken(step, 0.05) + 3.0 * (step % 10 == 0))
+    harder = steps(150, loss=lambda step: 2.0 + shaken(step, 0.05) + 3.0 * (step % 10 < 4))
+    for snapshot in (fold(*short), fold(*harder), fold(*steps(90, loss=spiky))):
+        assert spikes(losses_of(snapshot)) == 0
+
+
+# ------------------------------------------------------------------ held-out losses
+
+
+def with_rows(rows, losses, tokens=50):
+    """Returns a run whose evaluations have the losses of rows, each by `rows(step, loss)`."""
+    events = [
+        msgspec.structs.replace(event, row_losses=list(found.losses), row_tokens=list(found.tokens))
+        for event in evaluated(*losses, tokens=tokens)
+        if (found := rows(event.step, event.loss))
+    ]
+    return fold(*steps(), *events)
+
+
+def test_a_small_rise_over_few_tokens_is_no_overfitting():
+    few = fold(*steps(), *evaluated(1.0, 1.1, 1.2, 1.2, 1.2, tokens=100))
+    assert of_held_out(held_out(few), losses_of(few)) is None
+    many = fold(*steps(), *evaluated(1.0, 1.1, 1.2, 1.2, 1.2, tokens=10_000))
+    found = of_held_out(held_out(many), losses_of(many))
+    assert found.rule == "possibly overfitting" and "at step 20" in found.text
+    assert found.text.startswith("Possibly overfitting: held-out loss rises")
+    assert "estimated from the number of their tokens" in found.evidence
+
+
+def test_rows_show_a_rise_that_few_tokens_could_not():
+    def alike(step, loss):
+        return RowLosses([loss + 0.5 * place for place in range(-5, 6)], [5] * 11)
+
+    def unlike(step, loss):
+        return RowLosses([loss + 0.4 * math.sin(step * place) for place in range(11)], [5] * 11)
+
+    losses = (1.0, 1.1, 1.2, 1.2, 1.2)
+    sure = with_rows(alike, losses)
+    found = of_held_out(held_out(sure), losses_of(sure))
+    assert found.text.startswith("Held-out loss rises") and "row by row" in found.evidence
+    assert found.rule == "overfitting"
+    unsure = with_rows(unlike, losses)
+    assert of_held_out(held_out(unsure), losses_of(unsure)) is None
+
+
+def test_the_error_of_a_difference_is_that_of_its_rows():
+    draw = np.random.default_rng(1)
+    before = draw.normal(2, 1, 400)
+    changes = draw.normal(0.1, 0.2, 400)
+    tokens = [7] * 400
+    error = paired_error(RowLosses(list(before), tokens), RowLosses(list(before + changes), tokens))
+    assert error == pytest.approx(0.2 / math.sqrt(400), rel=0.1)
+    assert paired_error(None, RowLosses([1.0], [1])) is None
+    assert (
+        paired_error(RowLosses([1.0] * 7, [1] * 7), RowLosses([1.0] * 7, [1] * 7)) is None
+    )  # too few
+    assert paired_error(RowLosses([1.0] * 9, [1] * 9), RowLosses([1.0] * 8, [1] * 8)) is None
+    assert paired_error(RowLosses([1.0] * 9, [0] * 9), RowLosses([1.0] * 9, [0] * 9)) is None
+
+
+def test_one_better_evaluation_withdraws_overfitting():
+    worse = fold(*steps(), *OVERFIT)
+    assert of_held_out(held_out(worse), losses_of(worse)).rule == "possibly overfitting"
+    better = fold(*steps(), *OVERFIT, EvalFinished(step=100, loss=1.7, loss_tokens=2000))
+    assert of_held_out(held_out(better), losses_of(better)) is None
+
+
+def test_both_losses_that_rise_are_no_overfitting_but_a_divergence():
+    rising = fold(*steps(loss=lambda step: 1 + step / 300), *evaluated(1.0, 1.0, 1.3, 1.4, 1.5))
+    found = of_held_out(held_out(rising), losses_of(rising))
+    assert found.rule == "diverging" and found.text.startswith("Held-out and training loss both")
+
+
+def test_evaluations_of_other_rows_are_not_compared():
+    events = [EvalFinished(step=place, loss=0.5, loss_tokens=900) for place in (5, 10)]
+    other = fold(*steps(), *events, *evaluated(2.0, 1.9, 1.8, 1.7))
+    went = held_out(other)
+    assert (went.first, went.best, len(went.losses)) == (2.0, 1.7, 4)
+    assert of_held_out(held_out(other), losses_of(other)) is None
+
+
+def test_after_a_resume_three_evaluations_must_be_worse_than_the_best_of_before():
+    def run(*later):
+        events = [*steps(), *evaluated(1.0, 2.0, 2.0, 2.0, every=10)]
+        events += [RunStarted(total_steps=300, resumed_step=100), *steps(140, first=101)]
+        for step, loss in later:
+            events.append(EvalFinished(step=step, loss=loss, loss_tokens=2000))
+        snapshot = fold(*events, total=300)
+        return of_held_out(held_out(snapshot), losses_of(snapshot))
+
+    assert run((110, 2.0), (120, 2.0)) is None
+    assert run((110, 2.0), (120, 2.0), (130, 2.0)).rule == "possibly overfitting"
+
+
+def test_a_loss_that_stands_still_is_a_calm_remark():
+    def run(losses, rate=3e-4, total=100):
+        events = [*steps(99), StepFinished(step=100, loss=0.01, learning_rate=rate)]
+        snapshot = fold(*events, *evaluated(*losses), total=total)
+        return of_plateau(snapshot, held_out(snapshot), losses_of(snapshot))
+
+    flat = [3.0, 2.0, 1.5, 1.2, 1.0, 1.0, 0.999, 1.0, 0.999, 1.0]
+    found = run(flat)
+    assert found.tone == "calm" and "stands still at 1 since step 60" in found.text
+    assert run(flat, rate=2e-5) is None and run(flat[:7]) is None
+    assert run([3.0, 2.0, 1.5, 1.2, 1.0, 0.99, 0.98, 0.97, 0.96, 0.95]) is None
+    assert run(flat, total=300) is None  # a quarter of the run is longer than all of them
+
+
+# ------------------------------------------------------------------ learning
+
+
+def judged(count, loss, total=300, extra=()):
+    snapshot = fold(*steps(count, loss=loss), *extra, total=total)
+    return of_learning(learning(snapshot, losses_of(snapshot), held_out(snapshot)))
+
+
+def test_a_run_that_learns_says_from_where_to_where():
+    found = judged(100, falling)
+    assert (found.rule, found.tone) == ("doing well", "good")
+    assert (
+        found.text.startswith("It learns: training loss 1.") and "first 20 steps" in found.evidence
+    )
+    found = judged(100, falling, extra=evaluated(2.0, 1.5, 1.0))
+    assert found.text == "It learns: held-out loss 2 → 1, its lowest so far."
+    found = judged(100, falling, extra=evaluated(2.0, 1.0, 1.1))
+    assert found.text == "It learns: held-out loss 2 → 1.1; lowest 1 at step 66."
+
+
+def test_while_evidence_is_short_it_is_too_early_to_say():
+    found = judged(7, falling)
+    assert found.text == "Too early to say whether it learns (7 of 100 steps)."
+    assert judged(90, lambda step: 5 + shaken(step, 0.01)).text.endswith("(90 of 100 steps).")
+    assert judged(150, lambda step: 5 + shaken(step, 0.01), 1000).text.endswith("of 200 steps).")
+    unclear = judged(120, lambda step: 5 + shaken(step, 3.0))  # the noise would hide a fall
+    assert unclear.rule == "too early" and "(120 of 100" not in unclear.text
+
+
+def test_a_run_that_does_not_learn_is_told_so():
+    found = judged(100, lambda step: 5 + shaken(step, 0.01))
+    assert (found.rule, found.tone) == ("not learning", "warn") and "100 steps" in found.text
+    learned = judged(100, lambda step: 0.04)
+    assert learned.text == "The training loss has hardly changed: 0.04 now."
+    slow = judged(200, lambda step: 5 - step / 1000 + shaken(step, 0.01))
+    assert slow.rule == "doing well"
+    by_rows = judged(100, lambda step: 5 + shaken(step, 0.01), extra=evaluated(5.0, 4.9))
+    assert by_rows.rule != "not learning"  # the held-out loss fell by more than 1 %
+    held = judged(100, lambda step: 5 + shaken(step, 0.01), extra=evaluated(5.0, 4.99))
+    assert held.rule == "not learning" and "4.99 in the best one" in held.evidence
+
+
+def test_a_rate_that_was_too_low_is_told_at_the_end():
+    def low(loss):
+        snapshot = fold(*steps(200, loss=loss), total=200)
+        losses = losses_of(snapshot)
+        return of_low_rate(losses, learning(snapshot, losses, None), CONFIG)
+
+    found = low(lambda step: 5 - step / 200)
+    assert found.tone == "calm" and found.offer.changes == {"train.learning_rate": 9e-4}
+    assert low(falling) is None and low(lambda step: 5.0) is None

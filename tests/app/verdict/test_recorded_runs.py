@@ -1,0 +1,116 @@
+"""The verdict on real runs: those that the rules were tuned on, and those that they were not.
+
+`docs/verdict.md` has what is said of each; `python -m tests.app.verdict.test_recorded_runs` prints
+its table. `tests/support/recorded_runs.py` made the runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from app.verdict.findings import Verdict
+from app.verdict.held_out import held_out
+from app.verdict.judge import verdict
+from engine.paths import PROGRAM_ROOT
+from engine.runs.events import EvalFinished, StepFinished
+from engine.runs.snapshot import RunSnapshot
+from tests.support.recorded_runs import read
+from tests.support.runs_to_record import SETS, Recorded
+
+EVERY = 10
+"""A run is judged after every so many steps, and after every evaluation."""
+HEALTHY = ("doing well", "too early", "plateau", "rate too low", "nothing exact")
+"""A run of which one of these is expected gets no alarm at any step."""
+RUNS = [(which, made) for which, runs in SETS.items() for made in runs]
+
+
+@dataclass
+class Told:
+    """`Told` is what was said of a run."""
+
+    verdict: Verdict
+    """This was said at the end."""
+    snapshot: RunSnapshot
+    alarms: dict[str, int] = field(default_factory=dict)
+    """Each alarm was first raised at this step."""
+
+    @property
+    def rules(self) -> set[str]:
+        found = (self.verdict.headline, *self.verdict.also)
+        return {each.rule.removeprefix("possibly ") for each in found}
+
+
+def told_of(which: str, made: Recorded) -> Told:
+    """Replays a run, and returns what was said of it."""
+    snapshot, alarms = RunSnapshot(), {}
+    for record in read(which, made.name):
+        snapshot.apply(record)
+        is_due = isinstance(record.event, EvalFinished) or (
+            isinstance(record.event, StepFinished) and record.event.step % EVERY == 0
+        )
+        if not is_due:
+            continue
+        said = verdict(snapshot, snapshot.state)
+        for found in (said.headline, *said.also):
+            if found.is_alarm:
+                alarms.setdefault(found.rule, snapshot.step)
+    return Told(verdict(snapshot, snapshot.state), snapshot, alarms)
+
+
+def sign(made: Recorded, told: Told) -> int | None:
+    """Returns the step after which the fault of a run begins, or None where nobody can say."""
+    if made.changes:
+        return min(made.changes)
+    if "overfitting" in made.expected:
+        return held_out(told.snapshot).best_step
+    return 0 if made.expected in ("not learning", "memory") else None
+
+
+def row(made: Recorded, told: Told) -> str:
+    """Returns the row of a run in the table of the page."""
+    alarms = ", ".join(f"{rule} at {step}" for rule, step in told.alarms.items()) or "–"
+    found = (told.verdict.headline, *told.verdict.also)
+    said = [each.rule for each in found if each.rule not in ("speed", "memory")]
+    begun = sign(made, told)
+    late = "–"
+    if begun is not None and told.alarms:
+        late = f"{min(told.alarms.values()) - begun}"
+    expected = made.expected.replace("|", " or ")
+    missed = " (a miss)" if made.missed else ""
+    return f"| {made.name} | {expected} | {', '.join(said)}{missed} | {alarms} | {late} |"
+
+
+@pytest.mark.parametrize("which, made", RUNS, ids=[f"{which}-{made.name}" for which, made in RUNS])
+def test_a_real_run_is_judged_as_expected(which, made):
+    told = told_of(which, made)
+    expected = set((made.missed or made.expected).split("|"))
+    if expected & set(HEALTHY):
+        assert told.alarms == {} and told.rules & expected
+    elif "memory" in expected:
+        assert {"memory in danger", "memory ends soon"} & set(told.alarms)
+    elif expected & {"ended"}:
+        assert told.verdict.headline.tone == "bad"
+    else:
+        assert told.rules & expected
+    if expected <= {"diverging", "overfitting", "not learning"}:
+        assert told.verdict.headline.is_alarm and told.verdict.headline.evidence
+    assert not {"memory in danger", "memory ends soon"} & told.rules  # each of them is over
+    page = (PROGRAM_ROOT / "docs" / "verdict.md").read_text(encoding="utf-8")
+    assert row(made, told) in page.splitlines()
+
+
+def test_a_finished_run_never_has_a_headline_of_the_machine():
+    for which, made in RUNS:
+        records = read(which, made.name)
+        snapshot = RunSnapshot()
+        for record in records:
+            snapshot.apply(record)
+        said = verdict(snapshot, snapshot.state).headline
+        assert said.rule not in ("speed", "memory") and "emory" not in said.text
+
+
+if __name__ == "__main__":
+    for one, run in RUNS:
+        print(one, row(run, told_of(one, run)))

@@ -1,0 +1,179 @@
+"""The verdict says what a run's time goes to, and what could be changed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from app.verdict.speed import CAUSES, FEWEST_STEPS, of_speed
+from app.verdict.step_shares import PART_WORDS
+from engine.config.settings import TrainConfig
+from engine.paths import PROGRAM_ROOT
+from engine.runs.events import (
+    CheckpointWritten,
+    EvalFinished,
+    FitReported,
+    RunStarted,
+    StateChanged,
+    StepFinished,
+)
+from engine.runs.snapshot import RunSnapshot
+from tests.support.synthetic_run import records
+
+CONFIG = TrainConfig.from_dict(
+    {"model": {"source": "m"}, "data": {"source": "d"}, "train": {"batch_size": 16, "steps": 101}}
+)
+
+
+def fold(*events, device="cuda", total=100):
+    snapshot = RunSnapshot()
+    for record in records(
+        [RunStarted(device=device, total_steps=total), StateChanged("running"), *events]
+    ):
+        snapshot.apply(record)
+    return snapshot
+
+
+def steps(count=30, data=0.0, seconds=1.0, **exposed):
+    return [
+        StepFinished(step=k, seconds=seconds, exposed=exposed, data_seconds=data)
+        for k in range(1, count + 1)
+    ]
+
+
+def test_compute_bound_is_said():
+    found = of_speed(fold(*steps(h2d=0.03)), CONFIG)
+    assert (found.text, found.tone) == ("Compute-bound: 3 % of the time is spent waiting.", "good")
+    assert not found.advice and found.offer is None and "Of 28 clean steps" in found.evidence
+    by_hand = of_speed(
+        fold(*steps(h2d=0.03)), CONFIG.with_values({"engine.save_level": "boundary"})
+    )
+    assert by_hand.offer.changes == {"engine.save_level": "auto"}
+    # Pages receive the form's names for the settings.
+    assert "because Save level was set by hand" in by_hand.to_dict()["advice"]
+    assert of_speed(fold(*steps(h2d=0.09))).tone == "good"
+
+
+def test_only_clean_steps_count_and_few_say_nothing():
+    assert of_speed(fold(*steps(29, h2d=0.5))) is None  # 20 steps are judged, of which 18 are clean
+    slow = [StepFinished(step=k, seconds=60.0, exposed={"other": 50.0}) for k in (1, 2, 21)]
+    rest = steps(40)
+    seen = [*slow[:2], *rest[2:20], EvalFinished(step=20, loss=1.0), slow[2], *rest[21:]]
+    assert of_speed(fold(*seen)).tone == "good"
+    seen[20] = CheckpointWritten(step=20)
+    assert of_speed(fold(*seen)).tone == "good"
+    assert FEWEST_STEPS == 20
+
+
+def test_an_alarm_lasts_ten_steps_longer():
+    waits = [*steps(40, h2d=0.11)]
+    calm = [StepFinished(step=k, seconds=1.0, exposed={"h2d": 0.05}) for k in range(41, 101)]
+    assert of_speed(fold(*waits, *calm[:10])).is_alarm
+    assert of_speed(fold(*waits, *calm[:19])).is_alarm
+    assert not of_speed(fold(*waits, *calm[:30])).is_alarm
+
+
+@pytest.mark.parametrize(
+    "device, text, advice, tone",
+    [
+        (
+            "cuda",
+            "The host optimizer holds the GPU up for 18 % of the time; further waits: weights "
+            "coming in (H2D) 4 %.",
+            "More tokens a step would hide it",
+            "warn",
+        ),
+        (
+            "cpu",
+            "The optimizer takes 18 % of the time, and on the CPU nothing computes beside it; "
+            "further waits: weights coming in (H2D) 4 %.",
+            "More tokens a step would spread it",
+            "calm",
+        ),
+    ],
+)
+def test_the_optimizer_holds_compute_up(device, text, advice, tone):
+    found = of_speed(fold(*steps(optimizer=0.18, h2d=0.04, d2h=0.005), device=device), CONFIG)
+    assert (found.text, found.tone) == (text, tone) and found.advice.startswith(advice)
+    assert found.offer.changes == {"train.batch_size": 32, "train.steps": 51}
+    assert found.offer.label == "32 rows a step instead of 16, 51 steps instead of 101"
+
+
+def test_weights_and_gradients_late_on_the_bus():
+    late = fold(*steps(h2d=0.2))
+    assert (
+        of_speed(late, CONFIG).text
+        == "Weights arrive late (H2D): the GPU waits 20 % of the time for them."
+    )
+    by_hand = CONFIG.with_values({"engine.rounds": 4, "engine.slots": 2})
+    assert of_speed(late, by_hand).offer.changes == {
+        "engine.slots": "auto",
+        "engine.rounds": "auto",
+    }
+    out = of_speed(
+        fold(*steps(d2h=0.2)), CONFIG.with_values({"engine.save_level": "boundary_host"})
+    )
+    assert out.text.startswith("Gradients leave late (D2H)") and out.offer.changes == {
+        "engine.save_level": "auto"
+    }
+
+
+def test_rows_that_come_late_and_launches_are_told_apart():
+    found = of_speed(fold(*steps(data=0.15, other=0.2)), CONFIG)
+    assert found.text == (
+        "Data-bound: the GPU waits 15 % of the time while rows are put together; further waits: "
+        "launches and the rest 5 %."
+    )
+    assert found.offer is None
+    launches = of_speed(fold(*steps(other=0.2)), CONFIG.with_values({"train.micro_batch_size": 2}))
+    assert launches.offer.changes == {
+        "train.micro_batch_size": "auto"
+    } and launches.text.startswith("The GPU waits 20 %")
+
+
+@pytest.mark.parametrize(
+    "time, is_slow",
+    [
+        ({"step_seconds": 0.7, "estimated": False}, True),
+        ({"step_seconds": 0.9, "estimated": False}, False),
+        ({"step_seconds": 0.7, "estimated": True}, False),
+        ({"step_seconds": None, "estimated": False}, False),
+    ],
+)
+def test_steps_are_slow_against_a_prediction_from_measured_rates_alone(time, is_slow):
+    found = of_speed(fold(FitReported({"time": time}), *steps()), CONFIG)
+    assert found.is_alarm == is_slow
+    if is_slow:
+        assert found.text.startswith("Steps take 1.00 s, 43 % longer than the 0.70 s")
+    on_cpu = of_speed(fold(FitReported({"time": time}), *steps(), device="cpu"), CONFIG)
+    assert not on_cpu.is_alarm
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_every_cause_has_a_sentence_and_offers_load(cause):
+    exposed = {"other": 0.3} if cause == "data" else {cause: 0.3}
+    for device in ("cuda", "cpu"):
+        snapshot = fold(*steps(data=0.3 if cause == "data" else 0.0, **exposed), device=device)
+        for config in (
+            None,
+            CONFIG,
+            CONFIG.with_values({"train.steps": None, "train.batch_size": 1 << 20}),
+        ):
+            found = of_speed(snapshot, config)
+            assert found.text.endswith(".") and found.advice.endswith(".") and cause in PART_WORDS
+            assert found.evidence.endswith(".") and (config is not None or found.offer is None)
+            if found.offer is not None:
+                config.with_values(found.offer.changes)
+
+
+def test_what_is_said_of_a_run_needs_neither_gradio_nor_plotly():
+    code = (
+        "import sys, app.pages.checker, app.verdict.judge, app.watch.run_words, "
+        "app.watch.run_watch\nprint(sorted({'gradio', 'plotly', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROGRAM_ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"

@@ -1,0 +1,157 @@
+"""Where things are on the screen: how tests find, open and press them. A change of the frame is a
+change of this file.
+"""
+
+from __future__ import annotations
+
+import re
+
+from playwright.sync_api import Page, expect
+
+from engine.config.settings import TrainConfig
+from engine.runs.folder import create_run
+from engine.runs.recorder import RunRecorder
+from tests.browser.conftest import Server
+from tests.support.synthetic_run import run_events
+
+PAGES = ("new", "runs", "talk", "hardware")
+VIEWS = ("overview", "learning", "machine", "talk", "settings", "log", "home")
+OPENED_RUN = re.compile(r"run=[\w-]+&view=overview")
+"""The address of a page after Start."""
+NEW_FORM = re.compile(r"(show=new|tab=train)")
+"""The address of a page that shows the form with a run's settings."""
+POINTS = "name => document.querySelector(`[data-figure=${name}]`)?.data?.[0]?.x.length ?? 0"
+
+
+# ---------------------------------------------------------------- where to
+
+
+def address(server: Server, run_id: str, view: str = "overview") -> str:
+    return f"{server.address}/?run={run_id}&view={view}"
+
+
+def page_link(name: str) -> str:
+    return f".rs-nav > a[data-page={name}]"
+
+
+def view_link(name: str) -> str:
+    return f".rs-views a[data-view={name}]"
+
+
+def open_page(page: Page, name: str) -> None:
+    page.locator(page_link(name)).click()
+
+
+def open_view(page: Page, name: str) -> None:
+    page.locator(view_link(name)).click()
+    expect(page.locator(view_link(name))).to_have_attribute("aria-current", "page")
+
+
+def open_run(page: Page, run_id: str) -> None:
+    """Opens a run by the sidebar."""
+    page.locator(f".rs-nav a[data-run='{run_id}']").click()
+    expect(bar(page, "word")).to_be_visible()
+
+
+def run_of(page: Page) -> str:
+    return re.search(r"run=([^&]+)", page.url).group(1)
+
+
+# ---------------------------------------------------------------- the line over a run
+
+
+def bar(page: Page, name: str):
+    return page.locator(f".rs-bar [data-field={name}]")
+
+
+def state(page: Page):
+    return page.locator(".rs-bar .rs-state")
+
+
+def note(page: Page):
+    return bar(page, "note")
+
+
+def press(page: Page, command: str) -> None:
+    page.locator(f".rs-actions [data-command={command}]").click()
+
+
+def row_of(page: Page, run_id: str):
+    """The row of a run in Runs."""
+    return page.locator(f".rs-runs [data-part=rows] tr[data-run='{run_id}']")
+
+
+def more_of(page: Page, run_id: str):
+    """The row of a run in Runs, with all its actions shown."""
+    row = row_of(page, run_id)
+    if row.locator("details").get_attribute("open") is None:
+        row.locator("summary").click()
+    return row
+
+
+# ---------------------------------------------------------------- the form
+
+
+def box(page: Page, field: str):
+    return page.locator(f"#field-{field.replace('.', '-')} :is(input, textarea)")
+
+
+def fill(page: Page, field: str, text: str) -> None:
+    where = box(page, field)
+    for _ in range(3):
+        where.fill("")
+        where.press_sequentially(text)
+        if where.input_value() == text:
+            break
+        page.wait_for_timeout(500)  # Gradio had not filled the box yet, and did so meanwhile
+    expect(where).to_have_value(text)
+    where.press("Tab")
+
+
+def open_other_settings(page: Page) -> None:
+    """Opens the folded section, whose boxes Gradio makes only then, and fills a moment later."""
+    page.get_by_role("button", name="All other settings").click()
+    expect(box(page, "data.eval_fraction")).to_have_value(re.compile("."))
+    page.wait_for_timeout(500)
+
+
+def start_short_run(page: Page, name: str, steps: int = 60) -> str:
+    """A run of the starter that is over in seconds; returns its id."""
+    open_other_settings(page)
+    for field, text in (
+        ("name", name),
+        ("train.steps", str(steps)),
+        ("output.exact_match_samples", "3"),
+        ("output.eval_every", "20"),
+        ("output.checkpoint_every", "0"),
+        ("output.timeline_every", "5"),
+    ):
+        fill(page, field, text)
+    page.wait_for_timeout(500)
+    page.locator("#start:not([disabled])").click()
+    expect(page).to_have_url(OPENED_RUN)
+    expect(bar(page, "name")).to_have_text(name)
+    return run_of(page)
+
+
+# ---------------------------------------------------------------- runs and their figures
+
+
+def recorded_run(server: Server, steps: int, name: str = "Shown", **how):
+    """The folder of a run that is over, without having run."""
+    folder = create_run(
+        server.runs,
+        TrainConfig.from_dict({"name": name, "model": {"source": name}, "data": {"source": name}}),
+    )
+    recorder = RunRecorder(folder.path, folder.id)
+    for event in run_events(steps, name=name, **how):
+        recorder.emit(event)
+    recorder.close()
+    return folder
+
+
+def wait_for_points(page: Page, figure: str = "loss", least: int = 5) -> None:
+    page.locator(
+        f"[data-figure={figure}]"
+    ).scroll_into_view_if_needed()  # what nobody can see is not drawn
+    page.wait_for_function(f"({POINTS})('{figure}') >= {least}")

@@ -1,0 +1,104 @@
+"""The form of a new run, as a person fills it in: what follows from what, and what is kept."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import WAIT_MILLISECONDS
+from tests.browser.screen import box, fill
+from tests.support.tiers import BROWSER_FLOWS
+
+pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+
+expect.set_options(timeout=WAIT_MILLISECONDS)
+
+
+def effort(page, name="effort"):
+    return page.locator(f".rs-effort [data-field={name}]")
+
+
+def test_own_data_and_another_batch_are_taken_as_they_are(page, server):
+    rows = server.folder / "questions.csv"
+    rows.write_text(
+        "prompt,completion\n" + "\n".join(f"{one} plus 1?,{one + 1}" for one in range(1200)),
+        encoding="utf-8",
+    )
+    page.wait_for_selector(".rs-preview mark")
+    ends = [
+        round(found["y"] + found["height"])
+        for name in ("data.source", "data.max_seq_len")
+        if (found := box(page, name).bounding_box())
+    ]
+    assert len(ends) == 2 and ends[0] == ends[1], "boxes of a row stand on one line"
+    expect(effort(page)).to_contain_text("450 steps are about")
+    fill(page, "train.batch_size", "4")
+    expect(effort(page, "settled")).to_contain_text("Micro-batches of 8 rows do not divide")
+    expect(page.locator("#start")).to_be_enabled()
+    fill(page, "data.source", str(rows))
+    expect(effort(page)).to_have_text(
+        re.compile(r"^450 steps are about [\d.]+ passes over 1,152 rows")
+    )
+    expect(box(page, "name")).to_have_value(re.compile(r"^starter-model on questions\.csv, \d+ "))
+    fill(page, "train.learning_rate", "1000")
+    expect(page.locator(".rs-verdict")).to_contain_text("the loss would most likely diverge")
+    fill(page, "train.learning_rate", "fast")
+    wrong = page.locator("#field-train-learning_rate .rs-field-error")
+    expect(wrong).to_have_text("Learning rate: 'fast' is not a number.")
+    expect(page.locator("#start")).to_be_disabled()
+    fill(page, "train.learning_rate", "0.001")
+    expect(wrong).to_have_count(0)
+
+
+def test_words_find_a_model_and_a_smaller_one_that_fits(page):
+    page.wait_for_selector(".rs-preview mark")
+    model = box(page, "model.source")
+    model.fill("")
+    model.press_sequentially("qwen3 32b")
+    expect(page.locator("#rs-models li").first).to_be_visible()
+    model.press("Enter")
+    expect(model).to_have_value("Qwen/Qwen3-32B")
+    expect(box(page, "model.dtype")).to_have_value("bfloat16, fp32 masters")
+    verdict = page.locator(".rs-verdict")
+    expect(verdict).to_have_attribute("data-tone", "bad")
+    expect(verdict).to_contain_text("what no longer fits: ")
+    smaller = verdict.locator("[data-part=smaller] button").first
+    name = smaller.inner_text()
+    assert name.startswith("Qwen3-")
+    smaller.click()
+    expect(model).to_have_value(f"Qwen/{name}")
+    expect(verdict).not_to_contain_text("RAM: ")
+
+
+def test_settings_are_found_taken_back_and_kept_as_a_preset(page, server):
+    page.wait_for_selector(".rs-preview mark")
+    fill(page, "train.learning_rate", "0.002")
+    page.get_by_role("button", name="All other settings").click()
+    expect(box(page, "output.export")).to_be_attached()
+    find = page.locator(".rs-tools [data-part=find]")
+    find.fill("weight decay")
+    expect(box(page, "train.weight_decay")).to_be_visible()
+    expect(box(page, "output.checkpoint_every")).to_be_hidden()
+    fill(page, "train.weight_decay", "0.2")
+    find.fill("")
+    page.locator("[data-part=differs]").check()
+    expect(page.locator(".rs-settings .rs-differs:visible")).to_have_count(1)
+    page.locator("#field-train-weight_decay .rs-back").click()
+    expect(box(page, "train.weight_decay")).to_have_value("0.01")
+
+    page.locator(".rs-tools [data-part=save]").click()
+    page.locator(".rs-tools dialog [data-part=name]").fill("Slower starter")
+    page.locator(".rs-tools dialog [data-part=keep]").click()
+    preset = page.locator("#preset input")
+    expect(preset).to_have_value("Slower starter (yours)")
+    assert (server.runs / ".presets" / "slower-starter.yaml").is_file()
+    expect(page.locator("[data-field=differs]")).to_have_text(re.compile(r"\(1\)$"))  # its name
+    page.reload()
+    expect(preset).to_have_value("Slower starter (yours)")
+    expect(box(page, "train.learning_rate")).to_have_value("0.002")
+    page.get_by_role("button", name="All other settings").click()
+    page.locator(".rs-tools [data-part=remove-preset]").click()
+    expect(preset).to_have_value("")
+    assert not (server.runs / ".presets" / "slower-starter.yaml").exists()

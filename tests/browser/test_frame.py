@@ -1,0 +1,147 @@
+"""The frame: the sidebar, the line over a run, and the address, which says what is shown."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from engine.config.settings import TrainConfig
+from engine.runs.folder import create_run
+from engine.runs.recorder import RunRecorder
+from tests.browser.conftest import WAIT_MILLISECONDS
+from tests.browser.screen import (
+    VIEWS,
+    address,
+    bar,
+    open_page,
+    open_view,
+    page_link,
+    recorded_run,
+    state,
+    view_link,
+    wait_for_points,
+)
+from tests.support.synthetic_run import run_events
+from tests.support.tiers import BROWSER_FLOWS
+
+pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+
+expect.set_options(timeout=WAIT_MILLISECONDS)
+
+BOX = "node => { const {top, bottom} = node.getBoundingClientRect(); return [top, bottom]; }"
+
+
+@pytest.fixture
+def server(own_server):
+    """With no runs of other files in the sidebar."""
+    return own_server
+
+
+@pytest.fixture
+def going(server):
+    """A run that goes on, as far as a page can tell."""
+    config = {"name": "Going", "model": {"source": "m"}, "data": {"source": "d"}}
+    folder = create_run(server.runs, TrainConfig.from_dict(config))
+    recorder = RunRecorder(folder.path, folder.id)
+    for event in run_events(80, total=200, name="Going", ended=None, blocks=4):
+        recorder.emit(event)
+    with folder.lock():
+        yield folder
+    recorder.close()
+
+
+def current(page, links):
+    return page.locator(f"{links}[aria-current=page]")
+
+
+def test_every_place_has_an_address_and_back_forward_and_a_reload_find_it(context, server, going):
+    over = recorded_run(server, 40, "Over")
+    page = context.new_page()
+    page.goto(f"{server.address}/?show=runs")
+    entries = page.locator(".rs-nav li")
+    expect(entries.nth(0)).to_contain_text(re.compile(r"Going\s*Running · 40 %"))
+    expect(entries.nth(1)).to_contain_text("Over")
+    expect(current(page, ".rs-nav > a")).to_have_text("Runs")
+    expect(state(page)).to_be_visible()  # of the run that goes on, on every page
+    expect(page.locator(".rs-views")).to_be_hidden()
+
+    page.evaluate("window.isTheSame = true")
+    entries.nth(1).locator("a").click()
+    for view in VIEWS:
+        open_view(page, view)
+        expect(page).to_have_url(address(server, over.id, view))
+        expect(bar(page, "name")).to_have_text("Over")
+    page.go_back()
+    expect(page).to_have_url(address(server, over.id, "log"))
+    expect(page.locator(".rs-log li").first).to_be_visible()
+    for _ in range(len(VIEWS) - 1):
+        page.go_back()
+    expect(current(page, ".rs-nav > a")).to_have_text("Runs")
+    expect(page.locator(".rs-runs")).to_be_visible()
+    page.go_forward()
+    expect(current(page, view_link("overview"))).to_be_visible()
+    assert page.evaluate("window.isTheSame"), "nothing of this loads the page anew"
+
+    # A reload, and the same address in another tab.
+    open_view(page, "learning")
+    page.reload()
+    other = context.new_page()
+    other.goto(page.url)
+    for each in (page, other):
+        expect(current(each, view_link("learning"))).to_be_visible()
+        expect(bar(each, "name")).to_have_text("Over")
+        wait_for_points(each, "optimizer")
+
+    # Without a run, the one that goes on; addresses of earlier versions go on working.
+    for old, view, name in (
+        ("view=machine", "machine", "Going"),
+        ("tab=live", "overview", "Going"),
+        (f"run={over.id}&tab=live", "overview", "Over"),
+        (f"tab=talk&run={over.id}", "talk", "Over"),
+        (f"run={over.id}&step=10&view=machine", "machine", "Over"),
+    ):
+        other.goto(f"{server.address}/?{old}")
+        expect(current(other, view_link(view))).to_be_visible()
+        expect(bar(other, "name")).to_have_text(name)
+    expect(other.locator("[data-timeline=number]")).to_have_text("Step 10")
+    other.goto(f"{server.address}/?tab=hardware")
+    expect(current(other, ".rs-nav > a")).to_have_text("Hardware")
+
+
+def test_the_overview_needs_no_scrolling_and_the_line_over_a_run_stays(blank, server, going):
+    page = blank
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto(address(server, going.id))
+    wait_for_points(page, "tflops")
+    page.wait_for_selector("[data-figure=timeline] .main-svg")
+    page.wait_for_function("document.documentElement.scrollHeight <= 900")
+    for part in (".rs-loss", ".rs-meters", ".rs-tflops", ".rs-timeline .rs-lanes", ".rs-tiles"):
+        top, bottom = page.locator(part).evaluate(BOX)
+        assert 0 < top < bottom <= 900, (part, top, bottom)
+    host = page.get_by_role("meter", name="Host memory")
+    expect(host).to_have_attribute("aria-valuetext", re.compile(r"^100 GiB of 128 GiB; 28\.0 GiB"))
+    expect(page.get_by_role("meter", name="GPU memory")).to_be_visible()
+
+    for width in (1440, 800, 390):
+        page.set_viewport_size({"width": width, "height": 844})
+        open_view(page, "machine")
+        wait_for_points(page, "norms")
+        page.evaluate("window.scrollTo(0, document.documentElement.scrollHeight)")
+        page.wait_for_function("window.scrollY > 300")
+        for part in (".rs-bar .rs-state", ".rs-bar [data-field=step]", "[data-command=pause]"):
+            top, bottom = page.locator(part).evaluate(BOX)
+            assert 0 <= top < bottom < 260, (width, part, top, bottom)
+        expect(page.locator("[data-command=stop]")).to_be_in_viewport()
+
+    # So does the verdict beside a form that is longer than the window.
+    page.set_viewport_size({"width": 1440, "height": 900})
+    open_page(page, "new")
+    page.wait_for_selector(".rs-verdict:not([data-tone=calm])")
+    page.get_by_role("button", name="All other settings").click()
+    page.wait_for_function("document.documentElement.scrollHeight > 1800")
+    page.evaluate("window.scrollTo(0, 900)")
+    page.wait_for_function("window.scrollY > 800")
+    expect(page.locator("#start")).to_be_in_viewport()
+    expect(page.locator(page_link("runs"))).to_be_in_viewport()

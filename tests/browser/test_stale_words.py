@@ -1,0 +1,66 @@
+"""What a page says stays true while things change around it: Talk after a run has ended, the line
+over a run while another one begins, and notifications that a browser refuses; in Chromium.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import WAIT_MILLISECONDS
+from tests.browser.screen import address, bar, note, open_view, recorded_run, state
+from tests.support.tiers import BROWSER_FLOWS
+
+pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+
+expect.set_options(timeout=WAIT_MILLISECONDS)
+
+REFUSED = """window.Notification = class {
+  static permission = 'default';
+  static requestPermission() { return Promise.resolve(Notification.permission = 'denied'); }
+};"""
+NEXT = "20990101-000000-next"
+BUSY = f"{NEXT} is training here and needs the machine: pause it to talk, or wait until it ends."
+
+
+def test_talk_the_line_over_a_run_and_the_switch_say_what_is_true_now(blank, server):
+    page = blank
+    folder = recorded_run(server, 20, "Ended")
+    (folder.best_path / "step-10").mkdir(parents=True)
+    page.add_init_script(REFUSED)
+    busy = {"is": True}
+
+    def live(route):
+        """The same answer, with another run under way here."""
+        response = route.fetch()
+        body = response.json()
+        route.fulfill(response=response, json=body | {"active": NEXT if busy["is"] else None})
+
+    def about(route):
+        if busy["is"]:
+            route.fulfill(status=409, body=json.dumps({"error": BUSY}))
+        else:
+            route.fulfill(json={"template": True, "system": True, "base": True, "longest": None})
+
+    page.route(f"**/api/live/{folder.id}*", live)
+    page.route("**/api/talk/about", about)
+    page.goto(address(server, folder.id))
+    expect(state(page)).to_have_text("Finished")
+
+    # The run that began meanwhile is one click away, and goes again with its end.
+    other = bar(page, "other")
+    expect(other).to_contain_text(f"Another run is under way here: {NEXT}.")
+    expect(other.get_by_role("button", name="Show it")).to_be_visible()
+    open_view(page, "talk")
+    said = page.locator(".rs-talk [data-field=about]")
+    expect(said).to_have_text(BUSY)
+    busy["is"] = False
+    expect(said).to_contain_text("the model’s own chat template")
+    expect(other).to_be_hidden()
+
+    # A refusal is told in words, not in a tooltip alone.
+    page.get_by_role("button", name="Notify me").click()
+    expect(note(page)).to_contain_text("The browser does not allow notifications of this page")
+    expect(page.get_by_role("button", name="Notify me")).to_have_attribute("aria-pressed", "false")

@@ -1,0 +1,80 @@
+"""A run that overfits, from Start to the model that is taken home. What the page says of it, and
+what it exports and answers with, is of its best step. In Chromium, on the real server and engine.
+"""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from app.form.settings_form import shown_values
+from app.words import in_digits
+from engine.runs.following import EVENTS_FILE, replay
+from engine.runs.snapshot import RunSnapshot
+from tests.browser.conftest import WAIT_MILLISECONDS, answer
+from tests.browser.screen import OPENED_RUN, bar, open_view, run_of, state, wait_for_points
+from tests.support.overfitting import by_heart
+from tests.support.taken_home import transformers_answer
+from tests.support.tiers import BROWSER_FLOWS
+
+pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+
+expect.set_options(timeout=WAIT_MILLISECONDS)
+
+TOKENS = 6
+QUESTIONS = ("say after two", "seven seven one five")
+
+
+def test_an_overfitting_run_takes_home_its_best_and_says_so(blank, server, tmp_path):
+    page = blank
+    answer(server, "/api/check", {"preset": None, "shown": shown_values(by_heart(tmp_path))})
+    page.goto(server.address)
+    page.locator("#start:not([disabled])").click()
+    expect(page).to_have_url(OPENED_RUN)
+    expect(bar(page, "name")).to_have_text("By heart")  # until then it shows the run before
+    run_id = run_of(page)
+    expect(state(page)).to_have_text("Finished")
+
+    # The record alone says which step was best.
+    told = RunSnapshot()
+    for record in replay(server.runs / run_id / EVENTS_FILE):
+        told.apply(record)
+    losses = dict(zip(told.evals.step, told.evals.loss))
+    best = min((step for step in losses if step), key=losses.__getitem__)
+    assert best < 60 and told.exported_step == best
+
+    # The headline, the result card and the chart name it.
+    lowest, last = in_digits(losses[best]), in_digits(losses[60])
+    headline = page.locator(".rs-bar [data-field=sentence]")
+    expect(headline).to_contain_text("Finished 60 steps, but it overfits")
+    expect(headline).to_contain_text(f"→ {last}, best {lowest} at step {best}.")
+    card = page.locator("[data-part=result]")
+    expect(card).to_contain_text(f"the weights of step {best}, which were exported")
+    row = card.locator("dl > div", has_text="Held-out loss")
+    expect(row).to_contain_text(lowest)
+    expect(row).to_contain_text("the best of 13 evaluations")
+    open_view(page, "learning")
+    wait_for_points(page, least=60)
+    names = page.evaluate("document.querySelector('[data-figure=loss]').data.map(t => t.name)")
+    assert f"best: step {best}" in names
+
+    # The best answers in Talk as its export does in plain transformers.
+    open_view(page, "talk")
+    talk = page.locator(".rs-talk")
+    expect(talk.get_by_label("Weights")).to_have_value(f"best-{best}")
+    talk.get_by_label("Compare with the model before training").uncheck()
+    page.get_by_text("How answers are drawn").click()
+    talk.get_by_label("Tokens at most").fill(str(TOKENS))
+    talk.get_by_label("Temperature").fill("0")
+    message = page.get_by_label("Message", exact=True)
+    for question in QUESTIONS:
+        message.fill(question)
+        message.press("Enter")
+        one = page.locator(".rs-talk-answer[data-side=tuned]")
+        expect(one.and_(page.locator("[data-state=done]"))).to_have_count(1)
+        expect(one.locator("strong")).to_have_text(f"By heart, best, step {best}")
+        said = one.locator(".rs-talk-text").inner_text().strip()
+        taken = server.runs / run_id / "export"
+        assert said and said == transformers_answer(taken, question, TOKENS)
+        page.get_by_role("button", name="New chat").click()
+        expect(one).to_have_count(0)

@@ -1,0 +1,92 @@
+"""Reading a checkpoint takes little memory beside the planes, in whatever dtype it is stored."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.checkpoints.mapped_reading import MappedReading
+from engine.checkpoints.weights import reading_bytes
+from engine.config.settings import ModelConfig
+from engine.model.build import build_model
+from engine.model.library import no_progress_bars
+from engine.model.measure_shape import shape_of
+from engine.model.pretrained_files import load_config
+from engine.model.read_ahead import most_read_ahead_bytes
+from engine.paths import PROGRAM_ROOT
+from engine.words import MIB
+from tests.support.folders import make_model
+from tests.support.tiers import in_tiers
+from tests.support.tiny import tiny_config
+
+SHAPES = {
+    "llama": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 18},
+    "qwen3_moe": {"hidden_size": 256, "moe_intermediate_size": 256, "num_hidden_layers": 20}
+    | {"num_experts": 16, "num_experts_per_tok": 2},
+}
+"""Models of some 60 million parameters, in 18 and 20 blocks."""
+MEASURE = """
+import json, sys
+from pathlib import Path
+from engine.checkpoints.weights import load_pretrained
+from engine.config.settings import ModelConfig
+from engine.host.host_store import HostStore
+from engine.machine.cgroups import give_back_free_memory
+from engine.model.build import build_model
+from engine.model.pretrained_files import load_config
+from engine.memory.memory_watch import PeakMemory, _status
+
+def taken(source):
+    model = build_model(load_config(source), ModelConfig(source=source))
+    store = HostStore(model.layouts, model.dtype, threads=1)
+    store.allocate_weights()
+    give_back_free_memory()
+    before, peak = _status("VmRSS"), PeakMemory()
+    load_pretrained(model, source, store)
+    found = peak.read() - before
+    store.close()
+    return found
+
+warm, *sources = sys.argv[1:]
+taken(warm)
+print(json.dumps([taken(source) for source in sources]))
+"""
+"""It prints the bytes that reading each checkpoint took, after another one was read: by then, the
+library is loaded and kernels are compiled.
+"""
+STORED = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("family", in_tiers(SHAPES, {"qwen3_moe"}, "experts are the larger case"))
+def test_a_real_load_takes_less_than_the_bound_and_far_less_than_a_copy(family, tmp_path):
+    with torch.device("meta"):
+        plain = AutoModelForCausalLM.from_config(tiny_config(family, **SHAPES[family]))
+    plain = plain.to_empty(device="cpu")
+    for parameter in plain.parameters():
+        parameter.data.fill_(0.5)
+    folders = [str(make_model(tmp_path / "small", family, torch.float16))]
+    with no_progress_bars():
+        for dtype in STORED:
+            folders.append(str(tmp_path / str(dtype)))
+            plain.to(dtype).save_pretrained(folders[-1], max_shard_size="40MB")
+    command = [sys.executable, "-c", MEASURE, *folders]
+    done = subprocess.run(command, cwd=PROGRAM_ROOT, capture_output=True, text=True, check=True)
+    model = build_model(load_config(folders[-1]), ModelConfig(source=folders[-1]))
+    bound, copy = reading_bytes(model), 4 * model.parameter_count
+    assert bound == most_read_ahead_bytes(shape_of(model).read_ahead_numel)
+    for dtype, took in zip(STORED, json.loads(done.stdout)):
+        figures = f"{dtype}: {took / MIB:.0f}, {bound / MIB:.0f} and {copy / MIB:.0f} MiB"
+        assert took < bound < copy / 3, figures
+
+
+def test_only_pages_of_files_are_dropped():
+    reading, numbers = MappedReading(), torch.arange(1 << 20)
+    same = reading.read(numbers)
+    reading.drop(same.data_ptr())
+    assert same.data_ptr() == numbers.data_ptr()
+    assert torch.equal(numbers, torch.arange(1 << 20)), "memory that is no file keeps its values"

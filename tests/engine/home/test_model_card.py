@@ -1,0 +1,143 @@
+"""The card of an exported model says what the record says of the run."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from engine.checkpoints.export import export_run
+from engine.config.export_choice import ExportChoice
+from engine.config.settings import TrainConfig
+from engine.home.model_card import Exported, model_card, with_benchmarks
+from engine.runs.events import (
+    BestKept,
+    EvalFinished,
+    ExactMatchMeasured,
+    Record,
+    RunStarted,
+    StepFinished,
+)
+from engine.runs.snapshot import RunSnapshot
+from engine.summaries.benchmark_results import append_benchmarks
+from engine.train.run import start_run
+from tests.support.folders import make_config
+from tests.support.measured import SEVERAL, measured
+
+
+def snapshot_of(*events) -> RunSnapshot:
+    snapshot = RunSnapshot()
+    for seq, event in enumerate(events, 1):
+        snapshot.apply(Record("r", seq, float(seq), event, float(seq)))
+    return snapshot
+
+
+def config_with(**sources) -> TrainConfig:
+    tree = {"name": "Poet", "model": {"source": "acme/base"}, "data": {"source": "acme/poems"}}
+    return TrainConfig.from_dict(tree | sources)
+
+
+TRAINED = snapshot_of(
+    RunStarted(name="Poet", total_steps=8, parameters=1_234_567, device_name="H200"),
+    EvalFinished(0, 3.5),
+    ExactMatchMeasured(0, "before", 1, 40),
+    *(StepFinished(step, 3.0 - step / 10) for step in range(1, 5)),
+    EvalFinished(4, 1.25),
+    BestKept(4, 1.25),
+    *(StepFinished(step, 3.0 - step / 10) for step in range(5, 9)),
+    EvalFinished(8, 1.5),
+    ExactMatchMeasured(4, "after", 30, 40),
+)
+
+
+def front_of(card: str) -> dict:
+    return yaml.safe_load(card.split("---")[1])
+
+
+def test_the_card_has_the_figures_of_the_weights_that_were_exported():
+    card = model_card(config_with(), TRAINED, Exported(4, "bfloat16"))
+    assert front_of(card) == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "base_model": "acme/base",
+        "datasets": ["acme/poems"],
+        "tags": ["ramstream"],
+    }
+    assert "after step 4 of 8: 1,234,567 parameters, written in bfloat16" in card
+    for row in (
+        "| Held-out loss before training | 3.5000 |",
+        "| Held-out loss of these weights | 1.2500 |",
+        "| Lowest held-out loss | 1.2500, at step 4 |",
+        "| Answered exactly as expected, before training | 1 of 40 |",
+        "| Answered exactly as expected, of these weights | 30 of 40 |",
+        "| `train.learning_rate` | 1e-05 |",
+        "| Device | H200 |",
+    ):
+        assert row in card, row
+    assert "AutoModelForCausalLM.from_pretrained" in card
+
+
+def test_a_card_has_the_benchmarks_of_its_weights_and_takes_new_ones():
+    exported = Exported(4, "bfloat16", SEVERAL[:2])
+    card = model_card(config_with(), TRAINED, exported)
+    assert "| arc_easy | acc_norm | 0.7012 | 0.0094 | 0 | 2,376 | bfloat16 |" in card
+    assert card.index("## Results") < card.index("## Benchmarks") < card.index("## Data")
+    plain = model_card(config_with(), TRAINED, Exported(4, "bfloat16"))
+    assert "## Benchmarks" not in plain
+    assert with_benchmarks(plain, SEVERAL[:2]) == card
+    assert with_benchmarks(card, ()) == plain
+    more = with_benchmarks(card, SEVERAL)
+    assert more.count("## Benchmarks") == 1 and more.count("| arc_easy | acc |") == 1
+    assert more.replace(more.split("## Benchmarks")[1].split("## Data")[0], "") == card.replace(
+        card.split("## Benchmarks")[1].split("## Data")[0], ""
+    )
+
+
+def test_a_card_that_a_person_wrote_keeps_their_words():
+    mine = "# Mine\n\n## Benchmarks\n\nold\n\n## Words\n\nof mine\n"
+    told = with_benchmarks(mine, [measured("a|b\nc", chat=True, value=None, error=None)])
+    assert told.startswith("# Mine\n\n## Words\n\nof mine\n\n## Benchmarks\n\n")
+    assert "| a\\|b c | acc, chat template | not finite |  | 0 | 2,376 | bfloat16 |" in told
+    assert "old" not in told
+
+
+def test_a_card_names_no_folder_of_this_machine(tmp_path):
+    (tmp_path / "secret").mkdir()
+    own = {
+        "model": {"source": str(tmp_path / "secret"), "init": "random"},
+        "data": {"source": [{"source": str(tmp_path / "mine.jsonl")}, {"source": "acme/poems"}]},
+        "output": {"webhook": "https://hooks.example/key"},
+    }
+    card = model_card(config_with(**own), TRAINED, Exported(8, "float32"))
+    assert str(tmp_path) not in card and "hooks.example" not in card
+    assert "from random weights, with the architecture of `secret`" in card
+    assert "`mine.jsonl`, `acme/poems`" in card
+    assert "base_model" not in front_of(card) and front_of(card)["datasets"] == ["acme/poems"]
+
+
+def test_a_run_without_evaluations_has_a_card_without_them():
+    card = model_card(config_with(), snapshot_of(RunStarted(name="Poet")), Exported(3, "float32"))
+    assert "Held-out loss" not in card and "## Results" not in card and "## Training" in card
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_both_ways_to_export_write_the_card_and_the_modelfile(tmp_path, dtype):
+    changes = {"train.steps": 2, "train.warmup_steps": 1, "data.eval_fraction": 0.25}
+    changes |= {"output.export_dtype": dtype, "output.export": True}
+    run = start_run(make_config(tmp_path, **changes), tmp_path / "runs")
+    assert run.execute().state == "finished"
+    choice = ExportChoice(dtype=dtype)
+    export_run(tmp_path / "runs", run.id, tmp_path / "by-hand", choice)
+    folders = (run.folder.export_path, tmp_path / "by-hand")
+    cards = [(folder / "README.md").read_text() for folder in folders]
+    assert cards[0] == cards[1]
+    append_benchmarks(run.folder.path, [measured(step=2), measured("hellaswag", step=1)])
+    export_run(tmp_path / "runs", run.id, tmp_path / "measured", choice)
+    card = (tmp_path / "measured" / "README.md").read_text()
+    assert "| arc_easy | acc | 0.7321 |" in card and "hellaswag" not in card
+    data = run.recorder.snapshot.data
+    assert f"| Rows to train on | {data['train_rows']:,} |" in cards[0]
+    assert f"| Examples to train on | {data['train_examples']:,} |" in cards[0]
+    assert f"| Tokens to train on | {data['train_tokens']:,} |" in cards[0]
+    loss = run.recorder.snapshot.evals.loss[-1]
+    assert f"{loss:.4f}" in cards[0] and "after step 2 of 2" in cards[0]
+    assert (tmp_path / "by-hand" / "Modelfile").read_text().count("\nFROM .\n") == 1

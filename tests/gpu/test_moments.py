@@ -1,0 +1,219 @@
+"""Moments in bf16 and in 8 bits on a CUDA GPU: its optimizer rounds as that of the host, any plan
+has the same bits, and a run that was resumed is the undisturbed one. Tests of single units and of
+late lanes also run without a GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from engine.host.host_adamw import AdamWSettings, HostAdamW
+from engine.plan.ops import UPDATE_LANES, Lane
+from engine.planes.moments import MOMENTS, MomentKind
+from engine.runs.events import PlanBuilt
+from engine.runtime.compiled import uncompiled_functions
+from engine.runtime.cuda_backend import CudaBackend
+from engine.train import planning
+from engine.train.run import resume_run, start_run
+from tests.engine.host.test_moment_kernels import made_store, set_gradient
+from tests.engine.plan.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
+from tests.engine.runtime.test_rounded_moments import ROUNDED, assert_rounded_alike, trained
+from tests.support.blockwise import RATE, update_on
+from tests.support.device_homes import HOMES, SUMS, at_home
+from tests.support.folders import make_config
+from tests.support.trained_runs import events_of, execute, planes_on_disk
+
+pytestmark = pytest.mark.computing
+
+DEVICE, BACKEND = "cuda", CudaBackend
+PLACES = pytest.mark.parametrize(
+    ("device", "compiled"),
+    [
+        ("cpu", False),
+        pytest.param(DEVICE, False, marks=pytest.mark.gpu),
+        pytest.param(DEVICE, True, marks=pytest.mark.gpu),
+    ],
+    ids=["eager, without a GPU", "eager", "compiled"],
+)
+CLIP = 0.7
+
+
+@pytest.fixture(autouse=True)
+def tiny_is_not_small(monkeypatch):
+    """The matrices of a tiny model are kept in 8 bits, and its norms in fp32."""
+    monkeypatch.setattr("engine.planes.moments.SMALL", 256)
+
+
+# ---------------------------------------------------------------- single units
+
+
+def moments_in(store, kind: MomentKind) -> dict[str, np.ndarray]:
+    """The bytes of both moments of the only unit that are kept in this way."""
+    (unit,) = store.layouts
+    ranges = store.layouts[unit].moment_ranges(store.optimizer)
+    places = [slice(part.place, part.place + part.bytes) for part in ranges if part.kind == kind]
+    return {
+        name: np.concatenate([store.array(unit, name)[place] for place in places] or [np.empty(0)])
+        for name in MOMENTS
+    }
+
+
+@PLACES
+@pytest.mark.parametrize("unit", ["block 0", "embed"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("optimizer", ROUNDED)
+def test_the_same_moments_are_rounded_to_the_same_bits(optimizer, dtype, unit, device, compiled):
+    """With betas of 0, the moments before rounding are the gradient and its square on every
+    machine. Compiled, the inverse of a largest magnitude may differ in its last bit, so that a
+    value on the boundary between two codes gets the other one.
+    """
+    host, other = (made_store(optimizer, dtype, unit) for _ in range(2))
+    # So small an eps has no bias for squared gradients, which one processor may add at once.
+    adamw = HostAdamW(host, AdamWSettings(0.0, 0.0, 1e-12, 0.1, seed=7), threads=2)
+    for step in range(1, 4):
+        for store in (host, other):
+            set_gradient(store, unit, step)
+        adamw.update(unit, step, RATE, 1.0)
+        update_on(device, other, adamw, step, compiled)
+        for kind in MomentKind:
+            ours, theirs = (moments_in(store, kind) for store in (other, host))
+            for name in MOMENTS:
+                apart = np.mean(ours[name] != theirs[name]) if ours[name].size else 0.0
+                exact = kind != MomentKind.CODES or not compiled
+                assert apart <= (0 if exact else 1e-3), (step, kind, name, apart)
+    if compiled:
+        assert uncompiled_functions() == []
+    adamw.close()
+    host.close()
+    other.close()
+
+
+@PLACES
+@pytest.mark.parametrize("unit", ["block 0", "embed"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("optimizer", ROUNDED)
+def test_a_step_from_the_same_state_leaves_the_same_state(optimizer, dtype, unit, device, compiled):
+    """But for the last bits of sums, which move a moment to the next number now and then."""
+    host, other = (made_store(optimizer, dtype, unit) for _ in range(2))
+    adamw = HostAdamW(host, AdamWSettings(0.9, 0.999, 1e-8, 0.1, seed=7), threads=2)
+    for step in range(1, 5):
+        for name in host.planes:
+            other.array(unit, name)[:] = host.array(unit, name)
+        for store in (host, other):
+            set_gradient(store, unit, step)
+        adamw.update(unit, step, RATE, CLIP)
+        update_on(device, other, adamw, step, compiled, CLIP)
+        for kind in (MomentKind.BF16, MomentKind.CODES):
+            ours, theirs = (moments_in(store, kind) for store in (other, host))
+            for name in MOMENTS:
+                if ours[name].size:
+                    apart = np.mean(ours[name] != theirs[name])
+                    # Largest magnitudes are in fp32, which is one byte of 65 in their last bits.
+                    assert apart < 0.02, (step, kind, name, apart)
+        assert_rounded_alike(other, host, unit)
+    adamw.close()
+    host.close()
+    other.close()
+
+
+# ---------------------------------------------------------------- engines
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("optimizer", "dtype", "compiled"),
+    [
+        ("adamw_bf16", "float32", False),
+        ("adamw_8bit", "float32", False),
+        ("adamw_bf16", "bfloat16", False),
+        ("adamw_8bit", "bfloat16", False),
+        ("adamw_8bit", "bfloat16", True),  # compiling the blocks takes longest
+    ],
+)
+def test_optimizers_on_the_device_round_as_those_on_the_host(
+    deterministic, optimizer, dtype, compiled
+):
+    base = dataclasses.replace(BASE, compiled=compiled)
+    host, _ = trained(base, optimizer, dtype, 1, BACKEND())
+    for homes in HOMES.values():
+        choices = at_home(homes, 2, compiled=compiled)
+        device, _ = trained(choices, optimizer, dtype, 1, BACKEND())
+        for unit in host.store.layouts:
+            if unit in homes:
+                assert_rounded_alike(device.store, host.store, unit)
+                continue
+            for name in host.store.planes:
+                ours, theirs = (run.store.tensor(unit, name) for run in (device, host))
+                assert_same_bits([ours], [theirs])
+        device.close()
+    host.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("homes", ["none", "some", "all"])
+@pytest.mark.parametrize("optimizer", ROUNDED)
+def test_any_plan_has_the_same_bits(deterministic, optimizer, homes):
+    base = at_home(HOMES[homes], 1) if homes != "none" else BASE
+
+    def after(**changes) -> list[torch.Tensor]:
+        choices = dataclasses.replace(base, **changes)
+        return planes_after(choices, BACKEND(), dtype="bfloat16", optimizer=optimizer)
+
+    expected = after()
+    for name in ("deep prefetch", "two kept, two slots", "host boundaries, one ring"):
+        assert_same_bits(after(**SAME_BITS[name]), expected)
+    if homes != "none":
+        for buffers in (2, 5):
+            assert_same_bits(after(update_buffers=buffers), expected)
+        assert_same_bits(after(kept_blocks=1, update_buffers=3, **SUMS["device"]), expected)
+
+
+@pytest.mark.parametrize("optimizer", ROUNDED)
+def test_delays_change_nothing_where_optimizers_run_on_the_device(lanes, optimizer):
+    """Rows of bytes travel through two buffers. The test also runs without a GPU."""
+    choices = at_home(HOMES["all"], 2, kept_blocks=1)
+    expected = planes_after(choices, lanes(), dtype="bfloat16", optimizer=optimizer)
+    for slow in (UPDATE_LANES, (Lane.STATES_OUT,), (Lane.H2D, Lane.STATES_OUT), (Lane.STATES_IN,)):
+        planes = planes_after(choices, lanes(slow), dtype="bfloat16", optimizer=optimizer)
+        assert_same_bits(planes, expected)
+
+
+# ---------------------------------------------------------------- whole runs
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("homes", "gradients"),
+    [((), "parked"), (HOMES["some"], "host"), (HOMES["some"], "parked"), (HOMES["all"], "parked")],
+    ids=["host", "both", "both, parked", "device"],
+)
+@pytest.mark.parametrize("optimizer", ["adamw", *ROUNDED])
+def test_a_resumed_run_equals_the_undisturbed_one_to_the_bit(
+    deterministic, monkeypatch, tmp_path, optimizer, homes, gradients
+):
+    choose = planning.choose
+
+    def with_homes(job, target):
+        chosen = choose(job, target)
+        buffers = dict(update_buffers=2 if homes else 0, spare_buffers=0, spare_blocks=0)
+        choices = dataclasses.replace(chosen.choices, device_homes=homes, **buffers)
+        return dataclasses.replace(chosen, choices=choices)
+
+    monkeypatch.setattr(planning, "choose", with_homes)
+    values = {"train.optimizer": optimizer, "engine.gradients": gradients, "engine.device": DEVICE}
+    values |= {"engine.kernels": "eager", "model.dtype": "bfloat16"}
+    config = make_config(tmp_path).with_values(values)
+    whole = start_run(config, tmp_path / "runs")
+    assert execute(whole).state == "finished", whole.recorder.snapshot.reason
+    (built,) = events_of(whole, PlanBuilt)
+    assert tuple(built.choices["device_homes"]) == homes
+    assert built.choices["parked_gradients"] == (gradients == "parked")
+    part = start_run(config, tmp_path / "runs")
+    assert execute(part, {3: "stop"}).state == "stopped"
+    again = resume_run(tmp_path / "runs", part.id)
+    assert execute(again).state == "finished", again.recorder.snapshot.reason
+    assert planes_on_disk(again) == planes_on_disk(whole)

@@ -1,0 +1,81 @@
+"""Parked gradients on lanes that run at once: the bits are those of a step with a plane of
+gradients on the host, in any plan, whichever lane is late. Each test also runs without a GPU
+(`tests.support.lanes`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from engine.plan.ops import Lane
+from tests.engine.plan.test_laws import BASE, assert_same_bits
+from tests.engine.runtime.test_parked_gradients import FRAMES, OUTERS, run
+from tests.support.device_homes import HOMES, at_home
+from tests.support.lanes import Lanes, find_missing_waits
+from tests.support.tiers import PLAN_SWEEP, in_tiers
+
+pytestmark = pytest.mark.computing
+
+ROUNDS = dict(micro_batches=4, rounds=2, gradient_sum="device")
+SOME = dict(device_homes=HOMES["some"], update_buffers=2)
+PLANS = {
+    "vertical": {},
+    "rounds": ROUNDS,
+    "host boundaries": dict(host_boundaries=True, boundary_rings=2),
+    "two kept": dict(kept_blocks=2, slots=2, prefetch_depth=2),
+    "some on the device": SOME,
+    "all on the device": dict(device_homes=HOMES["all"], update_buffers=3),
+    "all at once": ROUNDS | SOME | dict(host_boundaries=True, resident_blocks=1, kept_blocks=1),
+}
+LATE = [
+    (Lane.GRADIENTS_OUT,),
+    (Lane.HOST,),
+    (Lane.GRADIENTS_OUT, Lane.HOST),
+    (Lane.COMPUTE, Lane.GRADIENTS_OUT),
+    (Lane.H2D, Lane.D2H, Lane.GRADIENTS_OUT),
+]
+PARKED = dict(parked_gradients=True)
+
+
+@pytest.mark.parametrize("dtype", in_tiers(["float32", "bfloat16"], ("float32",), PLAN_SWEEP))
+@pytest.mark.parametrize("name", PLANS)
+def test_the_bits_are_those_of_a_plane_on_the_host(lanes, name, dtype):
+    choices = dataclasses.replace(BASE, **PLANS[name])
+    expected = run(choices, backend=lanes(), dtype=dtype)
+    frames = [*FRAMES.values(), *(OUTERS.values() if choices.rounds == 1 else ())]
+    # Without a GPU, every frame is compared in tests/engine/runtime.
+    for frame in frames if lanes is Lanes else frames[-1:]:
+        framed = dataclasses.replace(choices, **frame)
+        assert_same_bits(run(framed, backend=lanes(), dtype=dtype), expected)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
+@pytest.mark.parametrize("name", ["vertical", "host boundaries", "all at once"])
+def test_delays_on_the_way_to_the_host_change_nothing(lanes, monkeypatch, name, optimizer):
+    # The matrices of a tiny model are kept in 8 bits.
+    monkeypatch.setattr("engine.planes.moments.SMALL", 256)
+    choices = dataclasses.replace(BASE, **PLANS[name])
+    expected = run(choices, backend=lanes(), optimizer=optimizer)
+    framed = dataclasses.replace(choices, **FRAMES["both"])
+    for slow in LATE:
+        assert_same_bits(run(framed, backend=lanes(slow), optimizer=optimizer), expected)
+
+
+@pytest.mark.parametrize("careless", [Lane.GRADIENTS_OUT, Lane.HOST])
+def test_a_lane_that_does_not_wait_is_found(lanes, careless):
+    """A gradient comes to a ring buffer that an update still reads, or an update reads it before it
+    has come.
+    """
+    (slow,) = {Lane.GRADIENTS_OUT, Lane.HOST} - {careless}
+    choices = dataclasses.replace(BASE, **PARKED)
+    find_missing_waits(lanes, careless, (slow,), choices)
+
+
+def test_tied_embeddings_park_their_gradient_too(lanes):
+    choices = at_home(("block 1",), 2, parked_gradients=True)
+    plane = dataclasses.replace(choices, parked_gradients=False)
+    expected = run(plane, backend=lanes(), tied=True)
+    assert_same_bits(run(choices, backend=lanes(), tied=True), expected)
+    assert_same_bits(run(choices, backend=lanes((Lane.GRADIENTS_OUT,)), tied=True), expected)

@@ -1,0 +1,81 @@
+"""Changes to what is kept of the best weights, exported and ended early."""
+
+from __future__ import annotations
+
+from tests.support.changes.record import Change
+
+BEST_WEIGHTS = "engine/train/best_weights.py"
+LEARNING = "engine/train/learning.py"
+HELD_OUT = "engine/runs/held_out.py"
+ROWS = "engine/runtime/document_losses.py"
+BEST = "tests/engine/train/test_best_weights.py"
+FOLD = "tests/engine/runs/test_held_out.py"
+EVALUATION = "tests/engine/runtime/test_evaluation.py"
+
+LEARNED = (
+    Change(
+        "rows-take-each-other-s-losses",
+        ROWS,
+        "np.repeat(np.arange(len(tokens)), tokens)",
+        "np.repeat(np.arange(len(tokens)), tokens[::-1])",
+        "The losses of single documents are added up for other ones.",
+        (EVALUATION,),
+    ),
+    Change(
+        "worse-weights-kept",
+        BEST_WEIGHTS,
+        "if not score.is_better_than(held_out.kept, held_out.by):",
+        "if score.is_better_than(held_out.kept, held_out.by):",
+        "Weights that are worse take the place of the best.",
+        (BEST,),
+    ),
+    Change(
+        "best-weights-not-protected",
+        BEST_WEIGHTS,
+        "        prepared.store.held.read_by(step, snapshot)\n",
+        "        snapshot.arm()\n",
+        "Updates of later steps change the best weights while they are written.",
+        (BEST,),
+    ),
+    Change(
+        "checkpoints-without-room",
+        BEST_WEIGHTS,
+        "if free >= needed + sum(others.values()):",
+        "if free >= needed:",
+        "The best weights take the room that a checkpoint or the export needs.",
+        (BEST,),
+    ),
+    Change(
+        "last-exported-as-the-best",
+        LEARNING,
+        "        if chosen.step != step and not self._take_up(chosen.step, step):\n",
+        "        if False:\n",
+        "The weights of the last step are exported and said to be the best.",
+        (BEST,),
+    ),
+    Change(
+        "best-before-training",
+        HELD_OUT,
+        "        if score.step <= 0:\n            return\n",
+        "",
+        "The weights with which a run began count as its best.",
+        (FOLD, BEST),
+    ),
+    Change(
+        "patience-counted-anew",
+        HELD_OUT,
+        "                self._compare(Score(of, evals.loss[place], correct, total))\n",
+        "                self._compare(Score(of, evals.loss[place], correct, total))\n"
+        "        self.since_best = 0\n",
+        "A resumed run has its whole patience again.",
+        (FOLD, BEST),
+    ),
+    Change(
+        "equal-shares-by-the-later",
+        HELD_OUT,
+        "return (1.0 if score.share is None else -score.share), score.loss",
+        "return (1.0 if score.share is None else -score.share), -score.loss",
+        "Of weights that answer as many prompts exactly, those with the higher loss are kept.",
+        (FOLD,),
+    ),
+)

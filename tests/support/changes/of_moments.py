@@ -1,0 +1,153 @@
+"""Changes to moments in bf16 and in 8 bits, and to gradients that are parked on the device."""
+
+from __future__ import annotations
+
+from tests.support.changes.record import Change
+
+PLACES = "engine/planes/moments.py"
+HOST = "engine/host/host_adamw.py"
+KERNELS = "engine/host/moment_kernels.py"
+VALUES = "engine/host/value_kernels.py"
+DEVICE = "engine/runtime/device_moments.py"
+OPS = "engine/runtime/block_ops.py"
+RINGS = "engine/runtime/gradient_rings.py"
+WRITE = "engine/plan/unit_ops.py"
+PLACE_TESTS = "tests/engine/planes/test_moments.py"
+KERNEL_TESTS = "tests/engine/host/test_moment_kernels.py"
+ROUNDED = "tests/engine/runtime/test_rounded_moments.py"
+ON_DEVICE = "tests/gpu/test_moments.py::test_the_same_moments_are_rounded_to_the_same_bits"
+PARKED = "tests/engine/runtime/test_parked_gradients.py"
+PARKED_BITS = f"{PARKED}::test_the_bits_are_those_of_a_plane_on_the_host"
+OUTER_BITS = f"{PARKED}::test_embed_and_head_in_the_memory_of_parked_gradients_change_no_bit"
+
+MOMENT_CHANGES = (
+    Change(
+        "blocks-cross-parameters",
+        PLACES,
+        "    is_whole = range_.start % BLOCK == range_.stop % BLOCK == 0\n",
+        "    is_whole = True\n",
+        "A block of codes goes on into the next parameter, so that one scales the other.",
+        (PLACE_TESTS,),
+    ),
+    Change(
+        "embedding-in-8-bits",
+        PLACES,
+        'if optimizer == "adamw_bf16" or unit == EMBED:',
+        'if optimizer == "adamw_bf16":',
+        "The embedding is kept in 8 bits too.",
+        (PLACE_TESTS,),
+    ),
+    Change(
+        "rounded-alike-in-every-step",
+        HOST,
+        'f"{self._seed} {step} {unit}"',
+        'f"{self._seed} {unit}"',
+        "Moments in bf16 are rounded with the same random bits in every step, so they stall.",
+        (f"{ROUNDED}::test_a_second_moment_in_bf16_follows_small_changes",),
+    ),
+    Change(
+        "one-half-of-the-noise-for-both-moments",
+        KERNELS,
+        "exp_avg_sq[i] = rounded(second[i], upper)",
+        "exp_avg_sq[i] = rounded(second[i], lower)",
+        "Both moments are rounded up together.",
+        (KERNEL_TESTS,),
+    ),
+    Change(
+        "second-moment-with-the-code-of-0",
+        KERNELS,
+        "    least = np.int32(1) if largest > 0 and not is_signed else np.int32(0)\n",
+        "    least = np.int32(0)\n",
+        "A second moment beside a large one becomes 0: its weight is divided by eps alone.",
+        (KERNEL_TESTS,),
+    ),
+    Change(
+        "negative-tie-with-the-larger-code",
+        VALUES,
+        "builder.sub(found, sign)",
+        "found",
+        "A negative first moment on a boundary has the code of the smaller magnitude.",
+        (KERNEL_TESTS,),
+    ),
+    Change(
+        "second-moment-with-the-code-of-0-on-the-device",
+        DEVICE,
+        "codes.clamp(min=1)",
+        "codes.clamp(min=0)",
+        "The device gives second moments the code of 0.",
+        (ON_DEVICE,),
+    ),
+    Change(
+        "noise-of-a-piece-from-its-own-start",
+        DEVICE,
+        "(step.key + part.start + start) & _MASK",
+        "(step.key + start) & _MASK",
+        "The device rounds by positions in its piece, not in the unit.",
+        (ON_DEVICE,),
+    ),
+    Change(
+        "parked-gradients-not-clipped",
+        OPS,
+        "adamw.update(op.unit, count, rate, result.clip_factor, parked)",
+        "factor = result.clip_factor if parked is None else 1.0\n"
+        "    adamw.update(op.unit, count, rate, factor, parked)",
+        "The clip factor is not applied to gradients that were parked.",
+        (PARKED_BITS,),
+    ),
+    Change(
+        "ring-buffers-in-the-same-memory",
+        RINGS,
+        "memory[number * size : (number + 1) * size]",
+        "memory[:size]",
+        "A parked gradient overwrites one that the host still reads.",
+        (PARKED_BITS,),
+    ),
+    Change(
+        "parked-gradient-read-before-it-comes",
+        WRITE,
+        "self._emit(Update, unit, {CLIP: READY} | gradient, weights, **place)",
+        "self._emit(Update, unit, {CLIP: READY}, weights, **place)",
+        "An update does not wait for the gradient that comes through its ring buffer.",
+        (PARKED_BITS,),
+    ),
+    Change(
+        "every-piece-gets-the-first-rows",
+        "engine/runtime/compute_ops.py",
+        "    first = start // width\n",
+        "    first = 0 * start // width\n",
+        "Rows of embed get the gradients of other rows.",
+        (OUTER_BITS,),
+    ),
+    Change(
+        "padding-gets-a-gradient-in-pieces",
+        "engine/runtime/embed_rows.py",
+        "elsewhere = (local < 0) | (local >= rows) | (self.ids == self.padding)",
+        "elsewhere = (local < 0) | (local >= rows)",
+        "The row of the padding token receives a gradient.",
+        (OUTER_BITS,),
+    ),
+    Change(
+        "norm-of-embed-as-a-whole",
+        "engine/runtime/compute_ops.py",
+        "size = context.plan.embed_piece if unit == EMBED else 0",
+        "size = 0",
+        "The norm of embed depends on whether a plan sums it in pieces.",
+        (OUTER_BITS,),
+    ),
+    Change(
+        "slot-of-parts-as-a-whole",
+        "engine/plan/device_updates.py",
+        "        parts = self._slot_parts.get(slot, 1)\n",
+        "        parts = 1 if self.placed(unit) is None else len(self._bounds[unit])\n",
+        "A prefetch into a slot that is updated in parts does not wait for the block before.",
+        ("tests/engine/runtime/test_device_homes.py",),
+    ),
+    Change(
+        "parked-gradient-sent-before-its-summary",
+        WRITE,
+        "reads = {staging: Content(ContentKind.SUM, unit), SUMMARY: READY}",
+        "reads = {staging: Content(ContentKind.SUM, unit)}",
+        "A parked gradient leaves before it is known whether the step is applied.",
+        (f"{PARKED}::test_boundaries_never_wait_for_parked_gradients",),
+    ),
+)
