@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import pytest
 from app.form.presets import FIRST_PRESET, PRESETS
 from app.form.settings_form import shown_values
 from engine.config.settings import TrainConfig
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = [
@@ -127,12 +127,6 @@ class Server:
 
     def log(self) -> str:
         return (self.folder / "server.log").read_text(encoding="utf-8", errors="replace")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="session")

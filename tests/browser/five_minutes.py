@@ -11,7 +11,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests.browser.conftest import FLAGS, Server, chromium_path, free_port
+from tests.browser.conftest import FLAGS, Server, chromium_path
 from tests.browser.screen import (
     OPENED_RUN,
     box,
@@ -24,6 +24,7 @@ from tests.browser.screen import (
     state,
     wait_for_points,
 )
+from tests.support.ports import free_port
 
 PATIENCE = 200_000
 """ms; the starter shares the cores with the browser."""

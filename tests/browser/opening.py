@@ -24,8 +24,9 @@ from engine.config.settings import TrainConfig
 from engine.runs.events import MemorySampled
 from engine.runs.folder import create_run
 from engine.runs.recorder import RunRecorder
-from tests.browser.conftest import FLAGS, Server, chromium_path, free_port
+from tests.browser.conftest import FLAGS, Server, chromium_path
 from tests.browser.pages import SPAN_BLOCKS, UNITS
+from tests.support.ports import free_port
 from tests.support.synthetic_run import (
     records,
     run_events,

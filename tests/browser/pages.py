@@ -29,8 +29,9 @@ from engine.config.settings import TrainConfig
 from engine.runs.events import MemorySampled, StepFinished
 from engine.runs.folder import RunFolder, create_run
 from engine.runs.recorder import RunRecorder
-from tests.browser.conftest import FLAGS, Server, chromium_path, free_port
+from tests.browser.conftest import FLAGS, Server, chromium_path
 from tests.browser.screen import address
+from tests.support.ports import free_port
 from tests.support.synthetic_run import run_events, step_finished, timeline, unit_norms
 
 PAGES = 10

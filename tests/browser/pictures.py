@@ -15,8 +15,9 @@ from playwright.sync_api import Page, expect, sync_playwright
 from app.form.presets import FIRST_PRESET, PRESETS
 from engine.config.settings import TrainConfig
 from engine.train.run import start_run
-from tests.browser.conftest import FLAGS, ROOT, Server, chromium_path, free_port
+from tests.browser.conftest import FLAGS, ROOT, Server, chromium_path
 from tests.browser.screen import OPENED_RUN, bar, open_page, run_of, state
+from tests.support.ports import free_port
 
 WIDTH, LEAST_HEIGHT = 1440, 900
 TALLEST = {"hardware": 1300, "result": 1250, "overview": LEAST_HEIGHT}

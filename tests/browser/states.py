@@ -39,10 +39,10 @@ from tests.browser.conftest import (
     Server,
     answer,
     chromium_path,
-    free_port,
 )
 from tests.browser.screen import address, note, open_page
 from tests.support.measured import SEVERAL
+from tests.support.ports import free_port
 from tests.support.synthetic_run import GIB, run_events
 
 SIZES = {"1440": (1440, 900), "800": (800, 900), "390": (390, 844)}

@@ -11,7 +11,7 @@ import sys
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import ROOT, WAIT_MILLISECONDS, Server, free_port
+from tests.browser.conftest import ROOT, WAIT_MILLISECONDS, Server
 from tests.browser.screen import (
     POINTS,
     address,
@@ -29,6 +29,7 @@ from tests.browser.screen import (
     state,
     wait_for_points,
 )
+from tests.support.ports import free_port
 from tests.support.taken_home import transformers_answer
 from tests.support.tiers import BROWSER_FLOWS
 

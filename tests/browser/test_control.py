@@ -12,8 +12,9 @@ from playwright.sync_api import expect
 
 from engine.runs.events import SettingsChanged
 from engine.runs.following import EVENTS_FILE, replay
-from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
+from tests.browser.conftest import WAIT_MILLISECONDS, Server
 from tests.browser.screen import bar, open_view, press, start_short_run, state
+from tests.support.ports import free_port
 from tests.support.tiers import BROWSER_FLOWS
 
 pytestmark = pytest.mark.everything(BROWSER_FLOWS)

@@ -15,7 +15,8 @@ from playwright.sync_api import expect
 from app.form.settings_form import shown_values
 from app.pages.draft import Draft
 from engine.config.settings import TrainConfig
-from tests.browser.conftest import ROOT, WAIT_MILLISECONDS, Server, free_port
+from tests.browser.conftest import ROOT, WAIT_MILLISECONDS, Server
+from tests.support.ports import free_port
 from tests.support.tiers import BROWSER_FLOWS
 
 pytestmark = pytest.mark.everything(BROWSER_FLOWS)

@@ -14,7 +14,7 @@ from engine.runs.folder import create_run
 from engine.runs.recorder import RunRecorder
 from engine.summaries.about import write_about
 from engine.summaries.benchmark_results import append_benchmarks
-from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
+from tests.browser.conftest import WAIT_MILLISECONDS, Server
 from tests.browser.screen import (
     address,
     fill,
@@ -26,6 +26,7 @@ from tests.browser.screen import (
 )
 from tests.support.hostile import HOSTILE, hostile_events
 from tests.support.measured import measured
+from tests.support.ports import free_port
 from tests.support.tiers import BROWSER_FLOWS
 
 pytestmark = pytest.mark.everything(BROWSER_FLOWS)

@@ -13,10 +13,11 @@ import pytest
 from playwright.sync_api import expect
 
 from app.form.settings_form import shown_values
-from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
+from tests.browser.conftest import WAIT_MILLISECONDS, Server
 from tests.browser.screen import OPENED_RUN, address, bar, press, run_of
 from tests.support.fake_hub import FakeHub, serve
 from tests.support.folders import make_config, make_model
+from tests.support.ports import free_port
 from tests.support.tiers import BROWSER_FLOWS
 
 pytestmark = pytest.mark.everything(BROWSER_FLOWS)

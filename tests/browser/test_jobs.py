@@ -12,9 +12,10 @@ import pytest
 from playwright.sync_api import expect
 
 from engine.train.run import start_run
-from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
+from tests.browser.conftest import WAIT_MILLISECONDS, Server
 from tests.browser.screen import address, more_of, open_page
 from tests.support.folders import make_config
+from tests.support.ports import free_port
 from tests.support.tiers import BROWSER_FLOWS
 
 pytestmark = pytest.mark.everything(BROWSER_FLOWS)

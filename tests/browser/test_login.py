@@ -9,9 +9,10 @@ import threading
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
+from tests.browser.conftest import WAIT_MILLISECONDS, Server
 from tests.browser.screen import address
 from tests.browser.test_accessibility import AXE, look
+from tests.support.ports import free_port
 from tests.support.tiers import BROWSER_FLOWS
 
 pytestmark = pytest.mark.everything(BROWSER_FLOWS)

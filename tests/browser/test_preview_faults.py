@@ -8,7 +8,8 @@ import sys
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import ROOT, WAIT_MILLISECONDS, Server, free_port
+from tests.browser.conftest import ROOT, WAIT_MILLISECONDS, Server
+from tests.support.ports import free_port
 from tests.support.tiers import BROWSER_FLOWS
 
 pytestmark = pytest.mark.everything(BROWSER_FLOWS)

@@ -18,7 +18,7 @@ from engine.paths import PROGRAM_ROOT
 from engine.runs.folder import create_run
 from engine.runs.recorder import RunRecorder
 from engine.summaries.listing import list_runs
-from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
+from tests.browser.conftest import WAIT_MILLISECONDS, Server
 from tests.browser.screen import (
     NEW_FORM,
     bar,
@@ -30,6 +30,7 @@ from tests.browser.screen import (
     row_of,
     start_short_run,
 )
+from tests.support.ports import free_port
 from tests.support.synthetic_run import run_events, step_finished
 from tests.support.tiers import BROWSER_FLOWS
 

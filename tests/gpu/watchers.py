@@ -1,7 +1,7 @@
 """What watching costs a run: `python -m tests.gpu.watchers [MODEL ROWS TOKENS PAIRS SECONDS]`.
 
 One run in the app's own process, as Start starts it, and beside it a process with ten watchers,
-each of which asks the server for what a page with the Live tab open asks for, as often as a page
+each of which asks the server for what a page with the run page open asks for, as often as a page
 does. Periods with the watchers and without them take turns (which comes first takes turns too);
 prints steps/s of each pair, and the mean difference with its 95 % interval over the pairs.
 """
@@ -24,12 +24,12 @@ from engine.config.settings import TrainConfig
 from engine.paths import PROGRAM_ROOT
 from engine.runs.events import StepFinished
 from engine.runs.following import replay
-from tests.browser.conftest import free_port
 from tests.gpu.forecasts import folder_of
+from tests.support.ports import free_port
 
 WATCHERS = 10
 FOLLOWING_SECONDS = 1.0
-"""FOLLOWING of app/browser/main.js."""
+"""FOLLOWING of app/browser/run/run_page.js."""
 WARM_UP_SECONDS = 40
 SETTLE_SECONDS = 0.5
 """After each change of hands: the answers under way come to an end."""
@@ -45,7 +45,7 @@ class Period:
 
 
 def page(address: str, on: threading.Event) -> None:
-    """One watcher: reads as app/browser/main.js does, at the same pauses."""
+    """One watcher: reads as app/browser/run/run_page.js does, at the same pauses."""
     seq = 0
     while on.wait():
         with urllib.request.urlopen(f"{address}?since={seq}&axis=step") as response:

@@ -102,7 +102,8 @@ def test_a_real_run_survives_its_server_and_is_controlled_by_the_next(tmp_path, 
     again.request(run_id, "stop")
     wait_for(lambda: state(again, run_id) == "stopped", SECONDS)
     wait_for(lambda: again.why_not_start() is None, SECONDS)
-    assert "Stopped and saved" in "\n".join(last_lines(folder.path / "stdout.txt"))
+    # The process says so last, after it has let go of the run.
+    wait_for(lambda: "Stopped and saved" in (folder.path / "stdout.txt").read_text(), SECONDS)
     assert last_lines(folder.path / "stderr.txt") == [], "no progress bar for nobody"
     events = [record.event.kind for record in replay(folder.events_path)]
     assert events[0] == "state_changed" and "checkpoint_written" in events

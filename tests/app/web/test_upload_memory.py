@@ -8,8 +8,9 @@ import time
 import psutil
 import pytest
 
-from tests.browser.conftest import Server, free_port
+from tests.browser.conftest import Server
 from tests.support.over_sockets import heard, opened
+from tests.support.ports import free_port
 
 ONE = "0123456789abcdef"
 PIECE = os.urandom(1 << 20)

@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.support.ports import free_port
 
 NOT_COPIED = {"runs", "tests", "docs", "shared", "venv", "build", "node_modules"}
 """Folders of a checkout, directly in it, that are no part of the program; nor is what begins with a
@@ -241,12 +242,6 @@ class Answer:
 
     def header(self, name: str) -> str:
         return next((value for key, value in self.headers if key == name), "")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for(
