@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.config.settings import TrainConfig
 from engine.fit.checkpoint_needs import best_bytes
+from engine.fit.choose import Chosen
 from engine.fit.cost import PLANNED_FLOPS_FORMULA, parameter_flops
 from engine.fit.memory_items import MEMORY, PartName
 from engine.fit.needs import (
@@ -59,6 +60,8 @@ class FitReport:
     model: dict[str, Any]
     choices: dict[str, Any]
     time: dict[str, Any]
+    chosen: Chosen
+    """The needs are those of this plan. A run that gets the report trains with it."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data, in the form that the record and the screen use."""
@@ -119,6 +122,7 @@ def estimate(
             **needs.chosen.choices.to_dict(),
         },
         time=_time(needs, config.train.steps or facts.steps, measured),
+        chosen=needs.chosen,
     )
 
 

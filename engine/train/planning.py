@@ -115,13 +115,15 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     shape = shape_of(job.model).with_optimizer(config.train.optimizer)
     longest_row = max(job.data.train.longest, job.data.eval.longest, 1)
     row_length = padded_length(longest_row, config.data.max_seq_len)
-    report, rounding = _judged(session, job, shape, row_length, rates)
     gpu_limit = _limit_gpu_memory(backend, config) if device != "cpu" else None
+    target = Target(device, gpu_limit, sample_host_memory()[1], rates)
+    report, rounding = _judged(session, job, shape, row_length, target)
+    # The plan is the report's own. Another choice among the same ways, with the free memory of a
+    # moment later, could need more RAM than the report has promised.
+    chosen = report.chosen
     # A resumed run continues bit for bit, if the memory that there is now allows that.
     parked, together = report.choices["parked_gradients"], report.choices["boundary_blocks"]
     planned_job = Job(shape, config, row_length, rounding, parked, together)
-    target = Target(device, gpu_limit, sample_host_memory()[1], rates)
-    chosen = choose(planned_job, target)
     product = largest_product(shape, chosen.micro_batch_size * row_length)
     matmul_rates = rates
     if isinstance(backend, CpuBackend):
@@ -186,7 +188,7 @@ def typical_length(config: TrainConfig, data: PreparedData, chosen: Chosen) -> i
 
 
 def _judged(
-    session: Session, job: TrainingJob, shape: ModelShape, row_length: int, rates: Rates | None
+    session: Session, job: TrainingJob, shape: ModelShape, row_length: int, target: Target
 ) -> tuple[FitReport, dict[str, Any]]:
     """Makes and records the fit report. Returns it with the rounding that the planner must keep.
 
@@ -197,12 +199,15 @@ def _judged(
     config = session.config.with_values({"data.max_seq_len": row_length})
     kept = shape.checkpoint_bytes(config.output.checkpoint)
     machine = _machine_for(session.folder, kept)
+    if target.gpu_limit is not None and machine.gpus:
+        first = replace(machine.gpus[0], free=target.gpu_limit)
+        machine = replace(machine, gpus=(first, *machine.gpus[1:]))
     before = len(folders_by_step(session.folder.checkpoints_path))
 
     def judged(rounding: dict[str, Any]) -> FitReport:
         facts = SessionFacts(
             rounding,
-            rates,
+            target.rates,
             resident,
             job.total_steps,
             lambda chosen: typical_length(session.config, job.data, chosen),

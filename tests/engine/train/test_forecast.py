@@ -18,11 +18,12 @@ from engine.fit.predicted import compared, predictions
 from engine.fit.report import estimate
 from engine.machine.gpus import GpuInfo
 from engine.machine.read_machine import Machine
-from engine.runs.events import FitReported, ForecastChecked, LogLine, StepFinished
+from engine.runs.events import FitReported, ForecastChecked, LogLine, PlanBuilt, StepFinished
 from engine.runs.folder import create_run
 from engine.runs.following import last_of_kind
 from engine.runs.recorder import RunRecorder
 from engine.runs.snapshot import RunSnapshot
+from engine.train import planning
 from engine.train.forecast import Forecast
 from engine.train.run import start_run
 from engine.words import GIB
@@ -246,3 +247,20 @@ def test_both_are_said_in_words():
         )
         == "Step 2.5 s of 2 s (+25.0 %), GPU memory 1.0 GiB"
     )
+
+
+CHOICES = ("micro_batches", "rounds", "kept_blocks", "resident_blocks", "host_boundaries", "slots")
+
+
+def test_a_run_trains_with_the_plan_of_its_report(tmp_path, monkeypatch):
+    sample = planning.sample_host_memory
+    # What is free a moment after the report would make the leanest plan.
+    monkeypatch.setattr(planning, "sample_host_memory", lambda: (sample()[0], 0))
+    run = start_run(make_config(tmp_path, **{"train.steps": 2}), tmp_path / "runs")
+    assert run.execute().state == "finished"
+    reported = events_of(run, FitReported)[0].report["choices"]
+    (built,) = events_of(run, PlanBuilt)
+    assert {name: built.choices[name] for name in CHOICES} == {
+        name: reported[name] for name in CHOICES
+    }
+    assert built.choices["kept_blocks"] > 0
