@@ -12,6 +12,7 @@ a test find tokens that another test left, because each test has a cache of its 
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import tempfile
 from collections import Counter
@@ -26,6 +27,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as launch.py does
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 _shared = tempfile.TemporaryDirectory(prefix="ramstream-tests-")
 os.environ["RAMSTREAM_CACHE"] = _shared.name  # for what is made once for a module
+_numbers = itertools.count()
 
 MOST_PROCESSES = 4
 """A run takes this many processes at most, because one of them has the browser to itself."""
@@ -182,8 +184,11 @@ def quick_collections():
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    """Returns the folder of the test's own cache."""
-    folder = tmp_path_factory.mktemp("cache")
+def own_cache(monkeypatch):
+    """Returns the folder of the test's own cache. It is numbered here, since pytest would look for
+    a free name among those of all tests before.
+    """
+    folder = Path(_shared.name) / f"test-{next(_numbers)}"
+    folder.mkdir()
     monkeypatch.setenv("RAMSTREAM_CACHE", str(folder))
     return folder

@@ -175,6 +175,8 @@ def measured(configs: Sequence[TrainConfig], backend: Backend, how: Measuring) -
     There is one training for each configuration. All configurations must have the same model.
     """
     say = how.say
+    # A model that cannot be read is told before the measurements, which take a minute.
+    model_configs = [load_config(config.model.source) for config in configs[:1]]
     machine = read_machine()
     ceilings = measure(
         backend, CEILING_SECONDS[backend.device.type], lambda what: say(f"Measuring {what}")
@@ -194,7 +196,7 @@ def measured(configs: Sequence[TrainConfig], backend: Backend, how: Measuring) -
     with errors_only():
         say("Filling the planes with random weights")
         model = configs[0].model
-        planes = Planes.open(load_config(model.source), backend, model, has_states=False)
+        planes = Planes.open(model_configs[0], backend, model, has_states=False)
         try:
             # The shape is read before the first training, which moves parts of the model to the
             # device.

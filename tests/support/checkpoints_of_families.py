@@ -45,8 +45,9 @@ def save_family(
     return folder
 
 
-def round_to_bf16(folder: Path, family: str) -> None:
-    """Rounds the weights in `folder` to bf16, but for those that stay in fp32.
+def round_to_bf16(folder: Path, family: str) -> torch.nn.Module:
+    """Rounds the weights in `folder` to bf16, but for those that stay in fp32. Returns what plain
+    transformers reads from it in fp32.
 
     They are then the same numbers for us and for transformers, which rounds the ties of other
     weights in another way.
@@ -58,6 +59,7 @@ def round_to_bf16(folder: Path, family: str) -> None:
             if name not in kept:
                 parameter.copy_(parameter.bfloat16())
         plain.save_pretrained(folder)
+    return plain
 
 
 def load_plain(folder: Path, dtype: torch.dtype, **how) -> torch.nn.Module:

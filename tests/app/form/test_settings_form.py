@@ -86,9 +86,9 @@ def test_each_field_survives_the_way_to_its_component_and_back(setting):
     base = {"output.eval_every": 8, "output.exact_match_samples": 4}
     plain = config_with(**base)
     other = {setting.dotted: another_value(setting, value_of(plain))}
+    with gr.Blocks():
+        box = component(setting)
     for config in (plain, config_with(**base | other)):
-        with gr.Blocks():
-            box = component(setting)
         shown = shown_values(config)
         shown[setting.dotted] = box.preprocess(box.postprocess(shown[setting.dotted]))
         assert read_config(shown) == config

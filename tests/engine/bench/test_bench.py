@@ -268,3 +268,14 @@ def test_random_rows_are_full_and_carry_loss():
     logits = torch.zeros(3, 10, VOCAB)
     loss = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(first.labels).flatten())
     assert loss.item() == pytest.approx(np.log(VOCAB), rel=1e-6)
+
+
+def test_a_model_that_cannot_be_read_is_told_before_anything_is_measured(capsys, tmp_path):
+    preset = tmp_path / "preset.yaml"
+    # The hub's own name has a shape in the catalog, so that its needs are known without the hub.
+    preset.write_text(
+        "model: {source: Qwen/Qwen2.5-0.5B, init: random}\ndata: {source: x, max_seq_len: 16}\n"
+    )
+    assert launch.main(["bench", str(preset), "--streamed-only"]) == 2
+    said = capsys.readouterr().err
+    assert "Qwen/Qwen2.5-0.5B" in said and "Measuring" not in said

@@ -34,7 +34,7 @@ KEYS = [
     *("tool_calls", "function_call", "function", "arguments", "functionCall", "image_url"),
 ]
 many = settings(
-    max_examples=200,
+    max_examples=100,
     deadline=None,
     derandomize=True,
     database=None,
@@ -80,10 +80,10 @@ rows = st.dictionaries(
 )
 
 
-MANY = pytest.mark.everything("it invents 200 data sets, for some ten seconds")
+MANY = pytest.mark.everything("it invents 100 data sets, for some five seconds")
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(200, marks=MANY)])
+@pytest.mark.parametrize("count", [40, pytest.param(100, marks=MANY)])
 def test_rows_of_any_values_are_read_or_refused_in_a_sentence(count):
     @settings(many, max_examples=count)
     @given(st.lists(rows, min_size=1, max_size=3))
@@ -102,7 +102,7 @@ def test_rows_of_any_values_are_read_or_refused_in_a_sentence(count):
     run()
 
 
-@pytest.mark.everything("it invents 60 rows for each format, for some ten seconds")
+@pytest.mark.everything("it invents 30 rows for each format, for some ten seconds")
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_rows_of_any_values_under_the_usual_names_of_a_format(name):
     made = FORMATS[name]
@@ -111,7 +111,7 @@ def test_rows_of_any_values_under_the_usual_names_of_a_format(name):
         {column: st.one_of(values, turns) for column in dict.fromkeys(parts.values())}
     )
 
-    @settings(many, max_examples=60)
+    @settings(many, max_examples=30)
     @given(shaped)
     def run(row):
         with contextlib.suppress(DataError, BrokenText):
