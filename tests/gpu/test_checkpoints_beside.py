@@ -11,7 +11,7 @@ import pytest
 
 from engine.checkpoints import copies, piece_files, unit_files
 from engine.errors import NonFiniteError
-from engine.fit import checkpoint_needs
+from engine.fit import checkpoint_needs, needs
 from engine.plan.ops import OpKind
 from engine.runs.events import CheckpointWritten, PlanBuilt, StepSkipped
 from engine.runtime import block_ops
@@ -51,10 +51,10 @@ def small(monkeypatch):
 @pytest.fixture(params=[(), UNITS, ("block 1",)], ids=["host", "device", "mixed"])
 def homes(request, monkeypatch):
     """Optimizers of these units run on the device."""
-    choose = planning.choose
+    choose = needs.choose
 
-    def with_homes(job, target):
-        chosen = choose(job, target)
+    def with_homes(job, target, *quick):
+        chosen = choose(job, target, *quick)
         buffers = 2 if request.param else 0
         choices = replace(
             chosen.choices,
@@ -65,7 +65,8 @@ def homes(request, monkeypatch):
         )
         return replace(chosen, choices=choices)
 
-    monkeypatch.setattr(planning, "choose", with_homes)
+    for planner in (needs, planning):
+        monkeypatch.setattr(planner, "choose", with_homes)
     return request.param
 
 

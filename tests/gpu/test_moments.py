@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.fit import needs
 from engine.host.host_adamw import AdamWSettings, HostAdamW
 from engine.plan.ops import UPDATE_LANES, Lane
 from engine.planes.moments import MOMENTS, MomentKind
@@ -195,15 +196,16 @@ def test_delays_change_nothing_where_optimizers_run_on_the_device(lanes, optimiz
 def test_a_resumed_run_equals_the_undisturbed_one_to_the_bit(
     deterministic, monkeypatch, tmp_path, optimizer, homes, gradients
 ):
-    choose = planning.choose
+    choose = needs.choose
 
-    def with_homes(job, target):
-        chosen = choose(job, target)
+    def with_homes(job, target, *quick):
+        chosen = choose(job, target, *quick)
         buffers = dict(update_buffers=2 if homes else 0, spare_buffers=0, spare_blocks=0)
         choices = dataclasses.replace(chosen.choices, device_homes=homes, **buffers)
         return dataclasses.replace(chosen, choices=choices)
 
-    monkeypatch.setattr(planning, "choose", with_homes)
+    for planner in (needs, planning):
+        monkeypatch.setattr(planner, "choose", with_homes)
     values = {"train.optimizer": optimizer, "engine.gradients": gradients, "engine.device": DEVICE}
     values |= {"engine.kernels": "eager", "model.dtype": "bfloat16"}
     config = make_config(tmp_path).with_values(values)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from engine.checkpoints import copies, piece_files, unit_files
-from engine.fit import checkpoint_needs
+from engine.fit import checkpoint_needs, needs
 from engine.host.held_step import HeldStep
 from engine.runs.events import CheckpointWritten, LogLine, PlanBuilt
 from engine.train import planning, saving
@@ -72,14 +72,15 @@ def test_each_checkpoint_is_that_of_a_run_that_stood_still(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("homes", [("embed", "block 0", "block 1", "head"), ("block 1",)])
 def test_so_it_is_where_optimizers_run_on_the_device(tmp_path, monkeypatch, small, homes):
-    choose = planning.choose
+    choose = needs.choose
 
-    def with_homes(job, target):
-        chosen = choose(job, target)
+    def with_homes(job, target, *quick):
+        chosen = choose(job, target, *quick)
         choices = replace(chosen.choices, device_homes=homes, update_buffers=2)
         return replace(chosen, choices=choices)
 
-    monkeypatch.setattr(planning, "choose", with_homes)
+    for planner in (needs, planning):
+        monkeypatch.setattr(planner, "choose", with_homes)
     monkeypatch.setattr(checkpoint_needs, "SMALL_BYTES", 1 << 40)
     still = files_of(train(tmp_path, "still"))
     monkeypatch.setattr(checkpoint_needs, "SMALL_BYTES", 0)
