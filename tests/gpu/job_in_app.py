@@ -184,7 +184,7 @@ def in_the_app(config: TrainConfig, steps: int, place: Path) -> tuple[Path, list
         told.append(f"went on after {job.control('resume', 'running'):.2f} s")
         job.wait_for_steps(2)
         told.append(f"stopped and saved after {job.control('stop', 'stopped'):.2f} s")
-        job.wait_until_over()
+        told.append(f"its memory was released {job.wait_until_over():.2f} s after that")
         saved = job.steps()[-1].step
         told.append(f"resumed after {job.control('resume', 'running'):.2f} s")
         job.wait_for_steps(WARM_UP)
@@ -192,7 +192,7 @@ def in_the_app(config: TrainConfig, steps: int, place: Path) -> tuple[Path, list
         after = next(step for step in job.steps()[::-1] if step.step == saved + 1)
         told.append(f"saved at step {saved}, and went on with step {after.step}")
         told.append(f"discarded after {job.control('discard', 'discarded'):.2f} s")
-    job.wait_until_over()
+    told.append(f"its memory was released {job.wait_until_over():.2f} s after that")
     for record in replay(job.events):
         event = record.event
         if isinstance(event, CheckpointWritten | SettingsChanged | RunEnded):
