@@ -135,7 +135,8 @@ def _plan_row(s: dict[str, Any]) -> Row:
     return (
         "plan",
         f"{choices['micro_batches']} x {choices['micro_batch_size']} rows, rounds "
-        f"{choices['rounds']}, {choices['resident_blocks']} blocks resident, "
+        f"{choices['rounds']}, {choices['settled_units']} units live on the device, "
+        f"{choices['resident_blocks']} blocks resident, "
         f"{choices['kept_blocks']} keep activations, boundaries {boundaries}",
     )
 

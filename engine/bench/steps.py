@@ -22,7 +22,7 @@ from engine.host.host_adamw import AdamWSettings, HostAdamW
 from engine.host.host_store import HostStore
 from engine.model.build import build_model
 from engine.model.units import StreamedModel
-from engine.plan.choices import PlanChoices
+from engine.plan.choices import PlanChoices, settled_of
 from engine.plan.ops import Lane, OpKind
 from engine.plan.step_plan import Span
 from engine.plan.waits import as_records, overlap_seconds, seconds_by_cause, waits_of
@@ -101,16 +101,29 @@ class Planes:
             raise
         return cls(model, store, backend, HostAdamW(store, AdamWSettings()))
 
-    def use(self, optimizer: Optimizer, gradients: bool = True) -> None:
-        """Makes `optimizer` the one that updates the planes, with or without a plane of gradients.
-        The states of another one are freed, and the new ones are zeros.
+    def use(self, optimizer: Optimizer, choices: PlanChoices) -> None:
+        """Makes `optimizer` the one that updates the planes, which are where a plan with these
+        `choices` has them. The states of another one are freed, and the new ones are zeros.
         """
-        if self.store.states == (optimizer, gradients):
-            return
-        self.adamw.close()
-        self.store.release_states()
-        self.store.allocate_states(optimizer=optimizer, gradients=gradients)
-        self.adamw = HostAdamW(self.store, AdamWSettings())
+        gradients = not choices.parked_gradients
+        is_there = self.store.states == (optimizer, gradients)
+        if not is_there:
+            self.store.release_states()
+        self.store.settle(
+            settled_of([block.name for block in self.model.blocks], choices), self.backend
+        )
+        if not is_there:
+            self.adamw.close()
+            self.store.allocate_states(optimizer=optimizer, gradients=gradients)
+            self.adamw = HostAdamW(self.store, AdamWSettings())
+
+    def leave_device(self) -> None:
+        """Brings the weights of all units to host memory, if some live on the device. The states of
+        the optimizer are freed then.
+        """
+        if self.store.settled:
+            self.store.release_states()
+            self.store.settle((), self.backend)
 
     def close(self) -> None:
         """Frees the memory of the planes. The backend belongs to the caller."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.bench.steps import Planes
 from engine.data.rows import MicroBatch
-from engine.fit.choose import Chosen
+from engine.fit.planner import Chosen
 from engine.plan.ops import Lane
 from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
 

@@ -95,11 +95,12 @@ def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold
     the bytes written.
 
     In the model's own dtype, weights are views of the planes, without a second copy: the values
-    that the model computed with. In another dtype they are copied from the masters, a few units at
-    a time: to float32 without any rounding, and from float32 to bfloat16 by torch, which rounds
-    ties to even. `progress` is called before each weight file or after each part.
-    An exception from it cancels the export, and no files are left. Raises RunError when the disk
-    has too little space or cannot be written to.
+    that the model computed with. If some of them live on the device, they are copied from there, a
+    few units at a time. In another dtype they are copied from the masters in this way: to float32
+    without any rounding, and from float32 to bfloat16 by torch, which rounds ties to even.
+    `progress` is called before each weight file or after each part. An exception from it cancels
+    the export, and no files are left. Raises RunError when the disk has too little space or cannot
+    be written to.
     """
     folder = Path(folder).expanduser().absolute()
     needed = trained.model.parameter_count * TORCH_DTYPES[trained.written_dtype].itemsize
@@ -169,7 +170,7 @@ def _save(
 ) -> None:
     """Writes the weights and the configuration into `folder`."""
     model, store = trained.model, trained.store
-    if trained.written_dtype != model.dtype:
+    if trained.written_dtype != model.dtype or store.settled:
         save_in_parts(whole, parts_of(model, store, whole), folder, FILE_SIZE, written)
         return
     for unit in model.units:

@@ -1,6 +1,6 @@
-"""An export in another dtype than the planes is written part by part, since a copy of the whole
-model would take more memory than training. `save_in_parts` writes the parts as one Hugging Face
-folder.
+"""An export in another dtype than the planes, or of units that live on the device, is written part
+by part, since a copy of the whole model would take more memory than training. `save_in_parts`
+writes the parts as one Hugging Face folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.host.host_store import HostStore
 from engine.model.hub_cache import INDEX, WEIGHTS
 from engine.model.stored_dtype import read_header
-from engine.model.units import StreamedModel
+from engine.model.units import TORCH_DTYPES, StreamedModel
 
 _PART_BYTES = 256 << 20
 """A part has the weights of whole units. It ends with the unit that makes it larger than this."""
@@ -29,15 +29,18 @@ def parts_of(
     """Yields the weights and persistent buffers of a model by name, some units at a time, each with
     the share of the parameters that are done with it.
 
-    The weights are copies of the masters, in the dtypes that `whole` has, a transformers model on
-    the meta device. Its buffers are taken as they are.
+    The weights have the dtypes of `whole`, a transformers model on the meta device: they are those
+    that the model computes with, or in another dtype copies of the masters. Its buffers are taken
+    as they are.
     """
     weights: dict[str, Tensor] = {}
     done = 0
     for unit in model.units:
         for spec in unit.layout.parameters:
             dtype = whole.get_parameter(spec.full_name).dtype
-            weights[spec.full_name] = store.master(unit.name, spec.name).to(dtype)
+            is_own = dtype == TORCH_DTYPES[model.dtype]
+            values = store.weight if is_own else store.master
+            weights[spec.full_name] = values(unit.name, spec.name).to(dtype)
         done += unit.layout.parameter_count
         is_last = unit is model.units[-1]
         if is_last:

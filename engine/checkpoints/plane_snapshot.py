@@ -23,6 +23,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,8 +51,10 @@ class Piece:
     plane: str
     begin: int
     """The piece begins at this byte of the plane."""
-    content: memoryview
-    """This is the plane's own memory or, once the piece is copied, the copy."""
+    read: Callable[[], np.ndarray]
+    """It returns the content, uint8 [bytes]: the plane's own memory, a copy of it if the unit lives
+    on the device or, once the piece is copied, that copy.
+    """
     room: memoryview | None = None
     """The copy lies in this room of `CopyMemory`; None where the piece is not copied."""
 
@@ -59,14 +62,15 @@ class Piece:
         """Copies the content to `room`, and returns the copy. The piece has its old content still,
         so that its user decides when the copy counts.
         """
-        copy = room[: len(self.content)]
+        content = self.read()
+        copy = room[: content.size]
         # Numpy copies without the interpreter's lock.
-        np.copyto(np.frombuffer(copy, np.uint8), np.frombuffer(self.content, np.uint8))
+        np.copyto(np.frombuffer(copy, np.uint8), content)
         return copy
 
     def use(self, copy: memoryview, room: memoryview) -> None:
         """Makes a copy, which lies in `room`, the content of this piece."""
-        self.content, self.room = copy, room
+        self.read, self.room = partial(np.frombuffer, copy, np.uint8), room
 
     def leave_room(self) -> memoryview:
         """Returns the room of the copy, which may be overwritten from now on."""
@@ -291,8 +295,13 @@ class Snapshot:
 
 def _cut(store: HostStore, unit: str, plane: str) -> list[Piece]:
     """Returns the pieces of one plane, in order."""
-    memory = store.array(unit, plane).view("uint8").data
+    size, most = store.nbytes(unit, plane), copying.PIECE_BYTES
     return [
-        Piece(unit, plane, begin, memory[begin : begin + copying.PIECE_BYTES])
-        for begin in range(0, len(memory), copying.PIECE_BYTES)
+        Piece(
+            unit,
+            plane,
+            begin,
+            partial(store.content, unit, plane, begin, min(begin + most, size)),
+        )
+        for begin in range(0, size, most)
     ]

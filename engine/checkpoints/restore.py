@@ -8,7 +8,7 @@ written.
   to the planes.
 - A checkpoint that holds weights alone is passed over by a resume, which needs the moments too.
 - Moments that another optimizer keeps in another way are converted.
-- Other planes are read straight into the store's memory.
+- Other planes are read straight into the store's memory, except those that live on the device.
 - Checksums are verified on the way. If a checkpoint is damaged, the one before it is loaded
   instead, which overwrites all planes.
 """
@@ -76,13 +76,20 @@ class _Target:
         wanted = PLANE_ITEM_BYTES[store.dtype] if planes is None else planes
         return cls(store, buffers, tuple(wanted))
 
-    def memory(self, unit: str, plane: str, begin: int, end: int) -> memoryview:
-        """Returns the memory into which a piece of a plane is read: its place in the store, or
-        other memory if it is converted later.
+    def memory(self, unit: str, plane: str, begin: int, end: int) -> np.ndarray:
+        """Returns the memory into which a piece of a plane is read, uint8 [bytes]: its place in the
+        store, or other memory if it is converted later or lives on the device.
         """
-        if self.converts(plane):
-            return np.empty(end - begin, np.uint8).data
-        return self.store.array(unit, plane).view("uint8")[begin:end].data
+        if self.converts(plane) or unit in self.store.settled:
+            return np.empty(end - begin, np.uint8)
+        return self.store.content(unit, plane, begin, end)
+
+    def take(self, unit: str, plane: str, begin: int, piece: np.ndarray) -> None:
+        """Takes a piece that was read, uint8 [bytes], unless it is in its place already or is
+        converted later.
+        """
+        if unit in self.store.settled and not self.converts(plane):
+            self.store.put(unit, plane, begin, piece)
 
     def converts(self, plane: str) -> bool:
         """Returns whether the store keeps the values of a plane in another way."""
@@ -358,9 +365,11 @@ def _read_unit(path: Path, unit: dict[str, Any], target: _Target, meter: Meter) 
             verifier = _verifier(entry)
             for begin in range(0, entry["bytes"], target.piece_bytes):
                 end = min(begin + target.piece_bytes, entry["bytes"])
-                piece = target.memory(unit["unit"], plane, begin, end)
+                memory = target.memory(unit["unit"], plane, begin, end)
+                piece = memory.data
                 written.read(begin, piece)
                 verifier.add(piece)
+                target.take(unit["unit"], plane, begin, memory)
                 meter.add(len(piece))
             if not verifier.is_right():
                 raise CheckpointError(

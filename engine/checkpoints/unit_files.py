@@ -80,13 +80,14 @@ class UnitFiles:
             while (piece := snapshot.next_to_write()) is not None:
                 plane = self._entries[piece.unit]["planes"][piece.plane]
                 number = piece.begin // self._piece_bytes
-                plane["checksums"][number] = piece_checksum(piece.content)
                 try:
-                    self._files[piece.unit].write(piece.content, plane["offset"] + piece.begin)
+                    content = piece.read().data
+                    plane["checksums"][number] = piece_checksum(content)
+                    self._files[piece.unit].write(content, plane["offset"] + piece.begin)
                 except BaseException:
                     snapshot.drop(piece)
                     raise
-                size = len(piece.content)
+                size = len(content)
                 snapshot.written(piece)
                 meter.add(size)
 

@@ -35,10 +35,11 @@ from engine.bench.time_evaluation import time_evaluation
 from engine.config.settings import TrainConfig
 from engine.data.rows import micro_batch_bounds
 from engine.errors import ConfigError, FitError
-from engine.fit.choose import Chosen, choose
+from engine.fit.choose import choose
 from engine.fit.cost import MicroBatch, step_flops
 from engine.fit.job import Job, Target
 from engine.fit.needs import Verdict
+from engine.fit.planner import Chosen
 from engine.fit.predict import predicted_seconds
 from engine.fit.report import estimate
 from engine.fit.sizes import CUDA_CONTEXT_BYTES
@@ -242,7 +243,7 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
     length, rows = config.data.max_seq_len, config.train.batch_size
     rates = bench.ceilings.rates()
     chosen = choose(Job(shape, config, length), Target(bench.device, limit, bench.free, rates))
-    bench.planes.use(shape.optimizer, gradients=not chosen.choices.parked_gradients)
+    bench.planes.use(shape.optimizer, chosen.choices)
     try:
         if limit is not None and config.engine.gpu_memory_gib is not None:
             backend.limit_memory(limit - CUDA_CONTEXT_BYTES)
@@ -258,6 +259,8 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
         run = run_steps(bench.planes, batches, settings)
         rss = sample_host_memory()[0]
         evaluated = _evaluated(config, bench, chosen)
+        # What is trained next, with other settings or in memory, needs the device's memory.
+        bench.planes.leave_device()
     finally:
         if limit is not None:
             backend.limit_memory(backend.memory()["total"])

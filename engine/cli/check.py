@@ -16,6 +16,7 @@ from engine.cli.check_data import checked_data
 from engine.config.doubts import doubts
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
+from engine.fit.buffer_sizes import buffers_in_words
 from engine.fit.memory_items import PartName
 from engine.fit.model_table import (
     BEST,
@@ -36,7 +37,6 @@ from engine.fit.model_table import (
 from engine.fit.needs import Part, Verdict
 from engine.fit.offers import machines_for
 from engine.fit.report import FitReport, estimate, with_times
-from engine.fit.sizes import buffers_in_words
 from engine.machine.known_machines import known_name, machines, named_machine, with_figures
 from engine.machine.read_machine import Machine, read_machine
 from engine.model.find_shape import shape_from_source

@@ -216,6 +216,12 @@ class EngineConfig:
     fetched once a step.
     """
 
+    states: Literal["auto", "host"] = AUTO
+    """Where weights and moments live: in RAM (`host`), or those of some units, the first ones, on
+    the GPU from step to step if it has room (`auto`). There they take no RAM and no transfers.
+    Results have the same bits.
+    """
+
     rounds: int | Auto = AUTO
     """A step's micro-batches are spread over this many whole forward and backward passes: with few
     tokens at a time activations can be kept. `auto` takes what is fastest and sums gradients

@@ -41,6 +41,7 @@ from engine.plan.ops import (
     StoreBoundary,
     Summary,
     Update,
+    UpdateInPlace,
 )
 from engine.plan.step_plan import StepPlan
 from engine.planes.layout import PLANE_ITEM_BYTES
@@ -112,6 +113,8 @@ class _OpSeconds:
         """Returns the seconds of one op."""
         if isinstance(op, OfPiece):
             return self._of_piece(op)
+        if isinstance(op, UpdateInPlace):
+            return self._cost.in_place(self._numel[op.unit])
         if op.lane == Lane.COMPUTE:
             return self._of_compute(op)
         return self._of_host_or_copy(op)
@@ -184,12 +187,13 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     shape, rates = cost.shape, cost.rates
     recomputed = len(shape.blocks) - choices.kept_blocks
     again = cost.first_forwards[recomputed]
-    compute = choices.micro_batches * (cost.passes + again + cost.loss())
-    streamed = sum(
-        unit.numel for unit in shape.blocks[: len(shape.blocks) - choices.resident_blocks]
-    )
+    settled = shape.first_numels[choices.settled_units]
+    compute = choices.micro_batches * (cost.passes + again + cost.loss()) + cost.in_place(settled)
+    stop = len(shape.blocks) - choices.resident_blocks
+    streamed = shape.first_numels[1 + stop] - max(settled, shape.embed.numel)
     largest = max(unit.numel for unit in shape.blocks)
-    carried = (2 * choices.rounds * streamed + (shape.plane_numel - streamed)) * shape.item_bytes
+    once = shape.plane_numel - streamed - settled
+    carried = (2 * choices.rounds * streamed + once) * shape.item_bytes
     if choices.host_boundaries:
         stored = recomputed - len(seconds_of_pairs(len(shape.blocks), choices))
         carried += choices.micro_batches * stored * cost.hidden_bytes
@@ -198,7 +202,7 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     lacking = max(0, 4 - choices.slots) * min(pairs, streamed // max(1, 2 * largest))
     waited += choices.rounds * lacking * largest * shape.item_bytes / rates.h2d
     gradients = choices.rounds if choices.gradient_sum == GradientSum.HOST else 1
-    returned = gradients * shape.plane_numel * shape.item_bytes
+    returned = gradients * (shape.plane_numel - settled) * shape.item_bytes
     return max(compute, carried / rates.h2d, returned / rates.d2h) + waited
 
 
@@ -288,6 +292,12 @@ class Cost:
     def state_bytes(self) -> float:
         """Returns the bytes of everything that the optimizer needs for one parameter."""
         return self.shape.state_item_bytes
+
+    def in_place(self, numel: int) -> float:
+        """Returns the seconds in which so many elements that live on the device are updated: every
+        plane is read and written.
+        """
+        return numel * 2 * self.state_bytes / self.rates.device_memory
 
     def carried(self, kind: OpKind, numel: int, early: bool = False) -> float:
         """Returns the seconds of a copy of states, which shares the bus with other copies. early:

@@ -6,10 +6,12 @@ The memory that remains is used in this order:
 1. The fp32 sums of all rounds stay on the device.
 2. Boundaries stay on the device if they fit there. If the host has space for them too, a second try
    keeps them on the host, which leaves more device memory for the other items.
-3. Update buffers are reserved for optimizers on the device. Several numbers of buffers are tried.
-4. As many blocks as fit keep their activations.
-5. As many blocks as fit stay resident.
-6. Spare update buffers use the memory of activations between two steps.
+3. Units come to live on the device: as many as fit, as many as fit beside the activations of all
+   blocks, or none.
+4. Update buffers are reserved for optimizers on the device. Several numbers of buffers are tried.
+5. As many blocks as fit keep their activations.
+6. As many blocks as fit stay resident.
+7. Spare update buffers use the memory of activations between two steps.
 
 Each way to do so is a candidate, which the planner compares with all others (`choose`).
 """
@@ -22,10 +24,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from engine.config.settings import AUTO
-from engine.fit.sizes import Sizer, host_boundary_bytes
+from engine.fit.buffer_sizes import host_boundary_bytes, state_bytes
+from engine.fit.sizes import Sizer
 from engine.fit.spreads import Spread
-from engine.plan.buffers import EMBED
-from engine.plan.choices import PlanChoices
+from engine.plan.buffers import HEAD
+from engine.plan.choices import PlanChoices, settled_blocks
 from engine.plan.ops import GradientSum
 from engine.planes.update_buffers import small_pieces
 
@@ -70,6 +73,8 @@ class MemoryFiller:
         self.sizer = sizer
         self._engine = sizer.job.config.engine
         self._rounding = sizer.job.rounding
+        self._kept = sizer.job.rounding if sizer.job.keeps_homes else {}
+        """The session that is continued had these homes, which are kept."""
         self._free_host_bytes = free_host_bytes
         self._quick = quick
         blocks = len(sizer.shape.blocks)
@@ -89,7 +94,7 @@ class MemoryFiller:
         if engine.save_level == "all":
             kept = resident or 1
         can_go_to_host = engine.save_level in (AUTO, "all") and self.sizer.device == "cuda"
-        homes = tuple(self._rounding.get("device_homes", ()))
+        homes = tuple(self._kept.get("device_homes", ()))
         choices = replace(
             self._frame,
             micro_batches=spread.micro_batches,
@@ -113,20 +118,74 @@ class MemoryFiller:
     def filled(self, lean: Candidate) -> Iterator[Candidate]:
         """Yields the candidates that use the memory that `lean` leaves."""
         start = self._with_sums_on_device(lean)
-        some = self._update_buffers(start.choices)
         for place in self._boundary_places(start):
-            for buffers in some:
-                yield from self._filled_blocks(place, buffers)
+            for settled in self._settled(place):
+                for buffers in self._update_buffers(settled.choices):
+                    yield from self._filled_blocks(settled, buffers)
 
     @property
     def _least_slots(self) -> int:
         """Two blocks that are recomputed together need two slots."""
         return self._frame.boundary_blocks
 
-    def host_bytes(self, candidate: Candidate) -> int:
+    def boundary_bytes(self, candidate: Candidate) -> int:
         """Returns the bytes of a candidate's boundaries on the host."""
         tokens = candidate.size * self.sizer.row_length
         return host_boundary_bytes(self.sizer.shape, candidate.choices, tokens)
+
+    def host_bytes(self, candidate: Candidate) -> int:
+        """Returns the bytes that a candidate takes on the host beyond the planes of all units: its
+        boundaries, without the planes of units that live on the device.
+        """
+        boundaries, settled = self.boundary_bytes(candidate), candidate.choices.settled_units
+        if not settled:
+            return boundaries
+        shape = self.sizer.shape
+        here = state_bytes(shape, replace(candidate.choices, device_homes=()))
+        return boundaries + here - state_bytes(shape, self._frame)
+
+    def _settled(self, place: Candidate) -> list[Candidate]:
+        """Returns the candidate with no unit that lives on the device, and with several numbers of
+        them.
+        """
+        size, choices = place
+        if not self._may_settle(choices):
+            return [place]
+        if self._kept:
+            before = self._kept.get("settled_units", 0)
+            return [Candidate(size, replace(choices, settled_units=before))]
+        residency, most = self._engine.residency, len(self.sizer.shape.units)
+        if residency != AUTO and residency > 0:
+            most -= 1 + residency
+
+        def living(count: int) -> PlanChoices:
+            return replace(choices, settled_units=count)
+
+        def most_within(kept: PlanChoices) -> int:
+            counts = range(most, -1, -1)
+            first = bisect_left(
+                counts,
+                True,
+                key=lambda count: self.sizer.fits(size, replace(kept, settled_units=count)),
+            )
+            return counts[first] if first < len(counts) else 0
+
+        fits = most_within(choices)
+        beside = min(fits, most_within(self._with_kept_blocks(size, choices)))
+        numbers = {0, beside, fits}
+        if not self._quick:
+            numbers |= {beside + (fits - beside) * share // 4 for share in (1, 2, 3)}
+            numbers |= {beside // 2}
+        return [Candidate(size, living(count)) for count in sorted(numbers)]
+
+    def _may_settle(self, choices: PlanChoices) -> bool:
+        """Tells whether units may live on the device beside these choices."""
+        return (
+            self.sizer.device == "cuda"
+            and self._engine.states == AUTO
+            and not choices.shared_outer_slot
+            and choices.gradient_sum != GradientSum.HOST
+        )
 
     def _least_gradient_sum(self, rounds: int) -> GradientSum:
         """Returns the gradient sum of the session that is continued, or else the one that takes the
@@ -166,7 +225,9 @@ class MemoryFiller:
 
     def _update_buffers(self, choices: PlanChoices) -> list[UpdateBuffers]:
         """Returns the update buffers to try."""
-        if not choices.device_homes and (self._rounding or self.sizer.device == "cpu"):
+        is_bound = self._kept and not choices.device_homes
+        nothing_streamed = choices.settled_units == len(self.sizer.shape.units)
+        if is_bound or nothing_streamed or self.sizer.device == "cpu":
             return [UpdateBuffers(0)]
         found = [UpdateBuffers(1 if choices.device_homes else 0)]
         whole = self.sizer.buffers_over_sums(choices)
@@ -192,8 +253,8 @@ class MemoryFiller:
         # Space for the buffers is reserved as if one unit's optimizer ran on the device. The units
         # whose optimizers do run there are chosen at the end.
         homes = choices.device_homes
-        if not self._rounding:
-            homes = (EMBED,) if buffers.number else ()
+        if not self._kept:
+            homes = (HEAD,) if buffers.number else ()
         choices = replace(
             choices,
             update_buffers=buffers.number,
@@ -231,8 +292,11 @@ class MemoryFiller:
         if self._engine.residency != AUTO:
             return choices
 
+        blocks = len(self.sizer.shape.blocks)
+        most = blocks - settled_blocks(blocks, choices)
+
         def staying(count: int) -> PlanChoices:
-            return replace(choices, resident_blocks=count)
+            return replace(choices, resident_blocks=min(count, most))
 
         found = self._most(size, choices.resident_blocks, staying)
         return choices if found is None else found

@@ -61,6 +61,8 @@ class MemoryItem(Word):
     BLOCK_SLOTS = "Block slots"
     OUTER_SLOTS = "Embed and head slots"
     RESIDENT_BLOCKS = "Resident blocks"
+    SETTLED_UNITS = "Units that live on the GPU"
+    """All their planes stay there: weights and moments, which take no RAM."""
     GRADIENT_SUMS = "Gradient sums"
     GRADIENT_STAGING = "Gradient staging"
     PARKED_GRADIENTS = "Parked gradients"

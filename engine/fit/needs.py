@@ -14,14 +14,15 @@ from typing import Any
 
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
+from engine.fit.buffer_sizes import gradient_ring_bytes, settled_in_words, state_bytes
 from engine.fit.checkpoint_needs import copy_bytes
-from engine.fit.choose import Chosen, choose, least_choices
+from engine.fit.choose import choose, least_choices
 from engine.fit.cost import MicroBatch, largest_product
 from engine.fit.disk_items import best_items, disk_items
 from engine.fit.job import Job, Target
 from engine.fit.memory_items import MEMORY, Item, MemoryItem, PartName
+from engine.fit.planner import Chosen
 from engine.fit.predict import predicted_seconds
-from engine.fit.sizes import gradient_ring_bytes, state_bytes
 from engine.machine.known_machines import known_rates
 from engine.machine.rates import Rates, stored_cpu_rates, stored_rates
 from engine.machine.read_machine import Machine
@@ -248,13 +249,14 @@ class Needs:
         if output.checkpoint != "none" or output.export or self.keeps_best:
             words = "pages of checkpoint or export on their way to the disk"
             items.append(Item(MemoryItem.MARGIN, HOST_MARGIN_BYTES, words))
-        for plane, size in self.shape.plane_bytes().items():
+        for plane, size in self.shape.plane_bytes(self.chosen.choices.settled_units).items():
             if plane == "grad" and self.chosen.choices.parked_gradients:
                 ring = gradient_ring_bytes(self.shape, self.chosen.choices)
                 words = "parked gradients on their way to the optimizer"
                 items.append(Item(MemoryItem.GRADIENT_RING, ring, words))
                 continue
-            items.append(Item(MemoryItem(plane), size, _plane_note(plane, size, self.shape)))
+            if size:
+                items.append(Item(MemoryItem(plane), size, self._plane_note(plane, size)))
         boundaries = self.chosen.host_boundary_bytes
         if boundaries:
             items.append(
@@ -296,9 +298,22 @@ class Needs:
             ),
         ]
 
+    def _plane_note(self, plane: str, size: int) -> str:
+        """Returns a text on what a plane holds. The bytes a parameter of moments are those of its
+        real `size`, since small parameters and embeddings may keep theirs more exactly.
+        """
+        shape, choices = self.shape, self.chosen.choices
+        kind = f", {KINDS[shape.optimizer]}" if plane in MOMENTS else ""
+        numel = shape.plane_numel - shape.first_numels[choices.settled_units]
+        text = f"{PLANE_NOTES[plane]}{kind}, {size / numel:.3g} bytes a parameter"
+        if choices.settled_units:
+            text += f"; without {settled_in_words(shape, choices)}"
+        return text
+
     def _loading_peak(self) -> Item:
         """Returns the memory that reading weights takes beyond that of training."""
-        shape, planes = self.shape, self.shape.plane_bytes()
+        shape = self.shape
+        planes = shape.plane_bytes(self.chosen.choices.settled_units)
         weights = sum(size for plane, size in planes.items() if plane in WEIGHT_PLANES)
         ahead = most_read_ahead_bytes(shape.read_ahead_numel)
         loading = weights + ahead
@@ -307,14 +322,6 @@ class Needs:
         if loading <= running:
             note += ", less than training takes"
         return Item(MemoryItem.LOADING_PEAK, max(0, loading - running), note)
-
-
-def _plane_note(plane: str, size: int, shape: ModelShape) -> str:
-    """Returns a text on what a plane holds. The bytes a parameter of moments are those of its real
-    `size`, since small parameters and embeddings may keep theirs more exactly.
-    """
-    kind = f", {KINDS[shape.optimizer]}" if plane in MOMENTS else ""
-    return f"{PLANE_NOTES[plane]}{kind}, {size / shape.plane_numel:.3g} bytes a parameter"
 
 
 def rates_of_steps(

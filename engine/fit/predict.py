@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import functools
 
+from engine.fit.buffer_sizes import ring_numel, update_buffer
 from engine.fit.cost import MicroBatch, op_seconds
-from engine.fit.sizes import ring_numel, update_buffer
 from engine.machine.rates import Rates
 from engine.model.shape import ModelShape
 from engine.plan.build_step import build_step_plan

@@ -12,7 +12,6 @@ from typing import Any
 
 from engine.config.settings import TrainConfig
 from engine.fit.checkpoint_needs import best_bytes
-from engine.fit.choose import Chosen
 from engine.fit.cost import PLANNED_FLOPS_FORMULA, parameter_flops
 from engine.fit.memory_items import MEMORY, PartName
 from engine.fit.needs import (
@@ -26,6 +25,7 @@ from engine.fit.needs import (
     measured_rates,
     needs_of,
 )
+from engine.fit.planner import Chosen
 from engine.fit.remedies import Remedy, remedies_for, seconds_with
 from engine.machine.known_machines import known_machine
 from engine.machine.read_machine import Machine

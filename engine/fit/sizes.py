@@ -4,21 +4,17 @@ arithmetic, no torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.fit.buffer_sizes import boundary_count, fixed_items, shared_sum_bytes, update_buffer
 from engine.fit.job import Job
 from engine.fit.memory_items import Item, MemoryItem
 from engine.model.activation_sizes import Activations
-from engine.model.shape import ModelShape, UnitShape
-from engine.plan.arena import Arena, lay_out_arena
+from engine.model.shape import UnitShape
 from engine.plan.choices import PlanChoices, seconds_of_pairs
-from engine.plan.ops import GradientSum
-from engine.plan.step_buffers import GRADIENT_RINGS
 from engine.planes.block_sizes import BlockBytes
-from engine.planes.layout import EXACT_ITEM_BYTES
 from engine.planes.moments import FP32_MOMENTS
-from engine.planes.update_buffers import UpdateBuffer, small_pieces
+from engine.planes.update_buffers import IN_PLACE_NUMEL
 from engine.words import GIB, MIB
 
 COMFORTABLE = {"cuda": 0.95, "small": 0.97, "cpu": 0.88}
@@ -27,8 +23,10 @@ share of RAM is smaller because other programs use RAM too, while everything on 
 and is counted. A small GPU is filled further, or it would have no room to update units.
 """
 CUDA_CONTEXT_BYTES = round(0.6 * GIB)
-ALLOCATOR_SLACK = 0.02
-"""The allocator leaves gaps, which are this share of all allocated memory."""
+ALLOCATOR_SLACK = {"cuda": 0.02, "small": 0.026, "cpu": 0.02}
+"""The allocator leaves gaps, which are this share of all allocated memory. On a small GPU they are
+a larger part of it (measured: docs/performance.md).
+"""
 LIBRARY_BYTES = {"cuda": 320 * MIB, "cpu": 0}
 """Libraries take this much for themselves, whatever the model is: cuBLAS keeps a workspace of 32
 MiB for each thread that calls it, and the allocator asks the driver for 20 MiB at a time, on each
@@ -74,173 +72,6 @@ class DeviceMemory:
 def size_of_device(device: str, limit: int) -> str:
     """Returns `small` for a GPU with little memory, else `device`."""
     return "small" if device == "cuda" and limit < SMALL_GPU_BYTES else device
-
-
-# ---------------------------------------------------------------------- arithmetic of buffers
-
-
-def buffers_in_words(buffers: int, spare: int) -> str:
-    """Returns the number of pieces of states that are on the device at once, in words."""
-    words = f"{buffers - spare} at a time"
-    if spare:
-        words += f" and {spare} more in the place of activations"
-    return words
-
-
-def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) -> tuple[Item, ...]:
-    """Returns the buffers that are kept throughout the run: what DeviceState allocates, to the
-    byte.
-
-    boundary_numel: the number of elements in the hidden state of the largest micro-batch.
-    """
-    sizes, resident = shape.block_sizes, choices.resident_blocks
-    streamed = len(shape.blocks) - resident
-    slots = min(choices.slots, streamed)
-    sums, sums_note = _gradient_sums(shape, choices)
-    rings = 2 * choices.boundary_rings if choices.host_boundaries else 0
-    return (
-        Item(
-            MemoryItem.BLOCK_SLOTS,
-            slots * sizes.slot_bytes(streamed),
-            f"{slots} for the blocks that are streamed",
-        ),
-        Item(
-            MemoryItem.OUTER_SLOTS,
-            _outer_slot_bytes(shape, choices),
-            "beyond the parked gradient of embed" if choices.outer_in_parked else "",
-        ),
-        Item(
-            MemoryItem.RESIDENT_BLOCKS,
-            sizes.resident_bytes(resident),
-            f"the last {resident} blocks",
-        ),
-        Item(MemoryItem.GRADIENT_SUMS, 4 * (sums + len(shape.units) + 3), f"fp32: {sums_note}"),
-        _staging(shape, choices),
-        Item(
-            MemoryItem.OPTIMIZER_STATES,
-            _update_buffer_bytes(shape, choices),
-            f"pieces of {len(choices.device_homes)} units that are updated on the device, "
-            f"{buffers_in_words(choices.update_buffers, choices.spare_buffers)}",
-        ),
-        Item(
-            MemoryItem.BOUNDARY_RINGS,
-            rings * boundary_numel * shape.item_bytes,
-            f"{rings} buffers for boundaries on the host",
-        ),
-    )
-
-
-def _staging(shape: ModelShape, choices: PlanChoices) -> Item:
-    """Returns the item of rounded gradients."""
-    if choices.gradients_in_sums:
-        return Item(MemoryItem.PARKED_GRADIENTS, 0, "in the memory of their sums")
-    if choices.parked_gradients:
-        words = "the rounded gradients of all units, until the clip factor is known"
-        return Item(MemoryItem.PARKED_GRADIENTS, shape.plane_numel * shape.item_bytes, words)
-    numel = 2 * shape.largest_block + max(shape.embed.numel, shape.head.numel)
-    words = "rounded gradients on their way to the host"
-    return Item(MemoryItem.GRADIENT_STAGING, numel * shape.item_bytes, words)
-
-
-def _outer_slot_bytes(shape: ModelShape, choices: PlanChoices) -> int:
-    """Returns the bytes of the slots of embed and head, beyond those of a parked gradient."""
-    embed, head, item = shape.embed, shape.head, shape.item_bytes
-    if not choices.shared_outer_slot:
-        return _slot_bytes([embed], item) + _slot_bytes([head], item)
-    both = _slot_bytes([embed, head], item)
-    return both - embed.numel * item if choices.outer_in_parked else both
-
-
-def _slot_bytes(units: Sequence[UnitShape], item: int) -> int:
-    """Returns the bytes of a slot that can hold each of `units`, of `item` bytes an element. The
-    weights that stay in fp32 are kept beside the others.
-    """
-    numel = max((unit.numel for unit in units), default=0)
-    exact = max((unit.exact_numel for unit in units), default=0)
-    return numel * item + exact * EXACT_ITEM_BYTES
-
-
-def _gradient_sums(shape: ModelShape, choices: PlanChoices) -> tuple[int, str]:
-    """Returns the number of elements of all fp32 sums, and a description of them."""
-    outer = (shape.embed.numel, shape.head.numel)
-    if choices.gradient_sum == GradientSum.DEVICE:
-        return sum(outer) + shape.block_sizes.numel, "every unit, summed over the rounds"
-    more, largest = shape.block_sizes.largest_sums(seconds_of_pairs(len(shape.blocks), choices))
-    words = "the largest block" + (", twice" if more else "")
-    if shape.tied:
-        return sum(outer) + largest + more, f"embed, head and {words}"
-    words = "one unit at a time" + (", two blocks together" if more else "")
-    if choices.outer_in_parked:
-        return largest + more, f"{words}; embed in pieces, the head among parked gradients"
-    return max(*outer, largest) + more, words
-
-
-def _update_buffer_bytes(shape: ModelShape, choices: PlanChoices) -> int:
-    """Returns the bytes of update buffers beyond the memory that they share with other buffers."""
-    if not choices.device_homes:
-        return 0
-    return arena_of(shape, choices).bytes - sum(shared_sum_bytes(shape, choices))
-
-
-def arena_of(shape: ModelShape, choices: PlanChoices) -> Arena:
-    """Returns where the plan's sums and update buffers are in the memory that they share."""
-    own = choices.update_buffers - choices.spare_buffers
-    size = update_buffer(shape, choices).bytes
-    return lay_out_arena(shared_sum_bytes(shape, choices), size, own, choices)
-
-
-def shared_sum_bytes(shape: ModelShape, choices: PlanChoices) -> Sequence[int]:
-    """Returns the bytes of the fp32 sums that share their memory with update buffers: those of the
-    blocks, the last one first, where the sums of all rounds stay on the device, and else all of
-    them together.
-    """
-    if choices.gradient_sum == GradientSum.DEVICE:
-        return shape.block_sizes.sum_bytes
-    return [4 * _gradient_sums(shape, choices)[0]]
-
-
-def gradient_ring_bytes(shape: ModelShape, choices: PlanChoices) -> int:
-    """Returns the bytes of the host buffers that pieces of parked gradients pass through. There are
-    none where all optimizers run on the device.
-    """
-    if not choices.parked_gradients or len(choices.device_homes) == len(shape.units):
-        return 0
-    return GRADIENT_RINGS * ring_numel(shape) * shape.item_bytes
-
-
-def ring_numel(shape: ModelShape) -> int:
-    """Returns the number of elements of a ring buffer of gradients: a small piece."""
-    return shape.update_buffer(small_pieces(shape.largest_block)).numel
-
-
-def update_buffer(shape: ModelShape, choices: PlanChoices) -> UpdateBuffer:
-    """Returns the buffer for a piece of the states of a unit that the device updates."""
-    buffer = shape.update_buffer(choices.update_pieces)
-    return buffer.without_gradients if choices.parked_gradients else buffer
-
-
-def state_bytes(shape: ModelShape, choices: PlanChoices) -> int:
-    """Returns the bytes that planes and parked gradients take on the host."""
-    planes = shape.plane_bytes()
-    if choices.parked_gradients:
-        del planes["grad"]
-    return sum(planes.values()) + gradient_ring_bytes(shape, choices)
-
-
-def boundary_count(shape: ModelShape, choices: PlanChoices) -> int:
-    """Returns the number of blocks that keep a boundary for each micro-batch."""
-    blocks = len(shape.blocks)
-    return blocks - choices.kept_blocks - len(seconds_of_pairs(blocks, choices))
-
-
-def host_boundary_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) -> int:
-    """Returns the bytes of boundaries on the host: one for each micro-batch and each block that
-    keeps one. tokens: the number of tokens in the largest micro-batch.
-    """
-    if not choices.host_boundaries:
-        return 0
-    stored = boundary_count(shape, choices)
-    return stored * choices.micro_batches * tokens * shape.hidden_width * shape.item_bytes
 
 
 class Sizer:
@@ -289,9 +120,10 @@ class Sizer:
         ]
         if self.device == "cuda":
             items.append(Item(MemoryItem.CUDA_CONTEXT, CUDA_CONTEXT_BYTES))
-        slack = round(ALLOCATOR_SLACK * sum(item.bytes for item in items))
-        if choices.device_homes and self.shape.optimizer != FP32_MOMENTS:
-            slack += ROUNDING_BYTES * update_buffer(self.shape, choices).numel
+        share = ALLOCATOR_SLACK[size_of_device(self.device, self.memory.limit)]
+        slack = round(share * sum(item.bytes for item in items))
+        if self.shape.optimizer != FP32_MOMENTS:
+            slack += ROUNDING_BYTES * self._rounded_at_once(choices)
         slack += LIBRARY_BYTES[self.device]
         if self.compiled and self.device == "cuda":
             slack += COMPILER_BYTES
@@ -299,6 +131,11 @@ class Sizer:
             Item(MemoryItem.ALLOCATOR_SLACK, slack, "for gaps, and for libraries to work in")
         )
         return tuple(item for item in items if item.bytes)
+
+    def _rounded_at_once(self, choices: PlanChoices) -> int:
+        """Returns the number of elements that the device updates at once."""
+        numel = update_buffer(self.shape, choices).numel if choices.device_homes else 0
+        return max(numel, IN_PLACE_NUMEL if choices.settled_units else 0)
 
     def buffers_over_sums(self, choices: PlanChoices) -> int:
         """Returns the number of pieces of states that fit in the memory of the fp32 sums."""

@@ -12,12 +12,12 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from engine.fit.buffer_sizes import shared_sum_bytes, update_buffer
 from engine.fit.cost import Cost, host_rate
-from engine.fit.sizes import shared_sum_bytes, update_buffer
 from engine.model.shape import UnitShape
 from engine.plan.arena import lay_out_arena
 from engine.plan.buffers import EMBED, HEAD
-from engine.plan.choices import PlanChoices
+from engine.plan.choices import PlanChoices, settled_blocks
 from engine.plan.device_updates import LEAD
 from engine.plan.ops import GradientSum, OpKind
 
@@ -50,12 +50,15 @@ class _Placement:
         self._rates = cost.rates
         self._shape = shape
         first_resident = len(shape.blocks) - choices.resident_blocks
-        streamed, resident = shape.blocks[:first_resident], shape.blocks[first_resident:]
+        first = settled_blocks(len(shape.blocks), choices)
+        streamed, resident = shape.blocks[first:first_resident], shape.blocks[first_resident:]
+        self._settled = choices.settled_units
+        self._in_place = cost.in_place(shape.first_numels[choices.settled_units])
         in_slots = (*resident, *streamed[: choices.slots])
         # These units are updated in the slot that they are still in when the step ends.
         self._placed = {EMBED, HEAD, *(unit.name for unit in in_slots)}
         # The gradients of these units are still in their staging buffers.
-        self._staged = {unit.name for unit in (shape.embed, *shape.blocks[:2])}
+        self._staged = {unit.name for unit in (shape.embed, *shape.blocks[first : first + 2])}
         if choices.parked_gradients:
             self._staged = {unit.name for unit in shape.units}
         self._passes = choices.micro_batches // choices.rounds
@@ -83,7 +86,9 @@ class _Placement:
         host = 0.0
         homes: list[str] = []
         ready_at: dict[str, float] = {}
-        for unit in self._shape.units:
+        # Units that live on the device are updated where they are, before the forward pass begins.
+        ready_at |= dict.fromkeys((unit.name for unit in self._shape.units[: self._settled]), 0.0)
+        for unit in self._shape.units[self._settled :]:
             updated = host + unit.numel / adamw
             on_host = updated + self._prefetch(unit)
             before = lanes.mark()
@@ -100,7 +105,7 @@ class _Placement:
 
     def _waits(self, ready_at: dict[str, float]) -> float:
         """Returns how long the first forward pass waits for units that are not ready yet."""
-        now = waited = 0.0
+        now, waited = self._in_place, 0.0
         for unit in self._shape.units:
             waited += max(0.0, ready_at[unit.name] - now)
             now = max(now, ready_at[unit.name])

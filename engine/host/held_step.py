@@ -13,12 +13,15 @@ A checkpoint, and what keeps the best weights, may read the planes while steps g
 about to change planes then waits until each reader lets it (`engine.checkpoints.plane_snapshot`).
 No plan knows of this wait: it delays an op on its own lane, and delays change no result (law 3).
 
-No lock is needed. The lanes' fields are written by one lane at a time, by the plan's waits. Readers
-come and go between two steps, before any op of a later step is submitted.
+Units that live on the device are updated on the lane COMPUTE, whose ops are launched long before
+the device runs them, and before the step before is complete. So lanes write under a lock, and a
+step that began counts from its launch on. Readers come and go between two steps, before any op of a
+later step is submitted.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -44,6 +47,7 @@ class HeldStep:
     """A `HeldStep` belongs to a `HostStore`; steps count from 1, and 0 is before the first."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._applied = 0
         self._writing = 0
         self._skipped: list[int] = []
@@ -88,11 +92,14 @@ class HeldStep:
         for of_step, reader in self._readers:
             if step > of_step:
                 reader.protect(unit)
-        self._writing = step
+        with self._lock:
+            self._writing = max(self._writing, step)
 
     def complete(self, step: int) -> None:
         """Says that every update of `step` is in the planes."""
-        self._applied = self._writing = step
+        with self._lock:
+            self._applied = step
+            self._writing = max(self._writing, step)
         self._arm()
 
     def give_up(self) -> None:

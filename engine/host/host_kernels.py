@@ -23,8 +23,7 @@ One step of AdamW (arXiv 1711.05101), in fp32 and in one pass over the planes:
 
 Where this differs from `torch.optim.AdamW`:
 
-- Products and sums may be contracted to fused multiply-adds, and the root is multiplied by an
-  inverse where torch divides. Results differ in their last bits.
+- The root is multiplied by an inverse where torch divides. Results differ in their last bits.
 - An exp_avg (m) in the subnormal range becomes 0.
 - `bias` (see `engine.host.host_adamw`) keeps exp_avg_sq (v) out of the subnormal range.
 - In the mode `bfloat16`, gradients are read from bf16, and weights are split fp32 values.
@@ -97,10 +96,12 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _options() -> dict[str, Any]:
-    """Returns numba's options: no interpreter lock, multiply-adds contracted, and division by zero
-    as in IEEE 754.
+    """Returns numba's options: no interpreter lock, and division by zero as in IEEE 754.
+
+    Products and sums are not contracted to fused multiply-adds. Each is rounded, as on the device,
+    so that the bits depend neither on where a unit is updated nor on the processor.
     """
-    return {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy"}
+    return {"nogil": True, "error_model": "numpy"}
 
 
 # ---------------------------------------------------------------- bits

@@ -19,70 +19,37 @@ while rounding down would need +32,768. NaNs and the largest finite values are c
 With another optimizer than `adamw`, the moments are in bf16 or in 8 bits. Then `exp_avg` and
 `exp_avg_sq` are rows of bytes (`engine.planes.moments`).
 
-How memory is managed:
-
-- Each plane is a separate anonymous memory mapping, in huge pages where the kernel supports them.
-  It is touched when it is allocated, so that a lack of memory is found then and not in the middle
-  of a step.
-- Planes that the device reads or writes by DMA are registered with it (page-locked).
-- `close` releases the pages at once, even where a view of a plane still exists.
+The planes of units that live on the device are there (`engine.host.device_planes`); such a unit has
+no plane of gradients. All other planes are in host memory (`engine.host.ram_planes`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import errno
-import mmap
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
 import torch
 
 from engine.config.settings import Optimizer
-from engine.errors import FitError, ModelError
+from engine.errors import ModelError
+from engine.host.device_planes import DevicePlanes, PlaneDevice
 from engine.host.fp32_pieces import fp32_pieces
 from engine.host.held_step import HeldStep
 from engine.host.host_kernels import kernel
 from engine.host.host_threads import Workers, ranges
 from engine.host.moment_conversion import Bytes, convert_moments
-from engine.machine.cgroups import sample_host_memory
+from engine.host.ram_planes import Key, RamPlanes, Wanted
 from engine.plan.buffers import EMBED, HEAD
 from engine.planes.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES, ParameterSpec, UnitLayout
 from engine.planes.moments import FP32_MOMENTS, MOMENTS
 from engine.planes.update_buffers import UpdateBuffer
 from engine.progress import Progress, untold
-from engine.words import GIB
 
 DMA_PLANES = ("weight_high", "grad")
 """The device reads or writes these planes by DMA; only they are registered, and weight_low of units
 with weights that stay in fp32.
 """
-
-_TOUCH_BYTES = 64 << 20
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; not in Python's mmap module yet
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-
-_Key = tuple[str, str]
-"""A key is the unit and the name of a plane."""
-
-
-def map_memory(size: int) -> mmap.mmap:
-    """Maps `size` bytes of private memory, in huge pages, that a forked process does not get: the
-    device reads and writes these pages, so they must never be copied. Raises OSError or
-    OverflowError where the system refuses.
-    """
-    region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    for advice in (mmap.MADV_DONTFORK, mmap.MADV_HUGEPAGE):
-        # Where the kernel lacks one of these features, training is slower or a fork takes more
-        # memory, but results do not change.
-        with contextlib.suppress(OSError):
-            region.madvise(advice)
-    return region
 
 
 class HostStore:
@@ -108,25 +75,18 @@ class HostStore:
         self.dtype = dtype
         self.optimizer: Optimizer = FP32_MOMENTS
         """The moments are those of this optimizer (`allocate_states`)."""
-        self._register = register
-        self._unregister = unregister
         self._workers = Workers(threads, "host-store")
-        self._places: dict[_Key, tuple[int, ParameterSpec]] = {}
+        self._ram = RamPlanes(register, unregister, self._workers)
+        self._on_device: DevicePlanes | None = None
+        self.settled: frozenset[str] = frozenset()
+        """These units live on the device."""
+        self._has_gradients = False
+        self._places: dict[Key, tuple[int, ParameterSpec]] = {}
         for layout in layouts:
             for spec, offset in zip(layout.parameters, layout.offsets):
                 self._places[layout.unit, spec.name] = (offset, spec)
-        self._maps: dict[_Key, mmap.mmap] = {}
-        self._arrays: dict[_Key, np.ndarray] = {}
-        self._tensors: dict[_Key, torch.Tensor] = {}
-        self._registered: dict[int, int] = {}
-        self._refused_bytes = 0
         self.held = HeldStep()
         """It says which optimizer step's state the planes hold."""
-        if unregister is not None:
-            # This covers a store that is never closed. Otherwise its addresses would still count as
-            # registered when the system reuses them, and the new memory there could not be
-            # registered.
-            weakref.finalize(self, _unregister_all, self._registered, unregister).atexit = False
 
     # ------------------------------------------------------------------ memory
 
@@ -140,9 +100,8 @@ class HostStore:
         each plane; an exception from it undoes the allocation. Raises FitError when there is not
         enough memory.
         """
-        self._allocate(
-            [plane for plane in self.planes if plane in WEIGHT_PLANES], "weights", progress
-        )
+        weights = [plane for plane in self.planes if plane in WEIGHT_PLANES]
+        self._allocate(weights, "weights", progress)
 
     def allocate_states(
         self,
@@ -155,6 +114,7 @@ class HostStore:
         that park them on the device, there is no plane for them.
         """
         self.optimizer = optimizer
+        self._has_gradients = gradients
         states = [plane for plane in self.planes if plane not in WEIGHT_PLANES]
         if not gradients:
             states.remove("grad")
@@ -162,7 +122,45 @@ class HostStore:
 
     def release_states(self) -> None:
         """Frees what `allocate_states` allocated. No op may be running on it."""
-        self._release([key for key in self._arrays if key[1] not in WEIGHT_PLANES])
+        for key in self._tensors():
+            if key[1] not in WEIGHT_PLANES:
+                self._place(key[0]).release([key])
+
+    def settle(self, units: Collection[str], device: PlaneDevice) -> None:
+        """Makes `units`, and no others, live on `device`. Planes that are allocated already move
+        there, or back to host memory, with what they hold; no op may be running on them. Raises
+        FitError where host memory is short, and torch.OutOfMemoryError where that of the device is.
+        """
+        if self._on_device is None:
+            self._on_device = DevicePlanes(device)
+        # Those that leave make room for those that come.
+        for unit in self.settled - set(units):
+            self._move(unit, self.settled - {unit})
+        for unit in sorted(set(units) - self.settled):
+            self._move(unit, self.settled | {unit})
+
+    def _move(self, unit: str, settled: frozenset[str]) -> None:
+        """Moves the planes of a unit to where they belong once `settled` live on the device."""
+        before, old = self.settled, self._place(unit)
+        self.settled = settled
+        there = [key for key in old.tensors if key[0] == unit]
+        planes = [plane for _, plane in there if plane != "grad"]
+        wanted = self._wanted((unit,), planes)
+        new = self._place(unit)
+        try:
+            if isinstance(new, DevicePlanes):
+                new.allocate(wanted)
+            else:
+                if self._has_gradients:
+                    wanted |= self._wanted((unit,), ["grad"])
+                new.allocate(wanted, "units that leave the device", untold)
+        except BaseException:
+            self.settled = before
+            raise
+        for plane in planes:
+            size = wanted[unit, plane].nbytes
+            new.write((unit, plane), 0, old.read((unit, plane), 0, size))
+        old.release(there)
 
     def update_buffer(self, pieces: int) -> UpdateBuffer:
         """Returns the sizes of a buffer in which the device updates a piece of a unit. pieces: so
@@ -178,22 +176,28 @@ class HostStore:
         """Returns the optimizer whose moments are allocated, and whether planes of gradients are;
         None before `allocate_states`.
         """
-        planes = {plane for _, plane in self._arrays}
-        return (self.optimizer, "grad" in planes) if planes & set(MOMENTS) else None
+        planes = {plane for _, plane in self._tensors()}
+        return (self.optimizer, self._has_gradients) if planes & set(MOMENTS) else None
 
     @property
     def allocated_bytes(self) -> int:
-        return sum(array.nbytes for array in self._arrays.values())
+        """The planes in host memory have this many bytes."""
+        return self._ram.nbytes
+
+    @property
+    def device_bytes(self) -> int:
+        """The planes on the device have this many bytes."""
+        return 0 if self._on_device is None else self._on_device.nbytes
 
     @property
     def pinned_bytes(self) -> int:
         """The planes that are registered for DMA have this many bytes."""
-        return sum(self._registered.values())
+        return self._ram.pinned_bytes
 
     @property
     def refused_bytes(self) -> int:
         """The system refused to register planes of this many bytes; their copies are slower."""
-        return self._refused_bytes
+        return self._ram.refused_bytes
 
     def register_states(self, units: Iterable[str]) -> None:
         """Makes all planes of `units`, whose optimizer runs on the device, known to the device for
@@ -201,38 +205,60 @@ class HostStore:
         """
         for unit in units:
             for plane in self.planes:
-                array = self._arrays.get((unit, plane))
-                if array is None:  # parked gradients have no plane
-                    continue
-                if array.ctypes.data not in self._registered:
-                    self._register_array(array)
+                if (unit, plane) in self._ram.arrays:  # parked gradients have no plane
+                    self._ram.register((unit, plane))
 
     def close(self) -> None:
         """Unregisters and releases all memory at once. Views that still exist read zeros from now
         on. No op may be running on the planes.
         """
-        self._release(list(self._arrays))
+        self._ram.release(list(self._ram.arrays))
+        if self._on_device is not None:
+            self._on_device.release(list(self._on_device.tensors))
         self._workers.close()
 
     # ------------------------------------------------------------------ planes and parameters
 
     def array(self, unit: str, plane: str) -> np.ndarray:
-        """Returns a whole plane, flat, shape [numel], sharing memory. Planes of bf16 are uint16,
-        weight_low is int16, planes of fp32 are float32. Moments that are not all in fp32 are uint8
-        [bytes].
+        """Returns a whole plane in host memory, flat, shape [numel], sharing memory. Planes of bf16
+        are uint16, weight_low is int16, planes of fp32 are float32. Moments that are not all in
+        fp32 are uint8 [bytes].
         """
-        return self._arrays[unit, plane]
+        return self._ram.arrays[unit, plane]
 
     def tensor(self, unit: str, plane: str) -> torch.Tensor:
         """Returns a whole plane, flat, shape [numel], sharing memory: bfloat16, int16 (weight_low)
-        or float32. Moments that are not all in fp32 are uint8 [bytes].
+        or float32. Moments that are not all in fp32 are uint8 [bytes]. The tensor is on the device
+        if the unit lives there.
         """
-        return self._tensors[unit, plane]
+        return self._place(unit).tensors[unit, plane]
+
+    def content(self, unit: str, plane: str, begin: int, end: int) -> np.ndarray:
+        """Returns the bytes between two places of a plane, uint8 [bytes]: its own memory, or a copy
+        if the unit lives on the device.
+        """
+        return self._place(unit).read((unit, plane), begin, end)
+
+    def put(self, unit: str, plane: str, begin: int, content: np.ndarray) -> None:
+        """Writes `content`, uint8 [bytes], from the byte `begin` of a plane on."""
+        self._place(unit).write((unit, plane), begin, content)
+
+    def nbytes(self, unit: str, plane: str) -> int:
+        """Returns the bytes of a plane."""
+        tensor = self.tensor(unit, plane)
+        return tensor.numel() * tensor.element_size()
+
+    def weight(self, unit: str, name: str) -> torch.Tensor:
+        """Returns a parameter's weight_high in the parameter's own shape, in host memory: a view of
+        the plane, or a copy if the unit lives on the device.
+        """
+        view, place = self.view(unit, name), self._place(unit)
+        return place.on_host(view) if isinstance(place, DevicePlanes) else view
 
     def view(self, unit: str, name: str) -> torch.Tensor:
         """Returns a parameter's weight_high in the parameter's own shape, sharing memory."""
         offset, spec = self._places[unit, name]
-        return self._tensors[unit, "weight_high"][offset : offset + spec.numel].view(spec.shape)
+        return self.tensor(unit, "weight_high")[offset : offset + spec.numel].view(spec.shape)
 
     def write(
         self, unit: str, name: str, tensor: torch.Tensor, buffer: torch.Tensor | None = None
@@ -270,30 +296,40 @@ class HostStore:
 
     def _split(self, unit: str, values: np.ndarray, offset: int) -> None:
         """Splits fp32 `values` [n] into the weight planes of `unit`, from element `offset` on."""
-        high = self.array(unit, "weight_high")[offset : offset + values.size]
-        low = self.array(unit, "weight_low")[offset : offset + values.size]
+        lives_on_device = unit in self.settled
+        if lives_on_device:
+            high, low = np.empty(values.size, np.uint16), np.empty(values.size, np.int16)
+        else:
+            high = self.array(unit, "weight_high")[offset : offset + values.size]
+            low = self.array(unit, "weight_low")[offset : offset + values.size]
         split = kernel("split")
 
         def split_range(start: int, stop: int) -> None:
             split(values[start:stop], high[start:stop], low[start:stop])
 
         self._workers.run(split_range, ranges(0, values.size))
+        if lives_on_device:
+            self.put(unit, "weight_high", 2 * offset, high.view(np.uint8))
+            self.put(unit, "weight_low", 2 * offset, low.view(np.uint8))
 
     def take_moments(self, unit: str, plane: str, read: Bytes, optimizer: Optimizer) -> None:
         """Sets a plane of moments from that of another optimizer, whose bytes `read` returns
         (`engine.host.moment_conversion`).
         """
-        here = self.array(unit, plane).view(np.uint8)
+        here = self.content(unit, plane, 0, self.nbytes(unit, plane))
         convert_moments(self.layouts[unit], plane, (read, optimizer), (here, self.optimizer))
+        if unit in self.settled:
+            self.put(unit, plane, 0, here)
 
     def master(self, unit: str, name: str) -> torch.Tensor:
         """Returns a copy of a parameter's fp32 master in the parameter's own shape."""
         offset, spec = self._places[unit, name]
         if self.dtype == "float32":
-            return self.view(unit, name).clone()
+            return self.weight(unit, name).clone()
         result = torch.empty(spec.shape, dtype=torch.float32)
-        high = self.array(unit, "weight_high")[offset : offset + spec.numel]
-        low = self.array(unit, "weight_low")[offset : offset + spec.numel]
+        begin, end = 2 * offset, 2 * (offset + spec.numel)
+        high = self.content(unit, "weight_high", begin, end).view(np.uint16)
+        low = self.content(unit, "weight_low", begin, end).view(np.int16)
         target = result.view(-1).numpy()
         join = kernel("join")
 
@@ -305,58 +341,43 @@ class HostStore:
 
     # ------------------------------------------------------------------ inside
 
-    def _allocate(self, planes: list[str], what: str, progress: Progress) -> None:
-        wanted: dict[_Key, int] = {}
-        for unit, layout in self.layouts.items():
-            sizes = layout.plane_bytes(self.dtype, self.optimizer)
-            for plane in planes:
-                wanted[unit, plane] = sizes[plane]
-        if any(key in self._arrays for key in wanted):
+    def _place(self, unit: str) -> RamPlanes | DevicePlanes:
+        """Returns where the planes of a unit are."""
+        if unit not in self.settled:
+            return self._ram
+        assert self._on_device is not None  # `settle` made it
+        return self._on_device
+
+    def _tensors(self) -> dict[Key, torch.Tensor]:
+        """Returns all planes that are allocated, wherever they are."""
+        return self._ram.tensors | (self._on_device.tensors if self._on_device else {})
+
+    def _allocate(self, planes: Collection[str], what: str, progress: Progress) -> None:
+        """Allocates these planes of all units."""
+        if any((unit, plane) in self._tensors() for unit in self.layouts for plane in planes):
             raise RuntimeError(f"the {what} are allocated already")
-        total = sum(wanted.values())
-        available = sample_host_memory()[1]
-        if total > available:
-            raise FitError(
-                f"The {what} need {_gib(total)} of host memory, but only {_gib(available)} is "
-                "available; close other programs or choose a smaller model."
-            )
-        done = 0
+        settled = self._wanted(self.settled, [plane for plane in planes if plane != "grad"])
+        if self._on_device is not None:
+            self._on_device.allocate(settled)
+        others = [unit for unit in self.layouts if unit not in self.settled]
         try:
-            # Map all addresses first, which takes no memory: so a limit of the address space is
-            # found before the touching, which takes long, begins.
-            for key, size in wanted.items():
-                self._map(key, size, what, total)
-            for key, size in wanted.items():
-                array = self._arrays[key]
-                self._touch(array, what, total)
-                if self._is_for_dma(*key) and size:
-                    self._register_array(array)
-                done += size
-                progress(done, total)
+            self._ram.allocate(self._wanted(others, planes), what, progress)
         except BaseException:
-            self._release([key for key in wanted if key in self._arrays])
+            if self._on_device is not None:
+                self._on_device.release(settled)
             raise
 
-    def _is_for_dma(self, unit: str, plane: str) -> bool:
-        """Tells whether the device reads or writes this plane of the unit in every plan."""
-        has_low = plane == "weight_low" and self.layouts[unit].exact_numel > 0
-        return plane in DMA_PLANES or has_low
-
-    def _map(self, key: _Key, size: int, what: str, total: int) -> None:
-        """Maps memory for one plane. Raises FitError where the system refuses."""
-        kind = self._numpy_type(key[1])
-        array = np.empty(0, kind)
-        if size:
-            try:
-                region = map_memory(size)
-            except (OSError, OverflowError):
-                raise _refused(what, total) from None
-            self._maps[key] = region
-            array = np.frombuffer(region, kind)
-        tensor = torch.from_numpy(array)
-        self._arrays[key] = array
-        # Numpy has no bf16, so arrays hold its bits as uint16.
-        self._tensors[key] = tensor.view(torch.bfloat16) if kind is np.uint16 else tensor
+    def _wanted(self, units: Iterable[str], planes: Collection[str]) -> dict[Key, Wanted]:
+        wanted: dict[Key, Wanted] = {}
+        for unit in units:
+            layout = self.layouts[unit]
+            sizes = layout.plane_bytes(self.dtype, self.optimizer)
+            for plane in planes:
+                is_for_dma = plane in DMA_PLANES
+                if plane == "weight_low" and layout.exact_numel > 0:
+                    is_for_dma = True
+                wanted[unit, plane] = Wanted(sizes[plane], self._numpy_type(plane), is_for_dma)
+        return wanted
 
     def _numpy_type(self, plane: str) -> type[np.generic]:
         if plane in MOMENTS and self.optimizer != FP32_MOMENTS:
@@ -366,74 +387,3 @@ class HostStore:
         if plane == "weight_low":
             return np.int16
         return np.uint16
-
-    def _touch(self, array: np.ndarray, what: str, total: int) -> None:
-        """Makes the kernel back a plane with memory. Raises FitError where there is not enough."""
-        address = array.ctypes.data
-
-        def touch_range(start: int, stop: int) -> None:
-            if not _populate(address + start, stop - start):
-                raise _refused(what, total)
-
-        self._workers.run(touch_range, ranges(0, array.nbytes, _TOUCH_BYTES))
-
-    def _register_array(self, array: np.ndarray) -> None:
-        if self._register is None:
-            return
-        if self._register(array.ctypes.data, array.nbytes):
-            self._registered[array.ctypes.data] = array.nbytes
-        else:
-            self._refused_bytes += array.nbytes
-
-    def _release(self, keys: list[_Key]) -> None:
-        for key in keys:
-            array = self._arrays.pop(key)
-            del self._tensors[key]
-            if array.ctypes.data in self._registered and self._unregister is not None:
-                self._unregister(array.ctypes.data)
-                del self._registered[array.ctypes.data]
-            self._discard(array)
-            del array
-            region = self._maps.pop(key, None)
-            if region is not None:
-                # A view that outlives the store prevents the mapping from being closed.
-                with contextlib.suppress(BufferError):
-                    region.close()
-
-    def _discard(self, array: np.ndarray) -> None:
-        """Releases the pages of a plane. The mapping cannot be closed while a view outlives the
-        store, so its pages are released separately, and its addresses stay valid.
-        """
-        address = array.ctypes.data
-
-        def discard_range(start: int, stop: int) -> None:
-            _libc.madvise(address + start, stop - start, mmap.MADV_DONTNEED)
-
-        self._workers.run(discard_range, ranges(0, array.nbytes, _TOUCH_BYTES))
-
-
-def _unregister_all(registered: dict[int, int], unregister: Callable[[int], None]) -> None:
-    while registered:
-        unregister(registered.popitem()[0])
-
-
-def _populate(address: int, size: int) -> bool:
-    """Backs a range of addresses with zeroed memory, and returns whether there was enough."""
-    if _libc.madvise(address, size, _MADV_POPULATE_WRITE) == 0:
-        return True
-    if ctypes.get_errno() != errno.EINVAL:
-        return False
-    # An older kernel does not know the advice, but writing has the same effect.
-    ctypes.memset(address, 0, size)
-    return True
-
-
-def _refused(what: str, total: int) -> FitError:
-    return FitError(
-        f"The system refused {_gib(total)} of host memory for the {what}; close other programs, "
-        "raise the memory limit of this session or choose a smaller model."
-    )
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.1f} GiB ({size:,} bytes)"

@@ -6,6 +6,7 @@ It is plain data, exact to the byte, and needs no torch.
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass, replace
 
 from engine.config.output_settings import CheckpointKind
@@ -15,7 +16,12 @@ from engine.model.read_ahead import read_ahead_numel
 from engine.plan.buffers import EMBED
 from engine.planes.block_sizes import BlockSizes
 from engine.planes.embed_pieces import piece_of_table
-from engine.planes.layout import PLANE_ITEM_BYTES, checkpoint_planes, plane_bytes
+from engine.planes.layout import (
+    EXACT_ITEM_BYTES,
+    PLANE_ITEM_BYTES,
+    checkpoint_planes,
+    plane_bytes,
+)
 from engine.planes.moments import FP32_MOMENTS, MOMENTS, MomentCounts
 from engine.planes.update_buffers import UpdateBuffer
 
@@ -142,17 +148,39 @@ class ModelShape:
     def plane_numel(self) -> int:
         return sum(unit.numel for unit in self.units)
 
-    def plane_bytes(self) -> dict[str, int]:
-        """Returns the bytes of each plane over all units, which HostStore allocates."""
-        return dict(self._plane_bytes)
+    def plane_bytes(self, settled: int = 0) -> dict[str, int]:
+        """Returns the bytes of each plane over all units but the first `settled`, which live on the
+        device. HostStore allocates them in host memory.
+        """
+        if settled not in self._plane_bytes:
+            found = dict.fromkeys(PLANE_ITEM_BYTES[self.dtype], 0)
+            for unit in self.units[settled:]:
+                sizes = plane_bytes(self.dtype, self.optimizer, unit.moment_counts)
+                for plane, size in sizes.items():
+                    found[plane] += size
+            self._plane_bytes[settled] = found
+        return dict(self._plane_bytes[settled])
 
     @functools.cached_property
-    def _plane_bytes(self) -> dict[str, int]:
-        found = dict.fromkeys(PLANE_ITEM_BYTES[self.dtype], 0)
+    def _plane_bytes(self) -> dict[int, dict[str, int]]:
+        return {}
+
+    @functools.cached_property
+    def settled_bytes(self) -> list[int]:
+        """Entry n is the bytes that the first n units take if they live on the device: all planes
+        but that of gradients, and the weights that stay in fp32.
+        """
+        found = [0]
         for unit in self.units:
-            for plane, size in plane_bytes(self.dtype, self.optimizer, unit.moment_counts).items():
-                found[plane] += size
+            sizes = plane_bytes(self.dtype, self.optimizer, unit.moment_counts)
+            exact = unit.exact_numel * EXACT_ITEM_BYTES
+            found.append(found[-1] + sum(sizes.values()) - sizes["grad"] + exact)
         return found
+
+    @functools.cached_property
+    def first_numels(self) -> list[int]:
+        """Entry n is the number of elements of the first n units."""
+        return list(itertools.accumulate((unit.numel for unit in self.units), initial=0))
 
     @functools.cached_property
     def largest_block(self) -> int:
@@ -203,7 +231,7 @@ class ModelShape:
 
     @property
     def host_bytes(self) -> int:
-        return sum(self._plane_bytes.values())
+        return sum(self.plane_bytes().values())
 
     def checkpoint_bytes(self, kind: CheckpointKind = "full") -> int:
         """Returns the bytes of the planes in one checkpoint of this kind."""

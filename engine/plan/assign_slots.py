@@ -1,7 +1,7 @@
 """The first of a plan's three passes decides which slot holds a block at each of its uses, and when
 the slot must be filled. No torch.
 
-- A resident block has its own slot throughout the step.
+- A resident block, and one that lives on the device, has its own slot throughout the step.
 - The other blocks are streamed: they use a few shared slots in turn.
 - A use fetches the block's weights unless its slot still holds them from an earlier use.
 """
@@ -60,9 +60,9 @@ def assign_slots(
     When the pass turns from forward to backward, or back, the slots still hold the blocks that are
     used next. These blocks are not fetched again. No other assignment fetches less.
 
-    slots: the slot of each block. there: for each slot in which the optimizer updated a unit, that
-    unit; the slot still holds it when the step begins. training: each round goes forward and
-    backward, not only forward.
+    slots: the slot of each block. there: for each slot that holds a unit when the step begins, that
+    unit, since the optimizer updated it there or it lives there. training: each round goes forward
+    and backward, not only forward.
     """
     one_round = [*blocks, *reversed(blocks)] if training else [*blocks]
     content = dict(there)

@@ -36,6 +36,7 @@ class BufferKind(Word):
     """
     STATES = "optimizer states"
     """It covers all planes of the unit except `weight_high` and the gradient, or a piece of them.
+    Those of a unit that lives on the device are there.
     """
     GRADIENT = "gradient"
     """It is the unit's gradient plane."""

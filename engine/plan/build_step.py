@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.plan.buffers import EMBED, HEAD
-from engine.plan.choices import PlanChoices, PlaneSizes
+from engine.plan.choices import PlanChoices, PlaneSizes, settled_blocks, settled_of
 from engine.plan.derive_waits import with_waits
 from engine.plan.device_updates import DeviceUpdates
 from engine.plan.ops import GradientSum
@@ -57,12 +57,13 @@ def build_step_plan(
         compiled=choices.compiled,
         device_homes=choices.device_homes,
         placed=device.placed_units(),
+        settled=buffers.settled_slots(),
         update_buffers=tuple(device.buffers),
         spare_buffers=tuple(device.spare),
         piece_numel=device.piece_numel,
         ring_numel=device.ring_numel if choices.parked_gradients else 0,
         **_of_arena(device),
-        gradients_in_sums=choices.gradients_in_sums,
+        rounded_in_sums=buffers.rounded_in_sums,
         outer_in_parked=choices.outer_in_parked,
         embed_piece=sizes.embed_piece if sizes else 0,
     )
@@ -75,9 +76,9 @@ def build_forward_plan(
     its `loss` ops.
 
     Of the choices, only the micro-batches, the rounds, the slots, the prefetch depth, the resident
-    blocks and the compiled kernels should differ from their defaults. The rounds need not divide
-    the micro-batches. held: an earlier pass on the same weights has left every unit with a slot of
-    its own in that slot, so these units are not fetched again.
+    blocks, the settled units and the compiled kernels should differ from their defaults. The rounds
+    need not divide the micro-batches. held: an earlier pass on the same weights has left every unit
+    with a slot of its own in that slot, so these units are not fetched again.
     """
     end = StepEnd.LOSS_AGAIN if held else StepEnd.LOSS
     writer = StepWriter(blocks, tied, choices, PlaneSizes({}), end)
@@ -85,6 +86,7 @@ def build_forward_plan(
         ops=with_waits(writer.write()),
         slots=writer.buffers.slot_units(),
         compiled=choices.compiled,
+        settled=writer.settled,
         held=writer.held,
     )
 
@@ -127,6 +129,23 @@ def _refuse_contradictions(blocks: list[str], tied: bool, choices: PlanChoices) 
     if unknown or (homes and choices.update_buffers < 1):
         raise ValueError(f"{choices.update_buffers} buffers for the optimizers of {homes}")
     _refuse_wrong_spares(choices)
+    _refuse_wrong_settlers(blocks, choices)
+
+
+def _refuse_wrong_settlers(blocks: list[str], choices: PlanChoices) -> None:
+    """Raises ValueError where units cannot live on the device beside the other choices."""
+    settled = settled_of(blocks, choices)
+    if not settled:
+        return
+    if settled_blocks(len(blocks), choices) + choices.resident_blocks > len(blocks):
+        raise ValueError(f"{choices.resident_blocks} resident blocks are among {settled}")
+    if set(settled) & set(choices.device_homes):
+        raise ValueError(f"the states of some of {settled} are streamed to the device")
+    if choices.shared_outer_slot or choices.gradient_sum == GradientSum.HOST:
+        raise ValueError(
+            "units cannot live on the device where embed and head share a slot or gradients are "
+            "summed on the host"
+        )
 
 
 def _refuse_wrong_outer(choices: PlanChoices, sizes: PlaneSizes | None) -> None:

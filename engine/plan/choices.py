@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from engine.plan.buffers import EMBED, HEAD
 from engine.plan.ops import GradientSum
 
 
@@ -25,6 +26,10 @@ class PlanChoices:
     """A prefetch may be issued this many block uses ahead (at most slots - 1 can be in flight)."""
     resident_blocks: int = 0
     """This many blocks, counted from the last, keep their own slot throughout the step."""
+    settled_units: int = 0
+    """This many units, counted from embed, live on the device: all their planes stay there from
+    step to step. The host has none of them, and nothing of them crosses the bus.
+    """
     kept_blocks: int = 0
     """This many blocks, counted from the last, keep their activations from forward to backward.
     They are not recomputed.
@@ -82,6 +87,16 @@ class PlanChoices:
     def to_dict(self) -> dict[str, Any]:
         """Returns the choices as plain data, in the form used in run records."""
         return asdict(self) | {"gradient_sum": self.gradient_sum.value}
+
+
+def settled_of(blocks: Sequence[str], choices: PlanChoices) -> tuple[str, ...]:
+    """Returns the units that live on the device, in forward order."""
+    return (EMBED, *blocks, HEAD)[: choices.settled_units]
+
+
+def settled_blocks(blocks: int, choices: PlanChoices) -> int:
+    """Returns how many of so many blocks live on the device: the first ones."""
+    return min(max(0, choices.settled_units - 1), blocks)
 
 
 def seconds_of_pairs(blocks: int, choices: PlanChoices) -> range:

@@ -21,7 +21,7 @@ from typing import Any
 from engine.plan.arena import Arena, lay_out_arena
 from engine.plan.assign_slots import slot_of
 from engine.plan.buffers import EMBED, HEAD, READY, Buffer, BufferKind, Content, ContentKind
-from engine.plan.choices import PlanChoices, PlaneSizes
+from engine.plan.choices import PlanChoices, PlaneSizes, settled_blocks
 from engine.plan.derive_waits import Draft
 from engine.plan.ops import (
     DeviceUpdate,
@@ -106,7 +106,8 @@ class DeviceUpdates:
         self._buffer = dict(zip(self._pieces, self._buffers_in_turn()))
         # The gradients of these units are not overwritten in the staging buffers before the step
         # ends.
-        self._may_stay_staged = frozenset((EMBED, *blocks[:2]))
+        first = settled_blocks(len(blocks), choices)
+        self._may_stay_staged = frozenset((EMBED, *blocks[first : first + 2]))
         if choices.parked_gradients:
             self._may_stay_staged = self._units
         self._staging: dict[str, Buffer] = {}

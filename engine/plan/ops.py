@@ -60,6 +60,7 @@ class OpKind(Word):
     DEVICE_UPDATE = "device_update"
     OFFLOAD_WEIGHTS = "offload_weights"
     OFFLOAD_STATES = "offload_states"
+    UPDATE_IN_PLACE = "update_in_place"
     APPLIED = "home"
 
 
@@ -289,6 +290,18 @@ class Summary(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateInPlace(Op):
+    """An `UpdateInPlace` runs AdamW on the planes of a unit that lives on the device, where they
+    are. It is on COMPUTE, so the next forward pass waits for no other lane.
+    """
+
+    kind, lane = OpKind.UPDATE_IN_PLACE, Lane.COMPUTE
+    slot: Buffer = field(kw_only=True)
+    staging: Buffer = field(kw_only=True)
+    """The rounded gradient is in this buffer."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreBoundary(OfMicroBatch):
     """A `StoreBoundary` sends a boundary from its ring buffer to the host."""
 
@@ -401,6 +414,7 @@ OP_TYPES: dict[OpKind, type[Op]] = {
         Lend,
         Reclaim,
         Summary,
+        UpdateInPlace,
         StoreBoundary,
         Offload,
         OffloadParked,

@@ -9,7 +9,13 @@ from collections.abc import Iterable
 
 from engine.plan.assign_slots import block_slots, slot_of
 from engine.plan.buffers import EMBED, HEAD, Buffer, BufferKind, Content, ContentKind
-from engine.plan.choices import PlanChoices, PlaneSizes, seconds_of_pairs
+from engine.plan.choices import (
+    PlanChoices,
+    PlaneSizes,
+    seconds_of_pairs,
+    settled_blocks,
+    settled_of,
+)
 from engine.plan.ops import GradientSum
 
 LOSS, SUMMARY, CLIP = Buffer(BufferKind.LOSS), Buffer(BufferKind.SUMMARY), Buffer(BufferKind.CLIP)
@@ -38,9 +44,12 @@ class StepBuffers:
         self._blocks = blocks
         self._tied = tied
         self._choices = choices
+        self.settled = settled_of(blocks, choices)
+        """These units live on the device."""
         first_resident = len(blocks) - choices.resident_blocks
-        self._streamed = blocks[:first_resident]
-        self._resident = blocks[first_resident:]
+        first_streamed = settled_blocks(len(blocks), choices)
+        self._streamed = blocks[first_streamed:first_resident]
+        self._resident = [*blocks[:first_streamed], *blocks[first_resident:]]
         self.kept = frozenset(blocks[len(blocks) - choices.kept_blocks :])
         """These blocks keep their activations."""
         seconds = seconds_of_pairs(len(blocks), choices)
@@ -50,6 +59,12 @@ class StepBuffers:
         """
         self.slots = block_slots(self._streamed, self._resident, choices.slots)
         """Each block computes from this slot."""
+        # Gradients in fp32 do not fit into half of their sums.
+        are_small = sizes.item_bytes == 2 and choices.gradient_sum == GradientSum.DEVICE
+        self.rounded_in_sums = self.settled if are_small else ()
+        """The rounded gradients of these units are in the memory of their sums."""
+        if choices.gradients_in_sums:
+            self.rounded_in_sums = (EMBED, *blocks, HEAD)
         self.under_head: tuple[str, ...] = ()
         """The sum of the head is in the memory of the parked gradients of these blocks."""
         if choices.outer_in_parked:
@@ -61,11 +76,15 @@ class StepBuffers:
     def lasting_slots(self) -> dict[str, Buffer]:
         """Returns the blocks that are still in their slot when a step ends, with the slot.
 
-        Backward ends with the first blocks, and no other unit is fetched to their slots before the
-        next step.
+        Backward ends with the first of the streamed blocks, and no other unit is fetched to their
+        slots before the next step.
         """
         lasting = [*self._resident, *self._streamed[: self._choices.slots]]
         return {block: self.slots[block] for block in lasting}
+
+    def settled_slots(self) -> tuple[tuple[str, Buffer], ...]:
+        """Returns the units that live on the device, each with its slot."""
+        return tuple((unit, slot_of(unit)) for unit in self.settled)
 
     def own_slots(self) -> tuple[tuple[str, Buffer], ...]:
         """Returns the units that share their slot with no other, each with its slot."""
@@ -133,23 +152,33 @@ class StepBuffers:
     def shared_sums(self) -> dict[Buffer, tuple[str, ...]]:
         """Returns the sums that may share their memory with update buffers, in the order in which
         they follow each other there. If the sums of all rounds stay on the device, they are those
-        of the blocks, in the order in which backward completes them.
+        of the blocks, in the order in which backward completes them. The gradients of blocks that
+        live on the device may wait there, so the memory of their sums is not shared.
         """
         if self._choices.gradient_sum == GradientSum.DEVICE:
-            return {self.grad(block): (block,) for block in reversed(self._blocks)}
+            shared = [block for block in self._blocks if block not in self.settled]
+            return {self.grad(block): (block,) for block in reversed(shared)}
         if self._choices.outer_in_parked:
             return self._summed([*self._blocks, EMBED])
         return self.grad_units()
 
     def staging_units(self) -> dict[Buffer, tuple[str, ...]]:
         """Returns every staging buffer with the units that it must be able to hold."""
-        if self._choices.gradients_in_sums:
-            return {}
+        everything = (EMBED, *self._blocks, HEAD)
+        waiting = everything if self._choices.parked_gradients else self.settled
+        units: dict[Buffer, tuple[str, ...]] = {
+            Buffer(BufferKind.STAGING, unit): (unit,)
+            for unit in waiting
+            if unit not in self.rounded_in_sums
+        }
         if self._choices.parked_gradients:
-            everything = (EMBED, *self._blocks, HEAD)
-            return {Buffer(BufferKind.STAGING, unit): (unit,) for unit in everything}
-        units: dict[Buffer, tuple[str, ...]] = dict.fromkeys(BLOCK_STAGINGS, tuple(self._blocks))
-        units[OUTER_STAGING] = (EMBED, HEAD)
+            return units
+        blocks = tuple(block for block in self._blocks if block not in self.settled)
+        outer = tuple(unit for unit in (EMBED, HEAD) if unit not in self.settled)
+        if blocks:
+            units |= dict.fromkeys(BLOCK_STAGINGS, blocks)
+        if outer:
+            units[OUTER_STAGING] = outer
         return units
 
     def rings(self) -> tuple[Buffer, ...]:
@@ -170,10 +199,10 @@ class StepBuffers:
         return Buffer(way, number=turn)
 
     def next_staging(self, unit: str) -> Buffer:
-        """Returns the staging buffer for the unit's next gradient; blocks use two in turn. Where
-        gradients are parked, each unit has its own.
+        """Returns the staging buffer for the unit's next gradient; blocks use two in turn. A unit
+        whose gradient waits on the device has its own.
         """
-        if self._choices.parked_gradients:
+        if self._choices.parked_gradients or unit in self.settled:
             return Buffer(BufferKind.STAGING, unit)
         if unit in (EMBED, HEAD):
             return OUTER_STAGING
@@ -185,7 +214,7 @@ class StepBuffers:
         the step before, where both share their memory.
         """
         content = Content(ContentKind.EARLIER_SUM, unit)
-        if self._choices.gradients_in_sums:
+        if unit in self.rounded_in_sums:
             return {Buffer(BufferKind.STAGING, unit): content}
         if unit == HEAD:
             return {Buffer(BufferKind.STAGING, block): content for block in self.under_head}
@@ -212,8 +241,8 @@ class StepBuffers:
         """Returns the ring buffers of gradients. There are none where no gradient is parked for an
         optimizer on the host.
         """
-        homes = self._choices.device_homes
-        on_host = [unit for unit in (EMBED, *self._blocks, HEAD) if unit not in homes]
+        elsewhere = {*self._choices.device_homes, *self.settled}
+        on_host = [unit for unit in (EMBED, *self._blocks, HEAD) if unit not in elsewhere]
         if not (self._choices.parked_gradients and on_host):
             return ()
         numbers = range(GRADIENT_RINGS)

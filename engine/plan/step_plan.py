@@ -33,6 +33,10 @@ class StepPlan:
     weights when a step ends. Their weights are fetched before the first step and after every drain;
     from then on they are updated in the slot.
     """
+    settled: tuple[tuple[str, Buffer], ...] = ()
+    """These units, with their slots, live on the device: the slot is their plane of weights. They
+    are updated there, and no weights of theirs are ever fetched.
+    """
     held: tuple[tuple[str, Buffer], ...] = ()
     """These units, with their slots, are there when a pass without gradients begins, because an
     earlier pass on the same weights has left them.
@@ -51,8 +55,8 @@ class StepPlan:
     buffer_places: tuple[int, ...] = ()
     """Each update buffer that is not spare begins at this byte of that memory."""
     arena_bytes: int = 0
-    gradients_in_sums: bool = False
-    """A parked gradient takes the second half of the memory of its sum."""
+    rounded_in_sums: tuple[str, ...] = ()
+    """The rounded gradients of these units take the second half of the memory of their sums."""
     outer_in_parked: bool = False
     """The slot of embed and head, and the sum of the head, are in the memory of parked
     gradients.

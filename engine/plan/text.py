@@ -47,14 +47,16 @@ def to_text(plan: StepPlan) -> str:
             f"bytes of the arena: {plan.arena_bytes}",
             f"places of update buffers: {', '.join(map(str, plan.buffer_places))}",
         ]
-    if plan.gradients_in_sums:
-        facts.append("parked gradients: in their sums")
+    if plan.rounded_in_sums:
+        facts.append(f"gradients in their sums: {', '.join(plan.rounded_in_sums)}")
     if plan.outer_in_parked:
         facts.append("embed and head: in parked gradients")
     if plan.embed_piece:
         facts.append(f"elements of a piece of embed: {plan.embed_piece}")
     if plan.gradient_rings:
         facts.append(f"gradient rings: {', '.join(map(str, plan.gradient_rings))}")
+    if plan.settled:
+        facts.append(f"settled: {_places_text(plan.settled)}")
     if plan.held:  # only some passes without gradients have such units
         facts.append(f"held: {_places_text(plan.held)}")
     lines = [fact.rstrip() for fact in facts] + ["", *map(_op_text, plan.ops)]
@@ -94,9 +96,10 @@ def _read_plan(text: str) -> StepPlan:
         arena=_read_arena(facts.get("arena", "")),
         arena_bytes=int(facts.get("bytes of the arena", 0)),
         buffer_places=_numbers(facts.get("places of update buffers", "")),
-        gradients_in_sums="parked gradients" in facts,
+        rounded_in_sums=_words(facts.get("gradients in their sums", "")),
         outer_in_parked="embed and head" in facts,
         embed_piece=int(facts.get("elements of a piece of embed", 0)),
+        settled=_read_places(facts.get("settled", "")),
         held=_read_places(facts.get("held", "")),
     )
 

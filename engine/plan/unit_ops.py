@@ -29,6 +29,7 @@ from engine.plan.ops import (
     Reduce,
     StoreBoundary,
     Update,
+    UpdateInPlace,
 )
 from engine.plan.pieces import cut
 from engine.plan.rounds import HostBoundaries, Round, Uses, gradient_of, host_boundary, state_after
@@ -360,10 +361,19 @@ class UnitOps:
             adds=adds,
             last=round_.is_last,
         )
-        stays = self.device.keep_staged(unit, staging) or self._choices.parked_gradients
+        waits = self._choices.parked_gradients or unit in self.buffers.settled
+        stays = self.device.keep_staged(unit, staging) or waits
         if round_.is_last and stays:
             return
         self._emit(Offload, unit, rounded, host_gradient(unit, round_.number), staging=staging)
+
+    def _update_in_place(self, unit: str, slot: Buffer) -> None:
+        """Writes the update of a unit that lives on the device."""
+        staging = self.buffers.next_staging(unit)
+        states = {Buffer(BufferKind.STATES, unit): READY}
+        weights = self.device.weights(unit, slot)
+        reads = {staging: Content(ContentKind.SUM, unit), SUMMARY: READY} | states | weights
+        self._emit(UpdateInPlace, unit, reads, states | weights, slot=slot, staging=staging)
 
     def _update_parked(self, unit: str) -> None:
         """Sends the parked gradient of a unit to the host piece by piece, each for an update

@@ -65,7 +65,7 @@ class _Proof:
     def __init__(self, plan: StepPlan):
         self._plan = plan
         self._count = len(plan.ops)
-        self._placed = {slot: unit for unit, slot in (*plan.placed, *plan.held)}
+        self._placed = {slot: unit for unit, slot in (*plan.placed, *plan.settled, *plan.held)}
         self._clocks: list[VectorClock] = []
         self._lane_clock: dict[Lane, VectorClock] = {}
         self._writer: dict[Buffer, tuple[int, Content]] = {}
@@ -132,7 +132,8 @@ class _Proof:
 
     def _is_there_before(self, buffer: Buffer, content: Content) -> bool:
         """Tells whether a buffer holds its content before the first step. This is true of planes,
-        of slots in which a unit is updated, and of slots that hold the unit from an earlier pass.
+        of slots in which a unit lives or is updated, and of slots that hold the unit from an
+        earlier pass.
         """
         on_host = buffer.kind in (BufferKind.WEIGHTS, BufferKind.STATES, BufferKind.GRADIENT)
         return on_host or self._placed.get(buffer.whole) == content.unit

@@ -57,11 +57,13 @@ class StepWriter(UnitOps):
         training = end in (StepEnd.SUMMARY, StepEnd.UPDATES)
         super().__init__(blocks, tied, choices, sizes, training)
         self._end = end
+        self.settled = self.buffers.settled_slots()
+        """These units, with their slots, live on the device."""
         self.held = self.buffers.own_slots() if end is StepEnd.LOSS_AGAIN else ()
         """These units, with their slots, are there when the step begins."""
         there = {
             slot: unit
-            for unit, slot in (*self.device.placed_units(), *self.held)
+            for unit, slot in (*self.device.placed_units(), *self.settled, *self.held)
             if unit in self.buffers.slots
         }
         self._uses = assign_slots(blocks, self.buffers.slots, there, choices.rounds, self._training)
@@ -118,8 +120,8 @@ class StepWriter(UnitOps):
 
     def _is_there(self, unit: str) -> bool:
         """Tells whether the slot of the embed or the head unit holds it when the step begins."""
-        is_held = any(unit == held for held, _ in self.held)
-        return is_held or self.device.placed(unit) is not None
+        is_there = any(unit == there for there, _ in (*self.settled, *self.held))
+        return is_there or self.device.placed(unit) is not None
 
     def _backward_pass(self, round_: Round) -> None:
         """Writes the backward of every block and of embed, and sends the gradients of all units."""
@@ -161,11 +163,13 @@ class StepWriter(UnitOps):
 
     def _emit_updates(self) -> None:
         """Writes the clip factor and the updates, those on the device first."""
+        for unit, slot in self.settled:
+            self._update_in_place(unit, slot)
         self._emit(Clip, STEP, {SUMMARY: READY}, {CLIP: READY})
         self.device.write()
         last_round = self._choices.rounds - 1
         for unit in self._units():
-            if unit in self._choices.device_homes:
+            if unit in self._choices.device_homes or unit in self.buffers.settled:
                 continue
             if self._choices.parked_gradients:
                 self._update_parked(unit)
@@ -173,8 +177,9 @@ class StepWriter(UnitOps):
             gradient = host_gradient(unit, last_round)
             weights = {Buffer(BufferKind.WEIGHTS, unit): READY}
             self._emit(Update, unit, {CLIP: READY} | gradient, weights)
-        if self._choices.device_homes:
-            self._emit(Applied, STEP, self.device.all_planes(), {})
+        if self._choices.device_homes or self.settled:
+            states = {Buffer(BufferKind.STATES, unit): READY for unit, _ in self.settled}
+            self._emit(Applied, STEP, self.device.all_planes() | states, {})
 
     def _units(self) -> list[str]:
         return [EMBED, *self._blocks, HEAD]

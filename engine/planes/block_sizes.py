@@ -23,11 +23,10 @@ class BlockSizes:
 
     def __init__(self, numels: Sequence[int], exact_numels: Sequence[int], item: int):
         self._numels = numels
-        most = accumulate(numels, max, initial=0)
-        most_exact = accumulate(exact_numels, max, initial=0)
-        self._slots = [
-            numel * item + exact * EXACT_ITEM_BYTES for numel, exact in zip(most, most_exact)
-        ]
+        self._exact_numels = exact_numels
+        self._item = item
+        self._slots: dict[tuple[int, int], int] = {}
+        self._largest = [*accumulate(reversed(numels), max, initial=0)][::-1]
         each = [
             numel * item + exact * EXACT_ITEM_BYTES for numel, exact in zip(numels, exact_numels)
         ]
@@ -38,9 +37,17 @@ class BlockSizes:
         self.sum_bytes = tuple(4 * numel for numel in reversed(numels))
         """The fp32 sum of each block takes this many bytes, the last block first."""
 
-    def slot_bytes(self, count: int) -> int:
-        """Returns the bytes of a slot that can hold each of the first `count` blocks."""
-        return self._slots[count]
+    def slot_bytes(self, start: int, stop: int) -> int:
+        """Returns the bytes of a slot that can hold each of the blocks from `start` to `stop`."""
+        if (start, stop) not in self._slots:
+            numel = max(self._numels[start:stop], default=0)
+            exact = max(self._exact_numels[start:stop], default=0)
+            self._slots[start, stop] = numel * self._item + exact * EXACT_ITEM_BYTES
+        return self._slots[start, stop]
+
+    def largest_from(self, start: int) -> int:
+        """Returns the elements of the largest block from `start` on; 0 where there is none."""
+        return self._largest[start]
 
     def resident_bytes(self, count: int) -> int:
         """Returns the bytes of the last `count` blocks, each in a slot of its own."""

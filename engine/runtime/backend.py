@@ -55,6 +55,11 @@ class Backend(Protocol):
         ordered before the COMPUTE ops that are submitted later.
         """
 
+    def download(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a copy of a tensor of the device on the host. It does not wait for the lanes: no
+        op may be changing the tensor. Any thread may call it.
+        """
+
     def host_buffer(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Returns a small zeroed host tensor [numel] that COMPUTE may copy to without stalling."""
 

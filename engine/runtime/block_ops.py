@@ -1,5 +1,5 @@
-"""The ops of a plan are implemented here and in `engine.runtime.compute_ops`, as work on tensors.
-Each kind of op does one thing.
+"""The ops of a plan are implemented here, in `engine.runtime.compute_ops` and in
+`engine.runtime.update_ops`, as work on tensors. Each kind of op does one thing.
 
 Copies between host and device (lanes H2D and D2H):
 
@@ -11,7 +11,7 @@ Copies between host and device (lanes H2D and D2H):
 - `offload_parked` (lane GRADIENTS OUT) copies a gradient that has waited on the device to a ring
   buffer on the host.
 
-COMPUTE (all but the last three in `engine.runtime.compute_ops`):
+COMPUTE (the last three and `summary` are not in `engine.runtime.compute_ops`):
 
 - `embed` runs the model's own code up to its first block, and captures the first hidden state and
   the arguments of every block.
@@ -24,6 +24,7 @@ COMPUTE (all but the last three in `engine.runtime.compute_ops`):
   parameters to an fp32 sum. `embed_backward` does the same for the embedding.
 - `reduce` rounds an fp32 sum to a staging buffer, and computes its norm in the last round.
 - `summary` computes the clip factor on the device, and copies loss and norms to the host.
+- `update_in_place` applies AdamW to a unit that lives on the device, where its planes are.
 - `lend` allocates spare update buffers in memory that activations have left; `reclaim` frees them.
 
 Optimizers on the device (lanes STATES IN, UPDATE and STATES OUT) work on pieces of a unit's planes:
@@ -46,7 +47,7 @@ function that the backend runs on the op's lane. Copies are submitted without wa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -56,18 +57,12 @@ from engine.host.host_adamw import Parked
 from engine.plan.ops import (
     Applied,
     Clip,
-    DeviceUpdate,
     FetchBoundary,
     FetchGrad,
-    FetchGradient,
-    FetchStates,
     Lane,
     Lend,
     Offload,
     OffloadParked,
-    OffloadStates,
-    OffloadWeights,
-    OfPiece,
     Op,
     OpKind,
     Prefetch,
@@ -77,11 +72,8 @@ from engine.plan.ops import (
     Update,
 )
 from engine.plan.step_plan import StepPlan
-from engine.planes.layout import WEIGHT_PLANES
-from engine.planes.moments import FP32_MOMENTS, MOMENTS
-from engine.runtime import compute_ops
-from engine.runtime.device_adamw import StepFactors, clip_of, update
-from engine.runtime.device_moments import RoundedPlanes, RoundedStep, update_rounded
+from engine.runtime import compute_ops, update_ops
+from engine.runtime.device_adamw import clip_of
 from engine.runtime.op_context import EngineParts, OpContext
 from engine.runtime.step import StepResult, StepUnderWay
 
@@ -94,6 +86,12 @@ class BlockOps:
 
     def __init__(self, parts: EngineParts, plan: StepPlan):
         self._context = OpContext(parts, plan)
+
+    def begin(self) -> None:
+        """Makes the next step one that no step went before. It may be applied, whatever happened to
+        those of earlier plans.
+        """
+        self._context.state.clip.fill_(1.0)
 
     def work(self, op: Op, step: StepUnderWay) -> Callable[[], None]:
         """Returns the work of `op`, which the backend runs on the op's lane."""
@@ -167,9 +165,11 @@ def _offload_parked(context: OpContext, op: OffloadParked, _step: StepUnderWay) 
 
 
 def _summary(context: OpContext, _op: Summary, step: StepUnderWay) -> None:
-    context.state.clip.copy_(clip_of(context.state.norms, step.inputs.max_grad_norm))
+    clip = context.state.clip
+    clip.copy_(clip_of(context.state.norms, step.inputs.max_grad_norm, clip))
     # The target is pinned memory, so the launching thread does not wait. `clip` waits for this op.
-    context.summary.copy_(context.state.norms, non_blocking=True)
+    context.summary[:-1].copy_(context.state.norms, non_blocking=True)
+    context.summary[-1:].copy_(clip[:1], non_blocking=True)
 
 
 def _lend(context: OpContext, _op: Lend, _step: StepUnderWay) -> None:
@@ -180,105 +180,6 @@ def _reclaim(context: OpContext, _op: Reclaim, _step: StepUnderWay) -> None:
     context.state.reclaim()
 
 
-# ---------------------------------------------------------------- STATES IN, UPDATE, STATES OUT
-
-
-def _fetch_states(context: OpContext, op: FetchStates, _step: StepUnderWay) -> None:
-    names = [plane for plane in context.store.planes if plane != "grad"]
-    _copy_states(context, op, names, to_device=True)
-
-
-def _fetch_gradient(context: OpContext, op: FetchGradient, _step: StepUnderWay) -> None:
-    _copy_states(context, op, ["grad"], to_device=True)
-
-
-def _device_update(context: OpContext, op: DeviceUpdate, step: StepUnderWay) -> None:
-    start, stop = op.piece
-    buffer = context.state.states[op.buffer]
-    assert step.inputs.scalars is not None  # a step of such a plan always has them
-    factors = StepFactors(context.state.clip, step.inputs.scalars)
-    if op.staging is None:
-        grad = buffer["grad"][: stop - start]
-    else:
-        grad = context.state.stagings[op.staging][start:stop]
-    layout, optimizer = context.units[op.unit].layout, context.store.optimizer
-    planes = {name: buffer[name][: stop - start] for name in WEIGHT_PLANES if name in buffer}
-    if optimizer == FP32_MOMENTS:
-        decayed = min(max(0, layout.decay_numel - start), stop - start)
-        moments = {name: buffer[name][: stop - start] for name in MOMENTS}
-        update(planes | moments, grad, factors, decayed, context.plan.compiled)
-    else:
-        parts = [range_.within(start, stop) for range_ in layout.moment_ranges(optimizer)]
-        piece = RoundedPlanes(
-            [part for part in parts if part is not None],
-            start,
-            grad,
-            list(planes.values()),
-            [buffer[name] for name in MOMENTS],
-        )
-        rounded = RoundedStep(factors, context.state.moment_tables, step.inputs.keys[op.unit])
-        update_rounded(piece, rounded, layout.decay_numel, context.plan.compiled)
-    if op.slot is not None:
-        # The write goes through `data`, as in a prefetch.
-        high = planes["weight_high"]
-        context.state.slots[op.slot].data[start:stop].copy_(high)
-        for part in context.units[op.unit].layout.exact_within(start, stop):
-            inside = slice(part.start - start, part.stop - start)
-            context.state.exact[op.slot].join(part, high[inside], planes["weight_low"][inside])
-
-
-def _offload_weights(context: OpContext, op: OffloadWeights, step: StepUnderWay) -> None:
-    """Sends what a prefetch of the unit reads: weight_high, and weight_low of the weights that stay
-    in fp32.
-    """
-    context.store.held.begin(step.inputs.number, op.unit)
-    _copy_states(context, op, ["weight_high"], to_device=False)
-    for part in context.units[op.unit].layout.exact_within(*op.piece):
-        _send_range(context, op, "weight_low", (part.start, part.stop))
-
-
-def _offload_states(context: OpContext, op: OffloadStates, step: StepUnderWay) -> None:
-    context.store.held.begin(step.inputs.number, op.unit)
-    sent = context.units[op.unit].layout.exact_within(*op.piece)
-    if not sent:
-        names = [plane for plane in context.store.planes if plane not in ("weight_high", "grad")]
-        _copy_states(context, op, names, to_device=False)
-        return
-    # What was sent with the weights is not written again, since a prefetch may be reading it.
-    bounds = [op.piece[0]]
-    for part in sent:
-        bounds += [part.start, part.stop]
-    bounds.append(op.piece[1])
-    for between in zip(bounds[::2], bounds[1::2]):
-        _send_range(context, op, "weight_low", between)
-    _copy_states(context, op, ["exp_avg", "exp_avg_sq"], to_device=False)
-
-
-def _send_range(context: OpContext, op: OfPiece, name: str, between: tuple[int, int]) -> None:
-    """Copies a plane between two elements from the op's update buffer to the host."""
-    start, stop = between
-    begin = op.piece[0]
-    on_device = context.state.states[op.buffer][name][start - begin : stop - begin]
-    on_host = context.store.tensor(op.unit, name)[start:stop]
-    context.backend.copy_in_parts(on_host, on_device)
-
-
-def _copy_states(context: OpContext, op: OfPiece, names: Sequence[str], to_device: bool) -> None:
-    """Copies the op's piece of some planes between the host and the op's update buffer."""
-    start, stop = op.piece
-    for name in names:
-        begin, end = start, stop
-        if name in MOMENTS and context.store.optimizer != FP32_MOMENTS:
-            layout = context.units[op.unit].layout
-            begin, end = layout.moment_bytes(context.store.optimizer, start, stop)
-        on_device = context.state.states[op.buffer][name][: end - begin]
-        on_host = context.store.tensor(op.unit, name)[begin:end]
-        if to_device:
-            context.backend.copy_in_parts(on_device, on_host)
-        else:
-            context.backend.copy_in_parts(on_host, on_device)
-
-
 # ---------------------------------------------------------------- HOST
 
 
@@ -287,7 +188,7 @@ def _applied(_context: OpContext, _op: Applied, _step: StepUnderWay) -> None:
 
 
 def _clip(context: OpContext, _op: Clip, step: StepUnderWay) -> None:
-    *squares, loss = context.summary.tolist()
+    *squares, loss, factor = context.summary.tolist()
     grad_norm = math.nan
     if all(math.isfinite(square) for square in squares):
         grad_norm = math.sqrt(math.fsum(squares))
@@ -300,9 +201,7 @@ def _clip(context: OpContext, _op: Clip, step: StepUnderWay) -> None:
                 step.inputs.number,
                 what,
             )
-    most = step.inputs.max_grad_norm
-    # As torch's clip_grad_norm_ computes it.
-    factor = 1.0 if most is None else min(1.0, most / (grad_norm + 1e-6))
+    # The factor is the device's, so that every unit gets the same, wherever it is updated.
     unit_norms = [math.sqrt(square) for square in squares]
     step.finish(StepResult(loss, grad_norm, unit_norms, factor))
 
@@ -339,13 +238,14 @@ WORK: dict[OpKind, Work] = {
     OpKind.EMBED_BACKWARD: compute_ops.embed_backward,
     OpKind.REDUCE: compute_ops.reduce,
     OpKind.SUMMARY: _summary,
+    OpKind.UPDATE_IN_PLACE: update_ops.update_in_place,
     OpKind.LEND: _lend,
     OpKind.RECLAIM: _reclaim,
-    OpKind.FETCH_STATES: _fetch_states,
-    OpKind.FETCH_GRADIENT: _fetch_gradient,
-    OpKind.DEVICE_UPDATE: _device_update,
-    OpKind.OFFLOAD_WEIGHTS: _offload_weights,
-    OpKind.OFFLOAD_STATES: _offload_states,
+    OpKind.FETCH_STATES: update_ops.fetch_states,
+    OpKind.FETCH_GRADIENT: update_ops.fetch_gradient,
+    OpKind.DEVICE_UPDATE: update_ops.device_update,
+    OpKind.OFFLOAD_WEIGHTS: update_ops.offload_weights,
+    OpKind.OFFLOAD_STATES: update_ops.offload_states,
     OpKind.APPLIED: _applied,
     OpKind.CLIP: _clip,
     OpKind.UPDATE: _update,

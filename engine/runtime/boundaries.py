@@ -8,7 +8,7 @@ import weakref
 
 import torch
 
-from engine.host.host_store import map_memory
+from engine.host.mapped_memory import map_memory
 from engine.plan.ops import StoreBoundary
 from engine.plan.step_plan import StepPlan
 from engine.runtime.backend import Backend

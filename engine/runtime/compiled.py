@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -161,8 +161,25 @@ def compiled_function(
     return made
 
 
-_functions: list[CompiledFunction] = []
+class MayFail(Protocol):
+    """A `MayFail` is compiled, and may turn out to be impossible to compile."""
+
+    what: str
+    """This is what it is, in words."""
+    problem: str
+    """The reason for which it runs uncompiled, or an empty text."""
+
+    def try_again(self) -> None:
+        """Compiles it again, if it runs uncompiled."""
+
+
+_functions: list[MayFail] = []
 """These functions were compiled in this process."""
+
+
+def tell_problems_of(function: MayFail) -> None:
+    """Makes the problems of `function` be told with those of compiled functions."""
+    _functions.append(function)
 
 
 def functions_try_again() -> None:

@@ -422,4 +422,5 @@ def reduce(context: OpContext, op: Reduce, _step: StepUnderWay) -> None:
     if op.last:
         _add_squares(context, op.unit, grad, start)
     # A staging buffer may be in the memory of the sum, so the sum is rounded elsewhere first.
-    staging.copy_(grad.to(staging.dtype) if context.plan.gradients_in_sums else grad)
+    in_sum = op.unit in context.plan.rounded_in_sums
+    staging.copy_(grad.to(staging.dtype) if in_sum else grad)

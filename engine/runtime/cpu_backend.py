@@ -66,6 +66,9 @@ class CpuBackend:
         """Returns a tensor of the same shape that shares the memory of `array`."""
         return torch.from_numpy(array)
 
+    def download(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
     def host_buffer(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Returns a zeroed tensor [numel]."""
         return torch.zeros(numel, dtype=dtype)

@@ -158,6 +158,7 @@ class CudaBackend:
             for lane in Lane
             if lane not in (Lane.COMPUTE, Lane.HOST)
         }
+        self._downloads = torch.cuda.Stream(self.device)
         self._streams[Lane.COMPUTE] = torch.cuda.default_stream(self.device)
         # Every lane except COMPUTE has a queue and a thread that serves it. None in the queue ends
         # the thread.
@@ -351,6 +352,12 @@ class CudaBackend:
         because torch does not reuse its memory before the copy has finished.
         """
         return torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True)
+
+    def download(self, tensor: torch.Tensor) -> torch.Tensor:
+        torch.cuda.set_device(self.device)  # it is set per thread
+        # On the default stream, the copy would wait for all that COMPUTE has launched.
+        with torch.cuda.stream(self._downloads):
+            return tensor.cpu()
 
     def host_buffer(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Returns a zeroed pinned tensor [numel]."""

@@ -1,24 +1,26 @@
 """AdamW runs here on a piece of a unit's planes that was copied to the device. The arithmetic is
 that of `engine.host.host_kernels`, written as tensor operations.
 
-- The formula is the same, and so is the split of an fp32 weight into two planes, in which ties are
-  rounded away from zero. Sums and products may be fused differently, so results can differ from the
-  host's in their last bits.
+- The formula is the same, and so are its rounding and the split of an fp32 weight into two planes,
+  in which ties are rounded away from zero. With moments in fp32, results have the host's bits.
 - As on the host, subnormal first moments become 0, and the same bias is added to squared gradients.
 - Whether a step is applied is decided on the device: `clip_of` computes a flag of 0 or 1, so that
   no update waits for the host to check that loss and norm are finite.
-- Compiled, an update is one pass over the planes. Without a compiler it runs in pieces that keep
-  its temporaries small.
+- On a GPU, an update is one pass over the planes (`engine.runtime.fused_adamw`). Without a compiler
+  it runs in pieces that keep its temporaries small.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from engine.runtime.compiled import CompiledFunction, compiled_function
+from engine.plan.pieces import cut
+from engine.runtime.compiled import CompiledFunction, compiled_function, tell_problems_of
+from engine.runtime.fused_adamw import FusedAdamW
 
 _SMALLEST_NORMAL = 2.0**-126
 _UNCOMPILED = 1 << 22
@@ -45,12 +47,14 @@ class StepFactors:
         return StepFactors(self.clip, scalars)
 
 
-def clip_of(norms: torch.Tensor, max_grad_norm: float | None) -> torch.Tensor:
+def clip_of(norms: torch.Tensor, max_grad_norm: float | None, before: torch.Tensor) -> torch.Tensor:
     """Returns float32 [2] on the device of `norms`: the clip factor of the gradients, and a flag
     that is 1 where loss and norm are finite and 0 otherwise.
 
     `norms` [units + 1] holds the squared gradient norms of the units, followed by the loss. The
-    host computes the same values, but the device does not wait for them.
+    factor is that of torch's `clip_grad_norm_`. The device does not wait for the host. So it may
+    compute a step after one that was not applied: where the flag of the step `before` is 0, this
+    one is 0, too.
     """
     squares = norms[:-1].double()
     norm = squares.sum().sqrt()
@@ -58,7 +62,7 @@ def clip_of(norms: torch.Tensor, max_grad_norm: float | None) -> torch.Tensor:
         factor = torch.ones_like(norm)
     else:
         factor = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-    may_apply = norm.isfinite() & norms[-1].isfinite()
+    may_apply = norm.isfinite() & norms[-1].isfinite() & (before[1] > 0)
     return torch.stack([factor, may_apply.double()]).float()
 
 
@@ -74,11 +78,21 @@ def update(
 
     Weight decay applies to the first `decayed` elements.
     """
-    run = compiled_update(_update_split if "weight_low" in planes else _update_float, compiled)
+    if compiled and _fused().ran(planes, grad, (factors.clip, factors.scalars), decayed):
+        return
+    run: Callable[..., None] = _update_split if "weight_low" in planes else _update_float
     for begin, end, each in ((0, decayed, factors), (decayed, grad.numel(), factors.undecayed())):
-        for start, stop in run_in_pieces(end - begin, run):
+        for start, stop in cut(end - begin, _UNCOMPILED):
             pieces = [plane[begin + start : begin + stop] for plane in planes.values()]
             run(grad[begin + start : begin + stop], *pieces, each.clip, each.scalars)
+
+
+@functools.cache
+def _fused() -> FusedAdamW:
+    """Returns the kernel of this process."""
+    made = FusedAdamW()
+    tell_problems_of(made)
+    return made
 
 
 def compiled_update(function: Callable[..., None], compiled: bool) -> Callable[..., None]:
@@ -116,7 +130,16 @@ def new_moments(
     # The host does the same, because subnormal moments are slow there.
     m = torch.where(m.abs() < _SMALLEST_NORMAL, 0.0, m)
     v = exp_avg_sq * beta2 + one_minus_beta2 * (g * g + bias)
-    return m, v, step_size * (m / (v.sqrt() * root + eps))
+    return m, v, step_size * (m / (_root(v) * root + eps))
+
+
+def _root(values: torch.Tensor) -> torch.Tensor:
+    """Returns the correctly rounded roots of fp32 values."""
+    if values.device.type != "cpu":
+        return values.sqrt()
+    # On the CPU, torch calls a library whose roots may be off by one bit. The root in fp64 is near
+    # enough: no root of an fp32 value is closer than 2**-51 of it to the middle of two of them.
+    return values.double().sqrt().float()
 
 
 def write_weights(
@@ -145,7 +168,7 @@ def write_weights(
     low.copy_(bits.to(torch.int16))
 
 
-def _update_split(  # noqa: PLR0913  a compiled function takes tensors and no values of our own
+def _update_split(  # noqa: PLR0913  an update takes all planes
     grad: torch.Tensor,
     high: torch.Tensor,
     low: torch.Tensor,
@@ -162,7 +185,7 @@ def _update_split(  # noqa: PLR0913  a compiled function takes tensors and no va
     exp_avg_sq.copy_(torch.where(apply, v, exp_avg_sq))
 
 
-def _update_float(  # noqa: PLR0913  a compiled function takes tensors and no values of our own
+def _update_float(  # noqa: PLR0913  an update takes all planes
     grad: torch.Tensor,
     weight: torch.Tensor,
     exp_avg: torch.Tensor,

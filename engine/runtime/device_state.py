@@ -7,10 +7,12 @@ Its size depends on the largest unit and on the plan's choices, never on the dep
 from __future__ import annotations
 
 import copy
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from engine.host.host_store import HostStore
 from engine.model.units import TORCH_DTYPES, StreamedModel, Unit
 from engine.plan.assign_slots import slot_of
 from engine.plan.buffers import EMBED, HEAD, Buffer, BufferKind
@@ -53,6 +55,13 @@ class ExactWeights:
         bits.copy_(high.view(torch.int16)).bitwise_left_shift_(16).add_(low)
 
 
+class DeviceBuffers(NamedTuple):
+    """The planes of an engine, and the buffer for a piece of them that the device updates."""
+
+    store: HostStore
+    update_buffer: UpdateBuffer
+
+
 class DeviceState:
     """A `DeviceState` owns the buffers of one plan on one device.
 
@@ -67,24 +76,17 @@ class DeviceState:
         plan: StepPlan,
         device: torch.device,
         boundary_numel: int,
-        update_buffer: UpdateBuffer,
+        planes: DeviceBuffers,
     ):
         self.model = model
-        self._update_buffer = update_buffer
+        store, self._update_buffer = planes
         self.device = device
         self.dtype = TORCH_DTYPES[model.dtype]
         self._compiles = plan.compiled
         self._units = {unit.name: unit for unit in model.units}
-        self.slots = {name: self._zeros(units, self.dtype) for name, units in plan.slots.items()}
-        """Each slot is a flat tensor [numel of its largest unit] that holds the weights of a
-        unit.
-        """
-        self.exact: dict[Buffer, ExactWeights] = {}
-        """The weights that stay in fp32, for each slot whose units have any."""
-        for slot, names in plan.slots.items():
-            numel = max(self._units[each].layout.exact_numel for each in names)
-            if numel:
-                self.exact[slot] = ExactWeights(numel, device)
+        self._settled_bytes = store.device_bytes
+        self._lived_in = {slot: unit for unit, slot in plan.settled}
+        self._make_slots(plan, store)
         self._spare = plan.spare_buffers
         self._shared = {buffer for buffer, _ in plan.arena}
         """These buffers are in the memory of others."""
@@ -99,9 +101,9 @@ class DeviceState:
         """Each staging buffer is a flat tensor that holds a rounded gradient until it is copied to
         the host.
         """
-        if plan.gradients_in_sums:
-            self.stagings = self._rounded_in_sums(plan)
-            self._shared |= self.stagings.keys()
+        in_sums = self._rounded_in_sums(plan)
+        self.stagings |= in_sums
+        self._shared |= in_sums.keys()
         if plan.outer_in_parked:
             self._place_outer_in_parked()
         self.rings = {
@@ -137,6 +139,26 @@ class DeviceState:
 
     # ------------------------------------------------------------------ buffers
 
+    def _make_slots(self, plan: StepPlan, store: HostStore) -> None:
+        self.slots = {
+            name: self._zeros(units, self.dtype)
+            for name, units in plan.slots.items()
+            if name not in self._lived_in
+        }
+        """Each slot is a flat tensor [numel of its largest unit] that holds the weights of a unit.
+        That of a unit that lives on the device is its plane of weights.
+        """
+        for slot, unit in self._lived_in.items():
+            self.slots[slot] = store.tensor(unit, "weight_high")
+        self.exact: dict[Buffer, ExactWeights] = {}
+        """The weights that stay in fp32, for each slot whose units have any."""
+        for slot, names in plan.slots.items():
+            numel = max(self._units[each].layout.exact_numel for each in names)
+            if numel:
+                self.exact[slot] = ExactWeights(numel, self.device)
+        for slot in self._lived_in.keys() & self.exact.keys():
+            self._join_exact(slot, self._units[self._lived_in[slot]], store)
+
     def _allocate_arena(self, plan: StepPlan) -> None:
         """Allocates the fp32 sums of gradients. The sums of the plan's arena are contiguous in
         memory, and update buffers share it, since at any time a step needs only one of the two.
@@ -153,13 +175,21 @@ class DeviceState:
                 self.grads[name] = torch.zeros(numel, dtype=torch.float32, device=self.device)
 
     def _rounded_in_sums(self, plan: StepPlan) -> dict[Buffer, torch.Tensor]:
-        """Returns a staging buffer for each sum, in the second half of its memory."""
+        """Returns the staging buffers that take the second half of the memory of a sum."""
         found = {}
-        for name, units in plan.grads.items():
-            (unit,) = units
-            halves = self.grads[name].view(self.dtype)
+        for unit in plan.rounded_in_sums:
+            halves = self.grads[Buffer(BufferKind.SUM, unit)].view(self.dtype)
             found[Buffer(BufferKind.STAGING, unit)] = halves[halves.numel() // 2 :]
         return found
+
+    def _join_exact(self, slot: Buffer, unit: Unit, store: HostStore) -> None:
+        """Sets the fp32 weights beside the slot of a unit that lives on the device. From then on
+        its updates do so.
+        """
+        high, low = store.tensor(unit.name, "weight_high"), store.tensor(unit.name, "weight_low")
+        for part in unit.layout.exact_parts:
+            inside = slice(part.start, part.stop)
+            self.exact[slot].join(part, high[inside], low[inside])
 
     def _place_outer_in_parked(self) -> None:
         """Makes the staging buffers of a plan in which embed and head use their memory. The slot
@@ -349,12 +379,15 @@ class DeviceState:
         return seconds, list(dict.fromkeys(problems))
 
     def fixed_bytes(self) -> int:
-        """Returns the bytes of all buffers that the plan keeps on the device."""
+        """Returns the bytes of all buffers that the plan keeps on the device, the planes of units
+        that live there included.
+        """
         named = {**self.grads, **self.stagings}
         own = [tensor for buffer, tensor in named.items() if buffer not in self._shared]
         exact = [part for each in self.exact.values() for part in (each.values, each.low)]
+        slots = [slot for buffer, slot in self.slots.items() if buffer not in self._lived_in]
         tensors = [
-            *self.slots.values(),
+            *slots,
             *exact,
             *own,
             self._arena,
@@ -362,4 +395,5 @@ class DeviceState:
             self.norms,
             self.clip,
         ]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        buffers = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return buffers + self._settled_bytes

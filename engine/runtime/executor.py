@@ -42,6 +42,7 @@ class Executor:
         summary. An exception from `check` aborts the step, and `drain` must follow.
         """
         if self._previous is None:
+            self.ops.begin()
             self._fill_placed(step)
         tickets: list[Ticket] = []
         for op in self.plan.ops:

@@ -214,6 +214,7 @@ def forward_choices(choices: PlanChoices) -> PlanChoices:
         slots=choices.slots,
         prefetch_depth=choices.prefetch_depth,
         resident_blocks=choices.resident_blocks,
+        settled_units=choices.settled_units,
         shared_outer_slot=choices.shared_outer_slot,
     )
 

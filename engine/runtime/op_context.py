@@ -53,5 +53,7 @@ class OpContext:
         """Each unit has this index among all units."""
         self.block_positions = {unit.name: place for place, unit in enumerate(parts.model.blocks)}
         """Each block has this index among the blocks."""
-        self.summary = parts.backend.host_buffer(len(parts.model.units) + 1, torch.float32)
-        """The host reads `DeviceState.norms`, float32 [units + 1], from this pinned copy."""
+        self.summary = parts.backend.host_buffer(len(parts.model.units) + 2, torch.float32)
+        """The host reads `DeviceState.norms`, float32 [units + 1], and the clip factor from this
+        pinned copy.
+        """

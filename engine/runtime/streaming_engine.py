@@ -32,7 +32,7 @@ from engine.host.host_store import HostStore
 from engine.model.attention_documents import Documents
 from engine.model.units import TORCH_DTYPES, StreamedModel
 from engine.plan.build_step import build_forward_plan, build_step_plan
-from engine.plan.choices import PlanChoices, PlaneSizes
+from engine.plan.choices import PlanChoices, PlaneSizes, settled_of
 from engine.plan.step_plan import Span, StepPlan
 from engine.plan.validate import validate
 from engine.planes.embed_pieces import embed_piece
@@ -41,7 +41,7 @@ from engine.runtime.backend import Backend
 from engine.runtime.block_ops import BlockOps
 from engine.runtime.boundaries import HostBoundaries
 from engine.runtime.compiled import functions_try_again, uncompiled_functions
-from engine.runtime.device_state import DeviceState
+from engine.runtime.device_state import DeviceBuffers, DeviceState
 from engine.runtime.document_losses import Evaluation, sums_by_document
 from engine.runtime.executor import Executor
 from engine.runtime.forward_passes import (
@@ -111,6 +111,8 @@ class StreamingEngine:
         self._update_buffer = store.update_buffer(settings.choices.update_pieces)
         if settings.choices.parked_gradients:
             self._update_buffer = self._update_buffer.without_gradients
+        settled = settled_of(self._blocks, settings.choices)
+        store.settle(settled, backend)
         if adamw is not None:
             self.plan = self._step_plan()
         else:
@@ -124,7 +126,11 @@ class StreamingEngine:
         )
         self._gradient_rings = GradientRings(self.plan, TORCH_DTYPES[model.dtype], backend)
         self.state = DeviceState(
-            model, self.plan, backend.device, boundary_numel, self._update_buffer
+            model,
+            self.plan,
+            backend.device,
+            boundary_numel,
+            DeviceBuffers(store, self._update_buffer),
         )
         store.register_states(self.plan.device_homes)
         # The buffers are zeroed on COMPUTE, and the plan has no wait that orders this before the
@@ -214,11 +220,12 @@ class StreamingEngine:
         loss_tokens = sum(int(batch.loss_tokens) for batch in batches)
         on_device = self._upload(batches)
         scalars, keys = None, {}
-        if self.plan.device_homes and number:
+        updated = [*self.plan.device_homes, *(unit for unit, _ in self.plan.settled)]
+        if updated and number:
             assert self._adamw is not None  # only a training plan updates units on the device
             update = self._parts.store.held.update_number(number)
             scalars = self.backend.upload(self._adamw.scalars(update, learning_rate))
-            keys = {unit: self._adamw.key(unit, update) for unit in self.plan.device_homes}
+            keys = {unit: self._adamw.key(unit, update) for unit in updated}
         return StepUnderWay(
             StepInputs(
                 number=number,

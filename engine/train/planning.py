@@ -23,11 +23,12 @@ from engine.config.settings import TrainConfig
 from engine.data.length_groups import padded_length
 from engine.data.loader import PreparedData
 from engine.errors import FitError, GpuMemoryError
-from engine.fit.choose import Chosen, choose
+from engine.fit.choose import choose
 from engine.fit.cost import MicroBatch, largest_product
 from engine.fit.job import Job, Target
 from engine.fit.memory_items import MemoryItem
 from engine.fit.needs import RUNTIME_GROWTH_BYTES, Resident, SessionFacts, Verdict, rates_of_steps
+from engine.fit.planner import Chosen
 from engine.fit.predict import predicted_step
 from engine.fit.predicted import predictions
 from engine.fit.report import FitReport, estimate

@@ -35,8 +35,8 @@ from engine.data.preview import check_first_rows
 from engine.data.template_process import template_process
 from engine.data.tokenise import Execution
 from engine.errors import CheckpointError, RunError
-from engine.fit.choose import Chosen
 from engine.fit.cost import MEASURED_FLOPS_FORMULA, largest_product
+from engine.fit.planner import Chosen
 from engine.host.host_adamw import AdamWSettings, HostAdamW
 from engine.host.host_store import HostStore
 from engine.memory.explain import note_memory
@@ -47,6 +47,7 @@ from engine.model.build import build_model
 from engine.model.hub import fetch
 from engine.model.pretrained_files import load_config, load_tokenizer
 from engine.model.units import StreamedModel
+from engine.plan.choices import settled_of
 from engine.plan.text import grid
 from engine.progress import Progress
 from engine.runs.events import DataPrepared, PlanBuilt, RunStarted
@@ -250,6 +251,8 @@ def _build(
             backend.unregister if on_device else None,
         )
         allocated.callback(store.close)
+        blocks = [unit.name for unit in model.blocks]
+        store.settle(settled_of(blocks, planned.chosen.choices), backend)
         account.holds(
             lambda: {ShareName.PLANES: store.allocated_bytes, ShareName.DATA: data_bytes(data)}
         )

@@ -17,8 +17,10 @@ import torch
 
 from engine.config.settings import AUTO
 from engine.errors import GpuMemoryError
-from engine.fit.choose import CPU_RUNTIME_BYTES, Chosen, choose
+from engine.fit.buffer_sizes import state_bytes
+from engine.fit.choose import CPU_RUNTIME_BYTES, choose
 from engine.fit.job import Job, Target
+from engine.fit.planner import Chosen
 from engine.fit.sizes import CUDA_CONTEXT_BYTES
 from engine.machine.cgroups import sample_host_memory
 from engine.memory.explain import explained, note_memory
@@ -154,7 +156,9 @@ def plan_with_less(planned: Planned, backend: Backend, attempt: int) -> Chosen |
     if attempt <= len(SHARES):
         limit = round(SHARES[attempt - 1] * failed.gpu_bytes)
         if target.device != "cpu":
-            limit = min(limit, backend.free_memory() + CUDA_CONTEXT_BYTES)
+            # The planes of units that live there are there still, and count as part of the plan.
+            settled = planned.job.shape.settled_bytes[failed.choices.settled_units]
+            limit = min(limit, backend.free_memory() + settled + CUDA_CONTEXT_BYTES)
     lowered = _lowered(planned, limit)
     if limit:
         same_sums = choose(replace(planned.job, rounding=failed.rounding), lowered)
@@ -170,7 +174,7 @@ def _lowered(planned: Planned, limit: int) -> Target:
     if target.device == "cpu":
         return replace(target, host_free=limit + shape.host_bytes + CPU_RUNTIME_BYTES)
     # The planes are allocated already, and the planner subtracts them.
-    host_free = sample_host_memory()[1] + shape.host_bytes
+    host_free = sample_host_memory()[1] + state_bytes(shape, planned.chosen.choices)
     return replace(target, gpu_limit=limit, host_free=host_free)
 
 
@@ -220,5 +224,6 @@ _COUNTED = {
     "rounds": "rounds",
     "kept_blocks": "blocks with activations kept",
     "resident_blocks": "blocks resident",
+    "settled_units": "units that live on the GPU",
     "update_buffers": "update buffers",
 }

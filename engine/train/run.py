@@ -19,8 +19,8 @@ from engine.config.changes import Change
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, GpuMemoryError, RamstreamError, RunError
 from engine.files import file_size
-from engine.fit.choose import Chosen
 from engine.fit.memory_items import Item, PartName, items_of
+from engine.fit.planner import Chosen
 from engine.runs.control import COMMANDS, CommandReader
 from engine.runs.events import ControlReceived, LogLine, RunEnded, RunStarted, StateChanged
 from engine.runs.folder import RunFolder, create_run, lasting_config, open_run

@@ -260,7 +260,7 @@ def test_another_model_is_refused_before_anything_is_loaded(tmp_path, new_store,
 
 def test_an_error_half_way_leaves_the_old_one(two, new_store, monkeypatch):
     root, held = two
-    store, array, calls = new_store(seed=3), HostStore.array, []
+    store, read, calls = new_store(seed=3), HostStore.content, []
 
     class Killed(BaseException):
         pass
@@ -271,16 +271,16 @@ def test_an_error_half_way_leaves_the_old_one(two, new_store, monkeypatch):
         (full, CheckpointError, "step 3 cannot be written in .* .No space left"),
     ):
 
-        def fail(self, unit, plane):
+        def fail(self, unit, *place):
             calls.append(unit)
             if unit == "block.2":
                 raise failure
-            return array(self, unit, plane)
+            return read(self, unit, *place)
 
-        monkeypatch.setattr(HostStore, "array", fail)
+        monkeypatch.setattr(HostStore, "content", fail)
         with pytest.raises(raised, match=says):
             write_checkpoint(root, 3, Contents(store, {}), keep=1)
-        monkeypatch.setattr(HostStore, "array", array)
+        monkeypatch.setattr(HostStore, "content", read)
         assert names(root) == ["step-1", "step-2"]
     assert load_newest_checkpoint(root, store, {}).step == 2 and content(store) == held[2]
 

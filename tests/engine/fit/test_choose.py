@@ -13,6 +13,7 @@ from engine.fit import choose as choosing
 from engine.fit.choose import choose
 from engine.fit.cost import MicroBatch, op_seconds
 from engine.fit.job import Job, Target
+from engine.fit.planner import Planner
 from engine.fit.sizes import (
     COMFORTABLE,
     LOGITS_BYTES,
@@ -58,7 +59,7 @@ def with_candidates(monkeypatch, gib: float, **changes):
     """What is chosen, and (seconds, rows of a micro-batch, choices, sizer) of everything that was
     timed.
     """
-    seen, timed = [], choosing._Planner._timed
+    seen, timed = [], Planner._timed
 
     def record(planner, fitting):
         found = timed(planner, fitting)
@@ -66,7 +67,7 @@ def with_candidates(monkeypatch, gib: float, **changes):
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(choosing._Planner, "_timed", record)
+        patch.setattr(Planner, "_timed", record)
         return on_gpu(gib, **changes), seen
 
 

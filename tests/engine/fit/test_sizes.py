@@ -15,9 +15,9 @@ import torch
 
 from engine.config.settings import ModelConfig
 from engine.errors import ModelError
+from engine.fit.buffer_sizes import fixed_items, host_boundary_bytes, update_buffer
 from engine.fit.memory_items import PartName, items_of
 from engine.fit.report import estimate
-from engine.fit.sizes import fixed_items, host_boundary_bytes, update_buffer
 from engine.host.host_store import HostStore
 from engine.machine.read_machine import Machine
 from engine.model.activation_sizes import DOCUMENTS
@@ -29,8 +29,9 @@ from engine.model.measure_shape import shape_of
 from engine.model.pretrained_files import load_config
 from engine.model.skeleton import tensors_in
 from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlanChoices, PlaneSizes
-from engine.runtime.device_state import DeviceState
+from engine.plan.choices import PlanChoices, PlaneSizes, settled_of
+from engine.runtime.cpu_backend import CpuBackend
+from engine.runtime.device_state import DeviceBuffers, DeviceState
 from engine.words import GIB
 from tests.support.chosen import big_shape
 from tests.support.folders import make_config, make_model
@@ -106,8 +107,13 @@ FRAMES = [
         PARKED | dict(gradients_in_sums=True),
         OUTER,
         OUTER | dict(boundary_blocks=2, slots=2, kept_blocks=min(1, choices.kept_blocks)),
+        *(
+            frame | dict(settled_units=settled, resident_blocks=0, device_homes=homes)
+            for frame in ({}, PARKED)
+            for settled, homes in ((1, ("block 2",)), (3, ("head",)))
+        ),
     )
-    if choices.gradient_sum != "host" or not changes.get("parked_gradients")
+    if choices.gradient_sum != "host" or not changes.keys() & {"parked_gradients", "settled_units"}
     if choices.gradient_sum == "device" or not changes.get("gradients_in_sums")
     if choices.gradient_sum == "vertical" or not changes.get("outer_in_parked")
     if choices.spare_blocks <= 1 or "boundary_blocks" not in changes
@@ -131,7 +137,9 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype, opt
     shape = shape_of(model).with_optimizer(optimizer)
     names = [unit.name for unit in model.blocks]
     store = HostStore(model.layouts, dtype, threads=1)
+    store.allocate_weights()
     store.allocate_states(optimizer=optimizer)
+    backend = CpuBackend()
     numel = {unit.name: unit.numel for unit in shape.units}
     # Moments in other kinds change update buffers alone.
     grid = BUFFER_GRID if optimizer == "adamw" else BUFFER_GRID[::20]
@@ -151,7 +159,9 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype, opt
             item_bytes=shape.item_bytes,
         )
         plan = build_step_plan(names, model.tied, choices, sizes)
-        state = DeviceState(model, plan, torch.device("cpu"), 24 * 32, buffer)
+        store.settle(settled_of(names, choices), backend)
+        buffers = DeviceBuffers(store, buffer)
+        state = DeviceState(model, plan, torch.device("cpu"), 24 * 32, buffers)
         assert (
             sum(item.bytes for item in fixed_items(shape, choices, 24 * 32)) == state.fixed_bytes()
         ), choices

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.errors import FitError, ModelError
-from engine.host import fp32_pieces, host_store
+from engine.host import fp32_pieces, host_store, mapped_memory, ram_planes
 from engine.host.host_store import HostStore
 from engine.plan.choices import PlanChoices
 from engine.planes.layout import ParameterSpec, lay_out
@@ -314,7 +314,7 @@ def test_too_much_is_refused_in_one_sentence_before_anything_is_touched(monkeypa
         FitError, match=r"weights need 4096\.0 GiB \(4,398,\d{3},\d{3},\d{3} bytes\)"
     ):
         store.allocate_weights()
-    monkeypatch.setattr(host_store, "sample_host_memory", lambda: (0, 1 << 62))
+    monkeypatch.setattr(ram_planes, "sample_host_memory", lambda: (0, 1 << 62))
     store = HostStore([layout("small"), layout("a", 1 << 28, 1 << 20)], "bfloat16")
     with pytest.raises(
         FitError, match=r"refused 1048576\.0 GiB \(\S+ bytes\) of host memory for the weights"
@@ -324,7 +324,7 @@ def test_too_much_is_refused_in_one_sentence_before_anything_is_touched(monkeypa
 
 
 def test_older_kernels_touch_memory_too(monkeypatch):
-    monkeypatch.setattr(host_store, "_MADV_POPULATE_WRITE", 9999)
+    monkeypatch.setattr(mapped_memory, "_MADV_POPULATE_WRITE", 9999)
     store = filled("bfloat16")
     assert not store.array("block.0", "weight_high").any()
     store.close()

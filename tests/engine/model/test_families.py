@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import launch
 from engine.config.settings import ModelConfig
 from engine.errors import ModelError
-from engine.fit.sizes import fixed_items, host_boundary_bytes
+from engine.fit.buffer_sizes import fixed_items, host_boundary_bytes
 from engine.model.build import build_model, find_layers
 from engine.model.measure_shape import shape_of
 from engine.plan.choices import PlanChoices

@@ -59,6 +59,14 @@ CHOICES = {
         device_homes=("embed", "block 1"),
         update_buffers=2,
     ),
+    "settled": PlanChoices(
+        micro_batches=4,
+        rounds=2,
+        gradient_sum=GradientSum.DEVICE,
+        settled_units=2,
+        device_homes=("block 2",),
+        update_buffers=1,
+    ),
     "outer-in-parked": PlanChoices(
         micro_batches=2,
         parked_gradients=True,

@@ -1,4 +1,4 @@
-"""The clip factor is that of torch's clip_grad_norm_, on the host and on the device."""
+"""The clip factor is that of torch's clip_grad_norm_, and the host's is the device's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from engine.errors import NonFiniteError
 from engine.plan.ops import OpKind
 from engine.runtime.block_ops import WORK
-from engine.runtime.device_adamw import clip_of
 from engine.runtime.step import StepInputs, StepUnderWay
 
 UNITS = ([3e-6, 0.0], [0.0, 4e-6, 0.0])
@@ -31,10 +30,13 @@ def test_the_factor_is_that_of_torch_even_for_tiny_gradients(limit):
     squares = [sum(value * value for value in values) for values in UNITS]
     norms = torch.tensor([*squares, 2.5])
     step = StepUnderWay(StepInputs(number=1, batches=[], loss_scale=1.0, max_grad_norm=limit))
-    WORK[OpKind.CLIP](SimpleNamespace(summary=norms), None, step)
-    expected = torch_factor(limit)
-    assert step.result.clip_factor == pytest.approx(expected, rel=1e-5)
-    assert float(clip_of(norms, limit)[0]) == pytest.approx(expected, rel=1e-5)
+    state = SimpleNamespace(norms=norms, clip=torch.ones(2))
+    context = SimpleNamespace(state=state, summary=torch.zeros(4))
+    for kind in (OpKind.SUMMARY, OpKind.CLIP):
+        WORK[kind](context, None, step)
+    assert step.result.clip_factor == pytest.approx(torch_factor(limit), rel=1e-5)
+    # The host takes the factor of the device, to the bit.
+    assert step.result.clip_factor == float(state.clip[0])
     assert step.result.grad_norm == pytest.approx(5e-6, rel=1e-5)
     assert step.result.unit_norms == pytest.approx([3e-6, 4e-6], rel=1e-5)
 
@@ -42,7 +44,7 @@ def test_the_factor_is_that_of_torch_even_for_tiny_gradients(limit):
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
 @pytest.mark.parametrize("place, what", [(0, "gradient norm"), (1, "gradient norm"), (2, "loss")])
 def test_a_loss_or_a_norm_that_is_not_finite_ends_the_step(bad, place, what):
-    norms = torch.tensor([9e-12, 16e-12, 2.5])
+    norms = torch.tensor([9e-12, 16e-12, 2.5, 1.0])
     norms[place] = bad
     step = StepUnderWay(StepInputs(number=3, batches=[], loss_scale=1.0, max_grad_norm=1.0))
     with pytest.raises(NonFiniteError, match=f"The {what} of step 3 is not a finite number"):

@@ -322,11 +322,11 @@ def test_with_a_factor_that_forbids_it_nothing_changes(dtype, value):
 @pytest.mark.parametrize("limit", [None, 0.5, 100.0])
 def test_the_clip_factor_is_the_host_s(limit):
     squares, loss = [3.0, 1e-20, 6.0], 2.5
-    factor, fine = clip_of(torch.tensor([*squares, loss]), limit).tolist()
+    factor, fine = clip_of(torch.tensor([*squares, loss]), limit, torch.ones(2)).tolist()
     norm = math.sqrt(sum(squares))
     assert fine == 1 and factor == pytest.approx(
         1.0 if limit is None else min(1.0, limit / (norm + 1e-6)), rel=1e-6
     )
     for bad in (float("nan"), float("inf")):
-        assert clip_of(torch.tensor([*squares, bad]), limit)[1] == 0
-        assert clip_of(torch.tensor([bad, 1.0, loss]), limit)[1] == 0
+        assert clip_of(torch.tensor([*squares, bad]), limit, torch.ones(2))[1] == 0
+        assert clip_of(torch.tensor([bad, 1.0, loss]), limit, torch.ones(2))[1] == 0

@@ -9,7 +9,7 @@ import dataclasses
 import pytest
 import torch
 
-from engine.fit.sizes import fixed_items
+from engine.fit.buffer_sizes import fixed_items
 from engine.model.measure_shape import shape_of
 from engine.model.shape_rows import pack, unpack
 from engine.plan.assign_slots import slot_of

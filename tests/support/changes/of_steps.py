@@ -58,18 +58,10 @@ STEPS = (
     ),
     Change(
         "clipping-without-its-1e-6",
-        BLOCK_OPS,
-        "most / (grad_norm + 1e-6)",
-        "most / max(grad_norm, 1e-30)",
-        "The host's clip factor leaves out the 1e-6 that torch adds to the norm.",
-        (CLIPPING,),
-    ),
-    Change(
-        "clipping-on-the-device-without-its-1e-6",
         "engine/runtime/device_adamw.py",
         "(max_grad_norm / (norm + 1e-6))",
         "(max_grad_norm / norm)",
-        "The device's clip factor leaves out the 1e-6 that torch adds to the norm.",
+        "The clip factor leaves out the 1e-6 that torch adds to the norm.",
         (CLIPPING,),
     ),
     Change(

@@ -1,0 +1,210 @@
+"""The bytes of the buffers that a plan keeps throughout a run, on the device and on the host, are
+computed here, to the byte. Pure arithmetic, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.fit.memory_items import Item, MemoryItem
+from engine.model.shape import ModelShape, UnitShape
+from engine.plan.arena import Arena, lay_out_arena
+from engine.plan.choices import PlanChoices, seconds_of_pairs, settled_blocks
+from engine.plan.ops import GradientSum
+from engine.plan.step_buffers import GRADIENT_RINGS
+from engine.planes.layout import EXACT_ITEM_BYTES
+from engine.planes.update_buffers import UpdateBuffer, small_pieces
+
+
+def buffers_in_words(buffers: int, spare: int) -> str:
+    """Returns the number of pieces of states that are on the device at once, in words."""
+    words = f"{buffers - spare} at a time"
+    if spare:
+        words += f" and {spare} more in the place of activations"
+    return words
+
+
+def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) -> tuple[Item, ...]:
+    """Returns the buffers that are kept throughout the run: what DeviceState allocates, to the
+    byte.
+
+    boundary_numel: the number of elements in the hidden state of the largest micro-batch.
+    """
+    sizes, resident = shape.block_sizes, choices.resident_blocks
+    first = settled_blocks(len(shape.blocks), choices)
+    streamed = len(shape.blocks) - resident - first
+    slots = min(choices.slots, streamed)
+    sums, sums_note = _gradient_sums(shape, choices)
+    rings = 2 * choices.boundary_rings if choices.host_boundaries else 0
+    return (
+        Item(
+            MemoryItem.BLOCK_SLOTS,
+            slots * sizes.slot_bytes(first, first + streamed),
+            f"{slots} for the blocks that are streamed",
+        ),
+        Item(
+            MemoryItem.OUTER_SLOTS,
+            _outer_slot_bytes(shape, choices),
+            "beyond the parked gradient of embed" if choices.outer_in_parked else "",
+        ),
+        Item(
+            MemoryItem.RESIDENT_BLOCKS,
+            sizes.resident_bytes(resident),
+            f"the last {resident} blocks",
+        ),
+        Item(
+            MemoryItem.SETTLED_UNITS,
+            shape.settled_bytes[choices.settled_units],
+            f"weights and moments of {settled_in_words(shape, choices)}",
+        ),
+        Item(MemoryItem.GRADIENT_SUMS, 4 * (sums + len(shape.units) + 3), f"fp32: {sums_note}"),
+        _staging(shape, choices),
+        Item(
+            MemoryItem.OPTIMIZER_STATES,
+            _update_buffer_bytes(shape, choices),
+            f"pieces of {len(choices.device_homes)} units that are updated on the device, "
+            f"{buffers_in_words(choices.update_buffers, choices.spare_buffers)}",
+        ),
+        Item(
+            MemoryItem.BOUNDARY_RINGS,
+            rings * boundary_numel * shape.item_bytes,
+            f"{rings} buffers for boundaries on the host",
+        ),
+    )
+
+
+def _staging(shape: ModelShape, choices: PlanChoices) -> Item:
+    """Returns the item of rounded gradients."""
+    if choices.gradients_in_sums:
+        return Item(MemoryItem.PARKED_GRADIENTS, 0, "in the memory of their sums")
+    settled = choices.settled_units
+    is_in_sums = choices.gradient_sum == GradientSum.DEVICE and shape.item_bytes == 2
+    waiting = 0 if is_in_sums else shape.first_numels[settled]
+    if choices.parked_gradients:
+        numel = waiting + shape.plane_numel - shape.first_numels[settled]
+        words = "the rounded gradients of all units, until the clip factor is known"
+        return Item(MemoryItem.PARKED_GRADIENTS, numel * shape.item_bytes, words)
+    blocks = settled_blocks(len(shape.blocks), choices)
+    outer = max((unit.numel for unit in _streamed_outer(shape, choices)), default=0)
+    numel = waiting + 2 * shape.block_sizes.largest_from(blocks) + outer
+    words = "rounded gradients on their way to the host"
+    if settled:
+        words += f", and those of {settled_in_words(shape, choices)}"
+    return Item(MemoryItem.GRADIENT_STAGING, numel * shape.item_bytes, words)
+
+
+def settled_in_words(shape: ModelShape, choices: PlanChoices) -> str:
+    """Returns the units that live on the device, in words."""
+    if choices.settled_units == len(shape.units):
+        return "the whole model"
+    count = settled_blocks(len(shape.blocks), choices)
+    return f"embed and the first {count} blocks" if count else "embed"
+
+
+def _outer_slot_bytes(shape: ModelShape, choices: PlanChoices) -> int:
+    """Returns the bytes of the slots of embed and head, beyond those of a parked gradient."""
+    embed, head, item = shape.embed, shape.head, shape.item_bytes
+    if not choices.shared_outer_slot:
+        return sum(_slot_bytes([unit], item) for unit in _streamed_outer(shape, choices))
+    both = _slot_bytes([embed, head], item)
+    return both - embed.numel * item if choices.outer_in_parked else both
+
+
+def _streamed_outer(shape: ModelShape, choices: PlanChoices) -> list[UnitShape]:
+    """Returns which of embed and head do not live on the device."""
+    embed = [shape.embed] if choices.settled_units == 0 else []
+    return embed if choices.settled_units == len(shape.units) else [*embed, shape.head]
+
+
+def _slot_bytes(units: Sequence[UnitShape], item: int) -> int:
+    """Returns the bytes of a slot that can hold each of `units`, of `item` bytes an element. The
+    weights that stay in fp32 are kept beside the others.
+    """
+    numel = max((unit.numel for unit in units), default=0)
+    exact = max((unit.exact_numel for unit in units), default=0)
+    return numel * item + exact * EXACT_ITEM_BYTES
+
+
+def _gradient_sums(shape: ModelShape, choices: PlanChoices) -> tuple[int, str]:
+    """Returns the number of elements of all fp32 sums, and a description of them."""
+    outer = (shape.embed.numel, shape.head.numel)
+    if choices.gradient_sum == GradientSum.DEVICE:
+        return sum(outer) + shape.block_sizes.numel, "every unit, summed over the rounds"
+    more, largest = shape.block_sizes.largest_sums(seconds_of_pairs(len(shape.blocks), choices))
+    words = "the largest block" + (", twice" if more else "")
+    if shape.tied:
+        return sum(outer) + largest + more, f"embed, head and {words}"
+    words = "one unit at a time" + (", two blocks together" if more else "")
+    if choices.outer_in_parked:
+        return largest + more, f"{words}; embed in pieces, the head among parked gradients"
+    return max(*outer, largest) + more, words
+
+
+def _update_buffer_bytes(shape: ModelShape, choices: PlanChoices) -> int:
+    """Returns the bytes of update buffers beyond the memory that they share with other buffers."""
+    if not choices.device_homes:
+        return 0
+    return arena_of(shape, choices).bytes - sum(shared_sum_bytes(shape, choices))
+
+
+def arena_of(shape: ModelShape, choices: PlanChoices) -> Arena:
+    """Returns where the plan's sums and update buffers are in the memory that they share."""
+    own = choices.update_buffers - choices.spare_buffers
+    size = update_buffer(shape, choices).bytes
+    return lay_out_arena(shared_sum_bytes(shape, choices), size, own, choices)
+
+
+def shared_sum_bytes(shape: ModelShape, choices: PlanChoices) -> Sequence[int]:
+    """Returns the bytes of the fp32 sums that share their memory with update buffers: those of the
+    blocks, the last one first, where the sums of all rounds stay on the device, and else all of
+    them together.
+    """
+    if choices.gradient_sum == GradientSum.DEVICE:
+        sums = shape.block_sizes.sum_bytes
+        return sums[: len(sums) - settled_blocks(len(sums), choices)]
+    return [4 * _gradient_sums(shape, choices)[0]]
+
+
+def gradient_ring_bytes(shape: ModelShape, choices: PlanChoices) -> int:
+    """Returns the bytes of the host buffers that pieces of parked gradients pass through. There are
+    none where all optimizers run on the device.
+    """
+    elsewhere = len(choices.device_homes) + choices.settled_units
+    if not choices.parked_gradients or elsewhere == len(shape.units):
+        return 0
+    return GRADIENT_RINGS * ring_numel(shape) * shape.item_bytes
+
+
+def ring_numel(shape: ModelShape) -> int:
+    """Returns the number of elements of a ring buffer of gradients: a small piece."""
+    return shape.update_buffer(small_pieces(shape.largest_block)).numel
+
+
+def update_buffer(shape: ModelShape, choices: PlanChoices) -> UpdateBuffer:
+    """Returns the buffer for a piece of the states of a unit that the device updates."""
+    buffer = shape.update_buffer(choices.update_pieces)
+    return buffer.without_gradients if choices.parked_gradients else buffer
+
+
+def state_bytes(shape: ModelShape, choices: PlanChoices) -> int:
+    """Returns the bytes that planes and parked gradients take on the host."""
+    planes = shape.plane_bytes(choices.settled_units)
+    if choices.parked_gradients:
+        del planes["grad"]
+    return sum(planes.values()) + gradient_ring_bytes(shape, choices)
+
+
+def boundary_count(shape: ModelShape, choices: PlanChoices) -> int:
+    """Returns the number of blocks that keep a boundary for each micro-batch."""
+    blocks = len(shape.blocks)
+    return blocks - choices.kept_blocks - len(seconds_of_pairs(blocks, choices))
+
+
+def host_boundary_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) -> int:
+    """Returns the bytes of boundaries on the host: one for each micro-batch and each block that
+    keeps one. tokens: the number of tokens in the largest micro-batch.
+    """
+    if not choices.host_boundaries:
+        return 0
+    stored = boundary_count(shape, choices)
+    return stored * choices.micro_batches * tokens * shape.hidden_width * shape.item_bytes

@@ -1,0 +1,317 @@
+"""A `Planner` compares the candidates of one job: those ways to run its steps that park gradients,
+share a slot and keep boundaries in one way (`engine.fit.frames`). `engine.fit.choose` says how the
+fastest is found. No torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter, itemgetter
+from typing import Any
+
+from engine.config.settings import AUTO
+from engine.fit.cost import Cost, MicroBatch, step_seconds
+from engine.fit.fill_memory import Candidate, MemoryFiller
+from engine.fit.memory_items import Item
+from engine.fit.predict import predicted_seconds
+from engine.fit.spreads import Spread
+from engine.fit.update_placement import choose_homes
+from engine.machine.rates import Rates
+from engine.plan.choices import PlanChoices
+from engine.plan.ops import GradientSum
+from engine.words import GIB
+
+SIMULATED = 3
+"""The plans of this many candidates are simulated."""
+SIMULATED_USES = 250
+"""They are simulated only if a step has at most this many uses of blocks in forward, for which
+simulation takes a few hundredths of a second.
+"""
+WORTH_SIMULATING = 1.05
+"""Candidates are considered up to this multiple of the shortest step by the closed form, whose
+error is smaller than that.
+"""
+ALIKE = 1.002
+"""Two steps count as equally fast if their times differ by less than this factor."""
+SETTLING_COST = 1.01
+"""A step may take longer by this factor for more units that live on the device, since they take no
+RAM and nothing of theirs crosses the bus. Predictions are less exact than that.
+"""
+WHOLE_COST = 1.05
+"""It may take longer by this factor where the whole model lives on the device. No other lane then
+takes the interpreter from the thread that launches the blocks, which no prediction counts.
+"""
+FILLED_RESERVE_BYTES = GIB // 2
+"""So much of that is free beside the program, its data and the pages of a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A `Chosen` is the result of `choose`: the plan's choices, the two sizes that go with them,
+    and the memory that they take.
+    """
+
+    choices: PlanChoices
+    micro_batch_size: int
+    loss_chunk: int
+    gpu_items: tuple[Item, ...]
+    """They are the items of device memory. On the CPU they are the same buffers, in RAM."""
+    host_boundary_bytes: int
+
+    @property
+    def rounding(self) -> dict[str, Any]:
+        """Returns the choices that affect how results are rounded. A resumed run passes them to
+        `choose` again.
+        """
+        return {
+            "micro_batch_size": self.micro_batch_size,
+            "loss_chunk": self.loss_chunk,
+            "gradient_sum": self.choices.gradient_sum.value,
+            "rounds": self.choices.rounds,
+            "compiled": self.choices.compiled,
+            "device_homes": list(self.choices.device_homes),
+            "settled_units": self.choices.settled_units,
+        }
+
+    def pad_up_to(self, max_seq_len: int) -> int:
+        """Returns the length that rows may be padded to, since a block is compiled for few lengths;
+        0 where it is not compiled.
+        """
+        return max_seq_len if self.choices.compiled else 0
+
+    @property
+    def gpu_bytes(self) -> int:
+        return sum(item.bytes for item in self.gpu_items)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A `Way` is a candidate with the predicted seconds of its step. `size` is the rows of a
+    micro-batch.
+    """
+
+    seconds: float
+    size: int
+    choices: PlanChoices
+
+    @property
+    def spread(self) -> tuple[int, int]:
+        """Returns the micro-batch size and the rounds, which identify the spread of a way."""
+        return self.size, self.choices.rounds
+
+
+def _settled(way: Way) -> int:
+    """Returns how many units live on the device."""
+    return way.choices.settled_units
+
+
+class Planner:
+    """A `Planner` compares the candidates of one job.
+
+    free_host_bytes: bytes of RAM that may hold boundaries which would also fit on the device.
+    """
+
+    def __init__(
+        self,
+        filler: MemoryFiller,
+        ways: list[Spread],
+        rates: Rates,
+        free_host_bytes: int,
+        quick: bool,
+    ):
+        self.sizer = filler.sizer
+        self._filler = filler
+        self._spreads = ways
+        self._rates = rates
+        self._free_host_bytes = free_host_bytes
+        self._quick = quick
+        self._costs: dict[int, Cost] = {}
+
+    @property
+    def least_seconds(self) -> float:
+        """Returns the time of the fastest way that fits, in closed form; infinity where none
+        fits.
+        """
+        return self._found[0].seconds if self._found else math.inf
+
+    def best(self) -> Way:
+        """Returns the fastest way that fits. There must be one."""
+        return self._found[0] if self._quick else self._fastest(self._found)
+
+    @functools.cached_property
+    def _found(self) -> list[Way]:
+        return self._timed(self._spacious or self._closest)
+
+    @property
+    def has_room(self) -> bool:
+        """Tells whether a candidate fits, and leaves RAM free beside the states, the program and
+        the boundaries.
+        """
+        lean = self.leanest()
+        if self.free_after_boundaries >= 0 and self.sizer.fits(*lean):  # the most common case
+            return True
+        return bool(self._spacious)
+
+    @functools.cached_property
+    def _spacious(self) -> list[Candidate]:
+        free = self._free_host_bytes
+        return [way for way in self._fitting if self._filler.host_bytes(way) <= free]
+
+    @property
+    def _closest(self) -> list[Candidate]:
+        """Returns the candidates that fit if RAM is filled to the last, else those that take the
+        least of it.
+        """
+        in_ram = [way for way in self._fitting if self.is_in_ram(way)]
+        least = min(map(self._filler.host_bytes, self._fitting), default=0)
+        return in_ram or [w for w in self._fitting if self._filler.host_bytes(w) == least]
+
+    def is_in_ram(self, way: Candidate) -> bool:
+        """Tells whether RAM holds the candidate if it is filled to the last."""
+        return self._filler.host_bytes(way) <= self._free_host_bytes + FILLED_RESERVE_BYTES
+
+    @functools.cached_property
+    def free_after_boundaries(self) -> int:
+        """Returns the bytes of RAM that remain beside the states, the program and the boundaries of
+        the leanest candidate. It is negative where RAM is short.
+        """
+        return self._free_host_bytes - self._filler.host_bytes(self.leanest())
+
+    def fits_on_device(self) -> bool:
+        """Tells whether the device holds the leanest candidate."""
+        return self.sizer.fits(*self.leanest(), self.sizer.memory.limit)
+
+    def leanest(self) -> Candidate:
+        """Returns the candidate that takes the least memory. More rounds would take still less, but
+        they round the sums once per round, which is done only on request.
+        """
+        ways = self._spreads
+        fewest_rounds = ways[0].rounds
+        smallest = min((way for way in ways if way.rounds == fewest_rounds), key=attrgetter("size"))
+        return self._filler.leanest(smallest)
+
+    def chosen(self, candidate: Candidate) -> Chosen:
+        """Returns the result of `choose` for a candidate."""
+        return Chosen(
+            choices=candidate.choices,
+            micro_batch_size=candidate.size,
+            loss_chunk=self.sizer.loss_chunk,
+            gpu_items=self.sizer.items(*candidate),
+            host_boundary_bytes=self._filler.boundary_bytes(candidate),
+        )
+
+    @functools.cached_property
+    def _fitting(self) -> list[Candidate]:
+        """The list holds the candidates that fit on the device, by spread."""
+        job = self.sizer.job
+        # A sum that is rounded once per round is used only if the settings request it.
+        exact = not job.rounding and job.config.engine.rounds == AUTO
+        fitting: list[Candidate] = []
+        for spread in self._spreads:
+            lean = self._filler.leanest(spread)
+            if not self.sizer.fits(*lean):
+                continue
+            fitting += [
+                candidate
+                for candidate in self._filler.filled(lean)
+                if not (exact and candidate.choices.gradient_sum == GradientSum.HOST)
+            ]
+            if self.sizer.device == "cpu":  # sizes are tried in order of preference
+                break
+        return fitting
+
+    def _timed(self, fitting: Sequence[Candidate]) -> list[Way]:
+        """Returns the candidates with their times and with the place where each optimizer runs,
+        fastest first. Candidates that would be clearly slower even if they waited for no update are
+        left out.
+        """
+        bounds = [
+            (step_seconds(self._cost(size), choices, waited=0.0), (size, choices))
+            for size, choices in fitting
+        ]
+        least = math.inf
+        found = []
+        for bound, (size, without_homes) in sorted(bounds, key=itemgetter(0)):
+            if bound > WORTH_SIMULATING * least:
+                break
+            choices, waited = self._with_homes(size, without_homes)
+            if without_homes.update_buffers > choices.update_buffers:
+                # Another candidate uses the memory of the buffers that nothing needs.
+                continue
+            seconds = step_seconds(self._cost(size), choices, waited)
+            found.append(Way(seconds, size, choices))
+            least = min(least, seconds)
+        without_doubles = dict.fromkeys(found)
+        return sorted(without_doubles, key=attrgetter("seconds"))
+
+    def _with_homes(self, size: int, choices: PlanChoices) -> tuple[PlanChoices, float]:
+        """Returns the choices with the units whose optimizer runs on the device, and how long the
+        first forward pass waits for updates.
+        """
+        homes, waited = choose_homes(self._cost(size), choices)
+        if self.sizer.job.keeps_homes:
+            return choices, waited
+        if homes:
+            return replace(choices, device_homes=homes), waited
+        without_buffers = replace(
+            choices, device_homes=(), update_buffers=0, spare_buffers=0, spare_blocks=0
+        )
+        return without_buffers, waited
+
+    def _fastest(self, found: list[Way]) -> Way:
+        """Returns the fastest way by simulation. It compares first the best way of each spread,
+        then the ways to use memory within the best spread. `found` is sorted by time.
+        """
+        # In the mapping, the fastest way of each spread overwrites the slower ones, because it
+        # comes last.
+        by_spread = {way.spread: way for way in reversed(found)}
+        best_first = sorted(by_spread.values(), key=attrgetter("seconds"))
+        best_of_spreads = self._simulated(best_first[:SIMULATED])
+        # Of ways that are equally fast, the one with fewer rounds is taken.
+        least = min(way.seconds for way in best_of_spreads)
+        equally_fast = [way for way in best_of_spreads if way.seconds <= ALIKE * least]
+        spread = min(equally_fast, key=lambda way: way.choices.rounds).spread
+        alike = [way for way in found if way.spread == spread]
+        near = [way for way in alike if way.seconds <= WORTH_SIMULATING * alike[0].seconds]
+        ways = self._simulated([*alike[:SIMULATED], max(near, key=_settled)])
+        least = min(way.seconds for way in ways)
+        whole = len(self.sizer.shape.units)
+
+        def is_equally_fast(way: Way) -> bool:
+            cost = WHOLE_COST if _settled(way) == whole else SETTLING_COST
+            return way.seconds <= cost * least
+
+        equally_fast = [way for way in ways if is_equally_fast(way)]
+        most = max(map(_settled, equally_fast))
+        best = [way for way in equally_fast if _settled(way) == most]
+        return min(best, key=attrgetter("seconds"))
+
+    def _simulated(self, ways: list[Way]) -> list[Way]:
+        """Returns the ways that are worth simulating, with simulated times. Where a plan is so long
+        that simulating it would delay the app's form, the ways are returned unchanged.
+        """
+        worth = [way for way in ways if way.seconds <= WORTH_SIMULATING * ways[0].seconds]
+        uses = max(way.choices.micro_batches for way in worth) * len(self.sizer.shape.blocks)
+        if uses > SIMULATED_USES:
+            return worth
+        return [replace(way, seconds=self._simulated_seconds(way)) for way in worth]
+
+    def _simulated_seconds(self, way: Way) -> float:
+        sizer = self.sizer
+        micro_batch = self._micro_batch(way.size)
+        return predicted_seconds(sizer.shape, way.choices, self._rates, micro_batch, sizer.device)
+
+    def _micro_batch(self, size: int) -> MicroBatch:
+        sizer = self.sizer
+        varlen = sizer.shape.varlen(sizer.packed, sizer.device)
+        return MicroBatch(size, sizer.row_length, varlen)
+
+    def _cost(self, size: int) -> Cost:
+        if size not in self._costs:
+            sizer = self.sizer
+            micro_batch = self._micro_batch(size)
+            self._costs[size] = Cost(sizer.shape, self._rates, micro_batch, sizer.compiled)
+        return self._costs[size]

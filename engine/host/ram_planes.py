@@ -1,0 +1,196 @@
+"""`RamPlanes` holds planes in host memory.
+
+- Each plane is a separate anonymous memory mapping, in huge pages where the kernel supports them.
+  It is touched when it is allocated, so that a lack of memory is found then and not in the middle
+  of a step.
+- Planes that the device reads or writes by DMA are registered with it (page-locked).
+- `release` frees the pages at once, even where a view of a plane still exists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.errors import FitError
+from engine.host.host_threads import Workers, ranges
+from engine.host.mapped_memory import discard, map_memory, populate
+from engine.machine.cgroups import sample_host_memory
+from engine.progress import Progress
+from engine.words import GIB
+
+Key = tuple[str, str]
+"""A key is the unit and the name of a plane."""
+_TOUCH_BYTES = 64 << 20
+
+
+class Wanted(NamedTuple):
+    """A `Wanted` is a plane to allocate."""
+
+    nbytes: int
+    kind: type[np.generic]
+    is_for_dma: bool
+    """The device reads or writes the plane in every plan."""
+
+
+class RamPlanes:
+    """A `RamPlanes` owns flat arrays by unit and plane. `register` and `unregister` are those of
+    `HostStore`; `workers` touch and release memory.
+    """
+
+    def __init__(
+        self,
+        register: Callable[[int, int], bool] | None,
+        unregister: Callable[[int], None] | None,
+        workers: Workers,
+    ):
+        self._register = register
+        self._unregister = unregister
+        self._workers = workers
+        self._maps: dict[Key, mmap.mmap] = {}
+        self.arrays: dict[Key, np.ndarray] = {}
+        self.tensors: dict[Key, torch.Tensor] = {}
+        self._registered: dict[int, int] = {}
+        self.refused_bytes = 0
+        """The system refused to register planes of this many bytes; their copies are slower."""
+        if unregister is not None:
+            # This covers planes that are never released. Otherwise their addresses would still
+            # count as registered when the system reuses them, and the new memory there could not be
+            # registered.
+            weakref.finalize(self, _unregister_all, self._registered, unregister).atexit = False
+
+    @property
+    def nbytes(self) -> int:
+        """All planes together have this many bytes."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    @property
+    def pinned_bytes(self) -> int:
+        """The planes that are registered for DMA have this many bytes."""
+        return sum(self._registered.values())
+
+    def allocate(self, wanted: Mapping[Key, Wanted], what: str, progress: Progress) -> None:
+        """Allocates, touches and registers planes. `progress` is called with bytes after each; an
+        exception from it undoes the allocation. Raises FitError where there is not enough memory
+        for `what`.
+        """
+        total = sum(plane.nbytes for plane in wanted.values())
+        available = sample_host_memory()[1]
+        if total > available:
+            raise FitError(
+                f"The {what} need {_gib(total)} of host memory, but only {_gib(available)} is "
+                "available; close other programs or choose a smaller model."
+            )
+        done = 0
+        try:
+            # Map all addresses first, which takes no memory: so a limit of the address space is
+            # found before the touching, which takes long, begins.
+            for key, plane in wanted.items():
+                self._map(key, plane, what, total)
+            for key, plane in wanted.items():
+                array = self.arrays[key]
+                self._touch(array, what, total)
+                if plane.is_for_dma and plane.nbytes:
+                    self.register(key)
+                done += plane.nbytes
+                progress(done, total)
+        except BaseException:
+            self.release([key for key in wanted if key in self.arrays])
+            raise
+
+    def register(self, key: Key) -> None:
+        """Makes a plane known to the device for DMA, unless it is known already."""
+        array = self.arrays[key]
+        if self._register is None or array.ctypes.data in self._registered:
+            return
+        if self._register(array.ctypes.data, array.nbytes):
+            self._registered[array.ctypes.data] = array.nbytes
+        else:
+            self.refused_bytes += array.nbytes
+
+    def read(self, key: Key, begin: int, end: int) -> np.ndarray:
+        """Returns the bytes between two places of a plane, uint8 [bytes], sharing its memory."""
+        return self.arrays[key].view(np.uint8)[begin:end]
+
+    def write(self, key: Key, begin: int, content: np.ndarray) -> None:
+        """Writes `content`, uint8 [bytes], from the byte `begin` of a plane on."""
+        self.read(key, begin, begin + content.size)[:] = content
+
+    def release(self, keys: Iterable[Key]) -> None:
+        """Unregisters and releases planes at once. Views that still exist read zeros from now
+        on.
+        """
+        for key in keys:
+            array = self.arrays.pop(key)
+            del self.tensors[key]
+            if array.ctypes.data in self._registered and self._unregister is not None:
+                self._unregister(array.ctypes.data)
+                del self._registered[array.ctypes.data]
+            self._discard(array)
+            del array
+            region = self._maps.pop(key, None)
+            if region is not None:
+                # A view that outlives the planes prevents the mapping from being closed.
+                with contextlib.suppress(BufferError):
+                    region.close()
+
+    # ------------------------------------------------------------------ inside
+
+    def _map(self, key: Key, plane: Wanted, what: str, total: int) -> None:
+        """Maps memory for one plane. Raises FitError where the system refuses."""
+        array = np.empty(0, plane.kind)
+        if plane.nbytes:
+            try:
+                region = map_memory(plane.nbytes)
+            except (OSError, OverflowError):
+                raise _refused(what, total) from None
+            self._maps[key] = region
+            array = np.frombuffer(region, plane.kind)
+        tensor = torch.from_numpy(array)
+        self.arrays[key] = array
+        # Numpy has no bf16, so arrays hold its bits as uint16.
+        is_bf16 = plane.kind is np.uint16
+        self.tensors[key] = tensor.view(torch.bfloat16) if is_bf16 else tensor
+
+    def _touch(self, array: np.ndarray, what: str, total: int) -> None:
+        """Makes the kernel back a plane with memory. Raises FitError where there is not enough."""
+        address = array.ctypes.data
+
+        def touch_range(start: int, stop: int) -> None:
+            if not populate(address + start, stop - start):
+                raise _refused(what, total)
+
+        self._workers.run(touch_range, ranges(0, array.nbytes, _TOUCH_BYTES))
+
+    def _discard(self, array: np.ndarray) -> None:
+        """Releases the pages of a plane. The mapping cannot be closed while a view outlives the
+        planes, so its pages are released separately, and its addresses stay valid.
+        """
+        address = array.ctypes.data
+
+        def discard_range(start: int, stop: int) -> None:
+            discard(address + start, stop - start)
+
+        self._workers.run(discard_range, ranges(0, array.nbytes, _TOUCH_BYTES))
+
+
+def _unregister_all(registered: dict[int, int], unregister: Callable[[int], None]) -> None:
+    while registered:
+        unregister(registered.popitem()[0])
+
+
+def _refused(what: str, total: int) -> FitError:
+    return FitError(
+        f"The system refused {_gib(total)} of host memory for the {what}; close other programs, "
+        "raise the memory limit of this session or choose a smaller model."
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB ({size:,} bytes)"

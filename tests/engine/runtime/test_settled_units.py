@@ -1,0 +1,157 @@
+"""Units that live on the device: their planes have the bits that they would have in host memory,
+whichever units live there and whichever lanes are late.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from engine.errors import NonFiniteError
+from engine.plan.build_step import build_step_plan
+from engine.plan.choices import PlaneSizes
+from engine.plan.ops import Lane, Prefetch
+from tests.engine.plan.test_laws import BASE, DelayedBackend, assert_same_bits
+from tests.support.device_homes import LATE, at_home
+from tests.support.tiers import PLAN_SWEEP, in_tiers
+from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+
+pytestmark = pytest.mark.computing
+
+UNITS = 5
+"""The model has an embedding, three blocks and a head."""
+FRAMES = {
+    "plain": {},
+    "parked": dict(parked_gradients=True),
+    "rounds": dict(micro_batches=4, rounds=2, gradient_sum="device"),
+    "in sums": dict(
+        micro_batches=4,
+        rounds=2,
+        gradient_sum="device",
+        parked_gradients=True,
+        gradients_in_sums=True,
+    ),
+    "pairs": dict(boundary_blocks=2, slots=2),
+    "kept": dict(kept_blocks=2),
+    "host boundaries": dict(host_boundaries=True),
+}
+
+
+def planes_after(choices, late=(), steps=2, dtype="bfloat16", tied=False, **how):
+    """The planes of weights and moments after some steps. how: `backend` and `optimizer`."""
+    plain = plain_model(tiny_config("qwen3", tie_word_embeddings=tied))
+    backend = DelayedBackend(late) if late else how.get("backend")
+    optimizer = how.get("optimizer", "adamw")
+    run = streamed(
+        plain, choices, backend=backend, dtype=dtype, max_grad_norm=0.5, optimizer=optimizer
+    )
+    for step in range(1, steps + 1):
+        run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
+    run.engine.drain()
+    assert run.store.settled == {unit for unit, _ in run.engine.plan.settled}
+    planes = [
+        torch.from_numpy(run.store.content(unit.name, plane, 0, run.store.nbytes(unit.name, plane)))
+        for unit in run.model.units
+        for plane in run.store.planes
+        if plane != "grad"
+    ]
+    planes = [plane.clone() for plane in planes]
+    run.close()
+    return planes
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("frame", in_tiers(FRAMES, ("plain", "rounds"), PLAN_SWEEP))
+def test_the_bits_are_those_of_planes_in_host_memory(frame, tied):
+    base = dataclasses.replace(BASE, **FRAMES[frame])
+    for dtype in ("bfloat16", "float32") if "sums" not in frame else ("bfloat16",):
+        expected = planes_after(base, dtype=dtype, tied=tied)
+        for count in range(1, UNITS + 1):
+            choices = dataclasses.replace(base, settled_units=count)
+            assert_same_bits(planes_after(choices, dtype=dtype, tied=tied), expected)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_bf16", "adamw_8bit"])
+def test_small_moments_have_the_same_bits_wherever_they_are(optimizer):
+    expected = planes_after(BASE, optimizer=optimizer)
+    for changes in (dict(settled_units=2), dict(settled_units=UNITS)):
+        choices = dataclasses.replace(BASE, **changes)
+        assert_same_bits(planes_after(choices, optimizer=optimizer), expected)
+
+
+@pytest.mark.parametrize("frame", in_tiers(FRAMES, ("plain", "in sums"), PLAN_SWEEP))
+def test_a_late_lane_changes_nothing(frame):
+    base = dataclasses.replace(BASE, **FRAMES[frame])
+    expected = planes_after(base)
+    for count in (2, UNITS):
+        for late in ((Lane.COMPUTE,), (Lane.HOST,), (Lane.H2D, Lane.D2H), Lane):
+            choices = dataclasses.replace(base, settled_units=count)
+            assert_same_bits(planes_after(choices, late), expected)
+
+
+@pytest.mark.parametrize("gradient_sum", ["vertical", "device"])
+def test_others_may_be_updated_on_the_device_from_states_that_are_streamed(gradient_sum):
+    homes = ("block 1", "head")
+    expected = planes_after(at_home(homes, 2, gradient_sum))
+    for parked in (False, True):
+        choices = at_home(homes, 2, gradient_sum, settled_units=2, parked_gradients=parked)
+        for late in ((), *LATE[:3]):
+            assert_same_bits(planes_after(choices, late), expected)
+
+
+def test_resident_blocks_may_follow_those_that_live_on_the_device():
+    choices = dataclasses.replace(BASE, settled_units=2, resident_blocks=1, kept_blocks=3)
+    assert_same_bits(planes_after(choices), planes_after(BASE))
+    with pytest.raises(ValueError, match="resident blocks are among"):
+        planes_after(dataclasses.replace(BASE, settled_units=3, resident_blocks=2))
+
+
+def test_a_model_that_lives_on_the_device_moves_nothing():
+    blocks = ["block 0", "block 1", "block 2"]
+    choices = dataclasses.replace(BASE, settled_units=UNITS)
+    numel = dict.fromkeys(("embed", *blocks, "head"), 64)
+    plan = build_step_plan(blocks, False, choices, PlaneSizes(numel))
+    assert {op.lane for op in plan.ops} == {Lane.COMPUTE, Lane.HOST}
+    assert not any(isinstance(op, Prefetch) for op in plan.ops)
+    # Forward and backward wait for nothing. From the summary on, the step before must be over.
+    waiting = [op.kind for op in plan.ops if op.lane == Lane.COMPUTE and op.waits_previous]
+    assert not any(op.waits for op in plan.ops if op.lane == Lane.COMPUTE)
+    assert set(waiting) <= {"summary", "update_in_place"}
+
+
+def test_a_step_that_is_not_finite_changes_nothing_and_neither_does_the_next():
+    """The device may run the next step before the host has seen what is wrong."""
+    plain = plain_model(tiny_config("qwen3"))
+    run = streamed(plain, dataclasses.replace(BASE, settled_units=UNITS), dtype="bfloat16")
+    before = {
+        (unit, plane): run.store.tensor(unit, plane).clone()
+        for unit in run.store.layouts
+        for plane in ("weight_high", "weight_low", "exp_avg", "exp_avg_sq")
+    }
+    norms = run.engine.state.norms
+
+    def of_norms(name: str, value: float) -> None:
+        norms.fill_(value)
+        step = run.engine._training_step(1, random_batches(2, seed=1), 1e-2)
+        ops = run.engine._train.ops
+        for op in run.engine.plan.ops:
+            if op.kind in ("summary", "update_in_place"):
+                ops.work(op, step)()
+
+    run.engine._train.ops.begin()
+    of_norms("not finite", float("nan"))
+    of_norms("finite again", 1.0)
+    for key, plane in before.items():
+        assert torch.equal(run.store.tensor(*key), plane)
+    batches = random_batches(2, seed=1)
+    run.engine.train_step(1, batches, 1e-2)
+    run.engine.drain()
+    changed = run.store.tensor("block 0", "weight_low")
+    assert not torch.equal(changed, before["block 0", "weight_low"])
+    with pytest.raises(NonFiniteError):
+        run.engine.train_step(2, batches, float("inf"))
+        run.engine.train_step(3, batches, 1e-2)
+        run.engine.drain()
+    run.close()

@@ -1,0 +1,83 @@
+"""Units that live on the device, on lanes that run at once: the bits are those of planes in host
+memory, in any plan, whichever lane is late. Each test also runs without a GPU, except for those of
+kernels (`tests.support.lanes`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from engine.host.host_adamw import AdamWSettings, HostAdamW
+from engine.plan.ops import Lane
+from engine.runtime.cuda_backend import cuda_available
+from engine.runtime.device_adamw import StepFactors, update
+from tests.engine.plan.test_laws import BASE, assert_same_bits
+from tests.engine.runtime.test_device_homes import one_unit
+from tests.engine.runtime.test_settled_units import FRAMES, UNITS, planes_after
+from tests.support.device_homes import HOMES, at_home
+
+pytestmark = pytest.mark.computing
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_the_bits_are_those_of_planes_in_host_memory(lanes, frame):
+    base = dataclasses.replace(BASE, **FRAMES[frame])
+    expected = planes_after(base, backend=lanes())
+    for count in (1, 3, UNITS):
+        choices = dataclasses.replace(base, settled_units=count)
+        assert_same_bits(planes_after(choices, backend=lanes()), expected)
+
+
+def test_where_an_optimizer_runs_changes_no_bit(lanes):
+    expected = planes_after(BASE, backend=lanes())
+    for homes in HOMES.values():
+        assert_same_bits(planes_after(at_home(homes, 2), backend=lanes()), expected)
+
+
+@pytest.mark.parametrize("late", [(Lane.COMPUTE,), (Lane.HOST,), (Lane.H2D, Lane.D2H)], ids=str)
+def test_delays_change_nothing(lanes, late):
+    choices = dataclasses.replace(BASE, settled_units=3)
+    expected = planes_after(choices, backend=lanes())
+    assert_same_bits(planes_after(choices, backend=lanes(late)), expected)
+
+
+@pytest.mark.skipif(not cuda_available(), reason="the kernel runs on a GPU")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("eps", [1e-8, 1e-12])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_kernel_of_the_gpu_has_the_bits_of_the_host_s(dtype, eps, compiled):
+    generator = torch.Generator().manual_seed(1)
+    host = one_unit(dtype)
+    numel, decayed = host.layouts["unit"].numel, host.layouts["unit"].decay_numel
+    for name, shape in (("weight", (70, 64)), ("norm", (640,))):
+        values = torch.randn(shape, generator=generator)
+        values.view(-1)[:8] = torch.tensor(
+            [3.3895314e38, -3.3895314e38, 1.0039062, 1e-39, -1e-39, 0.0, -0.0, 3.3961775e38]
+        )
+        host.write("unit", name, values)
+    planes = {plane: host.tensor("unit", plane).cuda() for plane in host.planes if plane != "grad"}
+    adamw = HostAdamW(host, AdamWSettings(0.9, 0.99, eps, 0.3), threads=1)
+    for step in range(1, 6):
+        gradient = torch.randn(numel, generator=generator) * 10 ** (
+            torch.rand(numel, generator=generator) * -40 + 3
+        )
+        gradient[::7] = 0.0
+        if step == 5:
+            gradient[5], gradient[decayed + 1] = float("inf"), float("nan")
+        host.tensor("unit", "grad").copy_(gradient)
+        adamw.update("unit", step, 1e-2, 0.7)
+        scalars = torch.from_numpy(adamw.scalars(step, 1e-2)).cuda()
+        factors = StepFactors(torch.tensor([0.7, 1.0]).cuda(), scalars)
+        update(planes, host.tensor("unit", "grad").cuda(), factors, decayed, compiled)
+        for plane, values in planes.items():
+            ours, theirs = values.cpu(), host.tensor("unit", plane)
+            differ = ours.view(torch.uint8) != theirs.view(torch.uint8)
+            assert not differ.any(), (step, plane, int(differ.sum()), ours[differ[:1].nonzero()])
+    from engine.runtime.compiled import uncompiled_functions
+
+    assert not uncompiled_functions()
+    adamw.close()
+    host.close()
