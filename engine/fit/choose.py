@@ -92,6 +92,8 @@ def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
     for planner in _PlannerMaker(job, target, quick=True, share=1.0).planners():
         lean = planner.leanest()
         found.append(planner.chosen(lean))
+        if planner.least_host.choices.settled_units:
+            found.append(planner.chosen(planner.least_host))
         if lean.choices.host_boundaries and job.config.engine.save_level not in ON_HOST:
             on_device = replace(lean.choices, host_boundaries=False)
             found.append(planner.chosen(Candidate(lean.size, on_device)))
@@ -124,10 +126,26 @@ class _PlannerMaker:
         self._target = target
         self._quick = quick
         self._sizer = Sizer(job, _device_memory(job, target, share), compiled)
+        self._settles = True
+        """Units may live on the device."""
 
     def planners(self) -> list[Planner]:
-        """Returns the planners of the ways to use RAM that the job needs: the usual one where RAM
-        suffices, else those of the first group that fits, or the one that comes closest.
+        """Returns the planners of the ways to use RAM that the job needs (`_of_frames`). On a small
+        GPU, memory does more for activations, so units live there only where the job does not fit
+        otherwise.
+        """
+        memory = self._sizer.memory
+        if size_of_device(memory.device, memory.limit) == "small":
+            self._settles = False
+            planners = self._of_frames()
+            if any(planner.has_room for planner in planners):
+                return planners
+            self._settles = True
+        return self._of_frames()
+
+    def _of_frames(self) -> list[Planner]:
+        """Returns the usual planner where RAM suffices, else those of the first group of frames
+        that fits, or the one that comes closest.
 
         Where a group fits only with its boundaries on the device, the next one is looked at too:
         with less RAM for states, boundaries may go to the host, and micro-batches may be larger.
@@ -165,7 +183,7 @@ class _PlannerMaker:
         """Returns the planner of one frame. only: it considers this spread alone."""
         job, target, quick = self._job, self._target, self._quick
         free = target.host_free - state_bytes(job.shape, frame) - HOST_RESERVE_BYTES
-        filler = MemoryFiller(self._sizer, free, quick, frame)
+        filler = MemoryFiller(self._sizer, free, quick, frame, self._settles)
         ways = list(spreads(job, self._sizer.device, quick)) if only is None else [only]
         return Planner(filler, ways, target.rates or TYPICAL[target.device], free, quick)
 

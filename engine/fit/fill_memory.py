@@ -65,11 +65,20 @@ class MemoryFiller:
 
     free_host_bytes: bytes of RAM that may hold boundaries which would also fit on the device.
     quick: fewer ways are tried. frame: all candidates park gradients, share a slot and keep
-    boundaries as it does, and have its slots unless the settings say how many.
+    boundaries as it does, and have its slots unless the settings say how many. settles: units may
+    live on the device.
     """
 
-    def __init__(self, sizer: Sizer, free_host_bytes: int, quick: bool, frame: PlanChoices):
+    def __init__(
+        self,
+        sizer: Sizer,
+        free_host_bytes: int,
+        quick: bool,
+        frame: PlanChoices,
+        settles: bool = True,
+    ):
         self._frame = frame
+        self._settles = settles and sizer.job.config.engine.states == AUTO
         self.sizer = sizer
         self._engine = sizer.job.config.engine
         self._rounding = sizer.job.rounding
@@ -154,35 +163,39 @@ class MemoryFiller:
         if self._kept:
             before = self._kept.get("settled_units", 0)
             return [Candidate(size, replace(choices, settled_units=before))]
-        residency, most = self._engine.residency, len(self.sizer.shape.units)
-        if residency != AUTO and residency > 0:
-            most -= 1 + residency
-
-        def living(count: int) -> PlanChoices:
-            return replace(choices, settled_units=count)
-
-        def most_within(kept: PlanChoices) -> int:
-            counts = range(most, -1, -1)
-            first = bisect_left(
-                counts,
-                True,
-                key=lambda count: self.sizer.fits(size, replace(kept, settled_units=count)),
-            )
-            return counts[first] if first < len(counts) else 0
-
-        fits = most_within(choices)
-        beside = min(fits, most_within(self._with_kept_blocks(size, choices)))
+        fits = self._most_settled(size, choices)
+        beside = min(fits, self._most_settled(size, self._with_kept_blocks(size, choices)))
         numbers = {0, beside, fits}
         if not self._quick:
             numbers |= {beside + (fits - beside) * share // 4 for share in (1, 2, 3)}
             numbers |= {beside // 2}
-        return [Candidate(size, living(count)) for count in sorted(numbers)]
+        return [Candidate(size, replace(choices, settled_units=count)) for count in sorted(numbers)]
+
+    def most_settled(self, lean: Candidate) -> Candidate:
+        """Returns the candidate with as many units that live on the device as fit."""
+        size, choices = lean
+        if not self._may_settle(choices) or self._kept:
+            return lean
+        return Candidate(size, replace(choices, settled_units=self._most_settled(size, choices)))
+
+    def _most_settled(self, size: int, choices: PlanChoices) -> int:
+        """Returns how many units fit on the device beside these choices."""
+        residency, most = self._engine.residency, len(self.sizer.shape.units)
+        if residency != AUTO and residency > 0:
+            most -= 1 + residency
+
+        def fits(count: int) -> bool:
+            return self.sizer.fits(size, replace(choices, settled_units=count))
+
+        counts = range(most, -1, -1)
+        first = bisect_left(counts, True, key=fits)
+        return counts[first] if first < len(counts) else 0
 
     def _may_settle(self, choices: PlanChoices) -> bool:
         """Tells whether units may live on the device beside these choices."""
         return (
             self.sizer.device == "cuda"
-            and self._engine.states == AUTO
+            and self._settles
             and not choices.shared_outer_slot
             and choices.gradient_sum != GradientSum.HOST
         )

@@ -193,6 +193,13 @@ class Planner:
         smallest = min((way for way in ways if way.rounds == fewest_rounds), key=attrgetter("size"))
         return self._filler.leanest(smallest)
 
+    @functools.cached_property
+    def least_host(self) -> Candidate:
+        """Returns the candidate that takes the least RAM, with as many units on the device as
+        fit there. It is the leanest one where none may live there.
+        """
+        return self._filler.most_settled(self.leanest())
+
     def chosen(self, candidate: Candidate) -> Chosen:
         """Returns the result of `choose` for a candidate."""
         return Chosen(

@@ -166,7 +166,7 @@ def _kinds_of_places(needs: Needs) -> list[Kind]:
         found.append(Kind(MEMORY, _other_boundaries(needs), is_graded=False))
     found += [
         Kind(MEMORY, [_set_to_auto(name)])
-        for name in ("slots", "residency")
+        for name in ("slots", "residency", "states")
         if getattr(engine, name) != AUTO
     ]
     if engine.gpu_memory_gib is not None:
@@ -200,7 +200,7 @@ def _set_to_auto(name: str, exactness: Exactness = Exactness.SAME_BITS) -> Optio
 
 def _left_to_planner(config: TrainConfig) -> Option | None:
     """Returns the change that leaves all places to the planner, or None if it has them already."""
-    names = ("gradients", "save_level", "slots", "residency")
+    names = ("gradients", "save_level", "slots", "residency", "states")
     options = [_set_to_auto(name) for name in names if getattr(config.engine, name) != AUTO]
     return all_together(options) if options else None
 

@@ -13,7 +13,7 @@ from engine.fit import choose as choosing
 from engine.fit.choose import choose
 from engine.fit.cost import MicroBatch, op_seconds
 from engine.fit.job import Job, Target
-from engine.fit.planner import Planner
+from engine.fit.planner import SETTLING_COST, SIMULATED, Planner
 from engine.fit.sizes import (
     COMFORTABLE,
     LOGITS_BYTES,
@@ -27,7 +27,7 @@ from engine.machine.rates import TYPICAL
 from engine.model.build import build_model
 from engine.model.measure_shape import shape_of
 from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlanChoices, PlaneSizes
+from engine.plan.choices import PlanChoices, PlaneSizes, settled_blocks
 from engine.plan.simulate import simulate
 from engine.plan.step_plan import StepPlan
 from engine.plan.validate import validate
@@ -115,7 +115,7 @@ def test_of_all_that_fits_one_of_the_fastest_is_taken(monkeypatch, either, gib):
     for _, size, choices, sizer in seen:
         kept, resident = choices.kept_blocks, choices.resident_blocks
         placed = dataclasses.replace(
-            choices, device_homes=("embed",) if choices.update_buffers else ()
+            choices, device_homes=("head",) if choices.update_buffers else ()
         )
         if kept < 28:  # what is kept comes before what stays
             assert not sizer.fits(
@@ -123,7 +123,7 @@ def test_of_all_that_fits_one_of_the_fastest_is_taken(monkeypatch, either, gib):
                 dataclasses.replace(placed, kept_blocks=kept + 1, resident_blocks=0),
                 sizer.memory.keeping,
             )
-        if resident < 28:
+        if resident < 28 - settled_blocks(28, choices):
             assert not sizer.fits(
                 size,
                 dataclasses.replace(placed, resident_blocks=resident + 1),
@@ -149,8 +149,8 @@ def test_what_is_chosen_is_also_the_fastest_op_by_op(monkeypatch, gib, rates):
     spreads = {}
     for _, size, choices, _ in sorted(seen, key=lambda way: way[0]):
         spreads.setdefault((size, choices.rounds), choices)
-    for (size, _), choices in [*spreads.items()][: choosing.SIMULATED]:
-        assert ours <= 1.002 * simulated(size, choices)
+    for (size, _), choices in [*spreads.items()][:SIMULATED]:
+        assert ours <= 1.002 * SETTLING_COST * simulated(size, choices)
     for seconds, size, choices, _ in sorted(seen, key=lambda way: way[0])[:25:6]:
         exact = simulated(size, choices)
         assert ours <= 1.03 * exact and 0.65 * exact < seconds < 1.02 * exact
@@ -274,22 +274,44 @@ def test_a_continued_session_rounds_alike_whatever_memory_it_finds(either, gib):
         again = choose(
             Job(big_shape(), config(), 1024, kept), Target("cuda", limit * GIB, 200 * GIB)
         )
-        assert again.rounding == first.rounding, limit
+        # With moments in fp32, a unit has the same bits wherever it is updated.
+        assert sums_of(again) == sums_of(first), limit
         validate(plan_of(again))
         found.append(again.choices)
     assert len(set(found)) > 1
 
 
+def sums_of(chosen) -> dict:
+    return {
+        name: value
+        for name, value in chosen.rounding.items()
+        if name not in ("device_homes", "settled_units")
+    }
+
+
+def test_rounded_moments_keep_the_place_of_each_optimizer():
+    shape = big_shape().with_optimizer("adamw_8bit")
+    settings = config(train__optimizer="adamw_8bit", train__batch_size=16)
+    first = choose(Job(shape, settings, 1024), Target("cuda", 80 * GIB, 200 * GIB))
+    assert first.choices.device_homes and first.choices.settled_units
+    kept = json.loads(json.dumps(first.rounding))
+    again = choose(Job(shape, settings, 1024, kept), Target("cuda", 139 * GIB, 200 * GIB))
+    assert again.rounding == first.rounding
+    del kept["settled_units"]  # a run of an earlier version
+    before = choose(Job(shape, settings, 1024, kept), Target("cuda", 139 * GIB, 200 * GIB))
+    assert before.choices.settled_units == 0
+
+
 def test_a_session_is_continued_on_a_cpu_and_from_before_there_were_choices(compiler):
-    kept = on_gpu(48).rounding
+    kept = on_gpu(48, engine__states="host").rounding
     assert kept["device_homes"] and kept["compiled"]
     compiler("Triton is not installed")  # nobody is asked again
     again = choose(Job(big_shape(), config(), 1024, kept), Target("cpu", None, 400 * GIB))
-    assert again.rounding == kept
+    assert again.rounding == kept | {"device_homes": [], "settled_units": 0}
     validate(plan_of(again))
     old = {name: kept[name] for name in ("micro_batch_size", "loss_chunk", "gradient_sum")}
     again = choose(Job(big_shape(), config(), 1024, old), Target("cuda", 48 * GIB, 200 * GIB))
-    assert again.rounding == old | {"rounds": 1, "compiled": False, "device_homes": []}
+    assert sums_of(again) == old | {"rounds": 1, "compiled": False}
 
 
 def test_logits_stay_bounded(either):

@@ -43,7 +43,8 @@ def test_what_is_read_ahead_is_small_beside_any_large_model():
 def test_the_item_is_what_loading_takes_beyond_training():
     """Planes of a model in bf16 take 14 bytes a parameter, those of its weights 4."""
     shape = entry_of("meta-llama/Llama-3.1-8B").shape()
-    needs = needs_of(CONFIG, named_machine("H200", 256), shape)
+    config = CONFIG.with_values({"engine.states": "host"})
+    needs = needs_of(config, named_machine("H200", 256), shape)
     items = {item.kind: item for item in needs.parts[PartName.HOST].items}
     planes = shape.plane_bytes()
     ahead = most_read_ahead_bytes(shape.read_ahead_numel)

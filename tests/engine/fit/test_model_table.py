@@ -35,7 +35,7 @@ CONFIG = TrainConfig.from_dict(
         "name": "t",
         "model": {"source": "m"},
         "data": {"source": "d"},
-        "engine": {"gradients": "host"},
+        "engine": {"gradients": "host", "states": "host"},
     }
 )
 FITTING = {32: None, 72: "adamw_8bit", 96: "adamw_bf16", 160: "adamw"}
@@ -89,13 +89,15 @@ def test_files_of_a_table_name_the_optimizer_of_each_cell():
     ("ram_gib", "changes", "words"),
     [
         (64, {}, "just, bf16, parked, pairs"),
-        (64, {"engine.gradients": "host"}, "just, 8 bits"),
+        (64, {"engine.gradients": "host"}, "just, bf16, pairs"),
+        (64, {"engine.gradients": "host", "engine.states": "host"}, "just, 8 bits"),
         (64, {"train.batch_size": 8}, "just, bf16, parked"),
         (256, {}, "tokens/s, fp32"),
     ],
 )
 def test_a_cell_of_any_optimizer_names_the_whole_way(ram_gib, changes, words):
-    config = CONFIG.with_values({"engine.gradients": "auto"} | changes)
+    places = {"engine.gradients": "auto", "engine.states": "auto"}
+    config = CONFIG.with_values(places | changes)
     machine = named_machine("RTX 4090", ram_gib)
     shape = entry_of("mistralai/Mistral-7B-v0.1").shape("bfloat16")
     found = cell(config, shape, machine, any_optimizer=True)

@@ -9,6 +9,7 @@ import pytest
 
 from engine.config.settings import TrainConfig
 from engine.fit.exactness import Exactness
+from engine.fit.fill_memory import MemoryFiller
 from engine.fit.memory_items import MemoryItem
 from engine.fit.needs import Verdict
 from engine.fit.remedies import Remedy
@@ -21,6 +22,12 @@ from engine.words import GIB
 
 MACHINE = with_figures(named_machine("H200", 512), disk_gib=4096)
 MODEL = "Qwen/Qwen2.5-7B"
+
+
+@pytest.fixture(autouse=True)
+def no_unit_lives_on_the_device(monkeypatch):
+    """These jobs would fit if units could live on the card."""
+    monkeypatch.setattr(MemoryFiller, "_may_settle", lambda *_: False)
 
 
 def job(optimizer: str = "adamw", dtype: str = "bfloat16") -> TrainConfig:

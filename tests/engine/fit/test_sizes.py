@@ -108,7 +108,9 @@ FRAMES = [
         OUTER,
         OUTER | dict(boundary_blocks=2, slots=2, kept_blocks=min(1, choices.kept_blocks)),
         *(
-            frame | dict(settled_units=settled, resident_blocks=0, device_homes=homes)
+            frame
+            | dict(settled_units=settled, resident_blocks=0, device_homes=homes, update_buffers=2)
+            | dict(spare_buffers=0, spare_blocks=0)
             for frame in ({}, PARKED)
             for settled, homes in ((1, ("block 2",)), (3, ("head",)))
         ),
