@@ -37,6 +37,7 @@ PART_COLOURS = {
     MemoryItem.LOADING_PEAK: PINK,
     MemoryItem.CHECKPOINT_COPIES: BLUE,
     MemoryItem.RESIDENT_BLOCKS: BLUE,
+    MemoryItem.SETTLED_UNITS: TEAL,
     MemoryItem.BLOCK_SLOTS: TEAL,
     MemoryItem.OUTER_SLOTS: PINK,
     MemoryItem.GRADIENT_SUMS: ORANGE,

@@ -314,6 +314,9 @@ def _plan_as_text(choices: Mapping[str, Any], blocks: int) -> list[str]:
     on_device = "all blocks are streamed"
     if choices["resident_blocks"]:
         on_device = f"{choices['resident_blocks']} of {blocks} blocks stay on the device"
+    if choices.get("settled_units"):
+        lives = f"{choices['settled_units']} of {blocks + 2} units live there, states and all"
+        on_device = f"{on_device}, {lives}" if choices["resident_blocks"] else lives
     rows = (
         f"  {choices['device']}: {choices['micro_batches']} x {choices['micro_batch_size']} rows a "
         f"step, {counted(choices.get('rounds', 1), 'round')}, gradient sum "

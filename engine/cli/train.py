@@ -333,6 +333,8 @@ def plan_in_words(choices: dict[str, Any]) -> str:
     parts = [f"{counted(choices['micro_batches'], 'micro-batch')} of {rows}"]
     if "rounds" in choices:
         parts.append(counted(choices["rounds"], "round"))
+    if choices.get("settled_units"):
+        parts.append(f"{counted(choices['settled_units'], 'unit')} living on the GPU")
     parts.append(f"{counted(choices['resident_blocks'], 'block')} resident")
     if "kept_blocks" in choices:
         parts.append(f"{counted(choices['kept_blocks'], 'block')} with activations kept")

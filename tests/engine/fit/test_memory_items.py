@@ -68,6 +68,7 @@ COLOURS = {
     "Loading peak": PINK,
     "Checkpoint copies": BLUE,
     "Resident blocks": BLUE,
+    "Units that live on the GPU": TEAL,
     "Block slots": TEAL,
     "Embed and head slots": PINK,
     "Gradient sums": ORANGE,

@@ -315,7 +315,7 @@ def test_steps_of_the_h200_are_predicted_within_a_tenth(rows, measured, monkeypa
             "model": {"source": "m"},
             "data": {"source": "d", "max_seq_len": 1024, "packing": False},
             "train": {"batch_size": rows},
-            "engine": {"device": "cuda"},
+            "engine": {"device": "cuda", "states": "host"},
         }
     )
     target = Target("cuda", machine.gpus[0].free, machine.ram_available, rates)
