@@ -155,9 +155,6 @@ REASONS: dict[str, dict[str, str]] = {
         "step.likeliest is changed": HANDED_ON,
         "step.logits is changed": HANDED_ON,
     },
-    "engine/runtime/boundaries.py": {
-        "self._unregister.atexit is set": "a finalizer of Python takes it in no other way"
-    },
     "engine/runtime/compiled.py": {
         "_this_thread.set_up is set": "a mark of each thread, of what it has set up",
         "os.environ is changed": "torch reads there how many helpers it may start",
@@ -197,7 +194,7 @@ REASONS: dict[str, dict[str, str]] = {
     },
     "engine/host/host_kernels.py": {"types.void() at import": "a type of numba, made once"},
     "engine/host/moment_kernels.py": {"types.void() at import": "a type of numba, made once"},
-    "engine/runtime/gradient_rings.py": {
+    "engine/runtime/registered_buffers.py": {
         "self._unregister.atexit is set": "a finalizer of Python takes it in no other way"
     },
     "engine/host/value_kernels.py": {
@@ -207,9 +204,14 @@ REASONS: dict[str, dict[str, str]] = {
     "engine/checkpoints/mapped_reading.py": {
         "_libc.madvise.argtypes is set": "ctypes takes it in no other way",
     },
-    "engine/host/host_store.py": {
+    "engine/host/mapped_memory.py": {
         "_libc.madvise.argtypes is set": "ctypes takes it in no other way",
+    },
+    "engine/host/ram_planes.py": {
         f"{FINALIZER}.atexit is set": "a finalizer of Python takes it in no other way",
+    },
+    "engine/runtime/fused_adamw.py": {
+        "tl of the module is set": "Triton looks up the names of a kernel in its module",
     },
     "engine/memory/explain.py": {
         "setattr of error": "an error carries a note to whoever explains it"

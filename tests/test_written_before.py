@@ -206,6 +206,7 @@ SINCE_THEN = {
     "train.patience": 0,
     "train.optimizer": "adamw",
     "engine.gradients": "auto",
+    "engine.states": "auto",
     "data.lost_turns": "turn_by_turn",
     "data.typed_tokens": "text",
     "data.columns.history": None,

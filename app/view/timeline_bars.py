@@ -38,7 +38,10 @@ OP_GROUPS = {
         TEAL,
         (OpKind.FETCH_STATES, OpKind.FETCH_GRADIENT, OpKind.OFFLOAD_WEIGHTS, OpKind.OFFLOAD_STATES),
     ),
-    "Optimizer": (PINK, (OpKind.UPDATE, OpKind.DEVICE_UPDATE, OpKind.APPLIED)),
+    "Optimizer": (
+        PINK,
+        (OpKind.UPDATE, OpKind.DEVICE_UPDATE, OpKind.UPDATE_IN_PLACE, OpKind.APPLIED),
+    ),
 }
 """Each colour of the timeline represents these ops, in the order of the legend."""
 
@@ -66,6 +69,7 @@ OP_WORDS: dict[str, str] = {
     OpKind.FETCH_STATES: "optimizer states in",
     OpKind.FETCH_GRADIENT: "gradient in",
     OpKind.DEVICE_UPDATE: "optimizer on the GPU",
+    OpKind.UPDATE_IN_PLACE: "optimizer on the GPU, in place",
     OpKind.OFFLOAD_WEIGHTS: "updated weights out",
     OpKind.OFFLOAD_STATES: "optimizer states out",
     OpKind.APPLIED: "everything updated is home",

@@ -217,9 +217,9 @@ class EngineConfig:
     """
 
     states: Literal["auto", "host"] = AUTO
-    """Where weights and moments live: in RAM (`host`), or those of some units, the first ones, on
-    the GPU from step to step if it has room (`auto`). There they take no RAM and no transfers.
-    Results have the same bits.
+    """Weights and moments live in RAM (`host`), or those of the first units live on the GPU from
+    step to step, as far as it has room (`auto`). There they take no RAM and no transfers. With
+    moments in fp32, results have the same bits.
     """
 
     rounds: int | Auto = AUTO

@@ -19,7 +19,9 @@ class PlaneDevice(Protocol):
     device: torch.device
 
     def download(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a copy of `tensor` on the host. No op may be changing the tensor."""
+        """Returns a copy of `tensor` on the host, in the same shape. No op may be changing the
+        tensor.
+        """
 
 
 class DevicePlanes:
@@ -58,7 +60,7 @@ class DevicePlanes:
         part.copy_(torch.from_numpy(content))
 
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a copy on the host of `tensor`, a part of a plane."""
+        """Returns a copy on the host of `tensor`, a part of a plane, in the same shape."""
         return self._device.download(tensor)
 
     def release(self, keys: Iterable[Key]) -> None:

@@ -56,8 +56,8 @@ class Backend(Protocol):
         """
 
     def download(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a copy of a tensor of the device on the host. It does not wait for the lanes: no
-        op may be changing the tensor. Any thread may call it.
+        """Returns a copy of a tensor of the device on the host, in the same shape. It does not wait
+        for the lanes: no op may be changing the tensor. Any thread may call it.
         """
 
     def host_buffer(self, numel: int, dtype: torch.dtype) -> torch.Tensor:

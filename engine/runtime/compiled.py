@@ -167,7 +167,7 @@ class MayFail(Protocol):
     what: str
     """This is what it is, in words."""
     problem: str
-    """The reason for which it runs uncompiled, or an empty text."""
+    """It says why it runs uncompiled, and is empty where it does not."""
 
     def try_again(self) -> None:
         """Compiles it again, if it runs uncompiled."""

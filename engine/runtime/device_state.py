@@ -56,7 +56,9 @@ class ExactWeights:
 
 
 class DeviceBuffers(NamedTuple):
-    """The planes of an engine, and the buffer for a piece of them that the device updates."""
+    """A `DeviceBuffers` is the planes of an engine, and the buffer for a piece of them that the
+    device updates.
+    """
 
     store: HostStore
     update_buffer: UpdateBuffer

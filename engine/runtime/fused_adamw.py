@@ -40,7 +40,7 @@ class FusedAdamW:
 
     def __init__(self) -> None:
         self.problem = ""
-        """The reason for which it cannot run, or an empty text."""
+        """It says why the kernel cannot run, and is empty where it can."""
 
     def ran(
         self,

@@ -39,7 +39,6 @@ from engine.planes.embed_pieces import embed_piece
 from engine.planes.update_buffers import small_pieces
 from engine.runtime.backend import Backend
 from engine.runtime.block_ops import BlockOps
-from engine.runtime.boundaries import HostBoundaries
 from engine.runtime.compiled import functions_try_again, uncompiled_functions
 from engine.runtime.device_state import DeviceBuffers, DeviceState
 from engine.runtime.document_losses import Evaluation, sums_by_document
@@ -53,8 +52,8 @@ from engine.runtime.forward_passes import (
     summed,
     sweeps,
 )
-from engine.runtime.gradient_rings import GradientRings
 from engine.runtime.op_context import EngineParts
+from engine.runtime.registered_buffers import gradient_rings, host_boundaries
 from engine.runtime.step import DeviceBatch, StepInputs, StepUnderWay
 
 
@@ -121,10 +120,9 @@ class StreamingEngine:
             self.plan = build_forward_plan(self._blocks, model.tied, choices)
         validate(self.plan)
         boundary_numel = settings.tokens * model.hidden_width
-        self._boundaries = HostBoundaries(
-            self.plan, boundary_numel, TORCH_DTYPES[model.dtype], backend
-        )
-        self._gradient_rings = GradientRings(self.plan, TORCH_DTYPES[model.dtype], backend)
+        dtype = TORCH_DTYPES[model.dtype]
+        self._boundaries = host_boundaries(self.plan, boundary_numel, dtype, backend)
+        self._gradient_rings = gradient_rings(self.plan, dtype, backend)
         self.state = DeviceState(
             model,
             self.plan,
@@ -146,7 +144,7 @@ class StreamingEngine:
             gradient_rings=self._gradient_rings.tensors,
             host_boundaries=self._boundaries.tensors,
         )
-        boundary_bytes = boundary_numel * TORCH_DTYPES[model.dtype].itemsize
+        boundary_bytes = boundary_numel * dtype.itemsize
         self._passes = ForwardPasses(self._parts, self.choices, boundary_bytes)
         self._train = self._executor(self.plan)
         functions_try_again()

@@ -12,6 +12,7 @@ import torch
 
 from engine.host.host_adamw import AdamWSettings, HostAdamW
 from engine.plan.ops import Lane
+from engine.runtime.compiled import uncompiled_functions
 from engine.runtime.cuda_backend import cuda_available
 from engine.runtime.device_adamw import StepFactors, update
 from tests.engine.plan.test_laws import BASE, assert_same_bits
@@ -72,12 +73,14 @@ def test_the_kernel_of_the_gpu_has_the_bits_of_the_host_s(dtype, eps, compiled):
         scalars = torch.from_numpy(adamw.scalars(step, 1e-2)).cuda()
         factors = StepFactors(torch.tensor([0.7, 1.0]).cuda(), scalars)
         update(planes, host.tensor("unit", "grad").cuda(), factors, decayed, compiled)
+        bad = torch.zeros(numel, dtype=torch.bool)
+        if step == 5:
+            bad[[5, decayed + 1]] = True
+            # The bits of a NaN are those of the processor that made it.
+            assert not torch.isfinite(planes["weight_high"].cpu()[bad].float()).any()
         for plane, values in planes.items():
-            ours, theirs = values.cpu(), host.tensor("unit", plane)
-            differ = ours.view(torch.uint8) != theirs.view(torch.uint8)
-            assert not differ.any(), (step, plane, int(differ.sum()), ours[differ[:1].nonzero()])
-    from engine.runtime.compiled import uncompiled_functions
-
+            ours, theirs = values.cpu()[~bad], host.tensor("unit", plane)[~bad]
+            assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8)), (step, plane)
     assert not uncompiled_functions()
     adamw.close()
     host.close()

@@ -10,7 +10,7 @@ KERNELS = "engine/host/moment_kernels.py"
 VALUES = "engine/host/value_kernels.py"
 DEVICE = "engine/runtime/device_moments.py"
 OPS = "engine/runtime/block_ops.py"
-RINGS = "engine/runtime/gradient_rings.py"
+RINGS = "engine/runtime/registered_buffers.py"
 WRITE = "engine/plan/unit_ops.py"
 PLACE_TESTS = "tests/engine/planes/test_moments.py"
 KERNEL_TESTS = "tests/engine/host/test_moment_kernels.py"
@@ -97,8 +97,8 @@ MOMENT_CHANGES = (
     Change(
         "ring-buffers-in-the-same-memory",
         RINGS,
-        "memory[number * size : (number + 1) * size]",
-        "memory[:size]",
+        "memory[start : start + numel]",
+        "memory[:numel]",
         "A parked gradient overwrites one that the host still reads.",
         (PARKED_BITS,),
     ),
@@ -145,8 +145,8 @@ MOMENT_CHANGES = (
     Change(
         "parked-gradient-sent-before-its-summary",
         WRITE,
-        "reads = {staging: Content(ContentKind.SUM, unit), SUMMARY: READY}",
-        "reads = {staging: Content(ContentKind.SUM, unit)}",
+        "reads = {staging: Content(ContentKind.SUM, unit), SUMMARY: READY}\n",
+        "reads = {staging: Content(ContentKind.SUM, unit)}\n",
         "A parked gradient leaves before it is known whether the step is applied.",
         (f"{PARKED}::test_boundaries_never_wait_for_parked_gradients",),
     ),

@@ -148,7 +148,7 @@ OPTIMIZER = (
     ),
     Change(
         "planes-copied-into-children",
-        STORE,
+        "engine/host/mapped_memory.py",
         "for advice in (mmap.MADV_DONTFORK, mmap.MADV_HUGEPAGE):",
         "for advice in (mmap.MADV_HUGEPAGE,):",
         "A forked child inherits the planes, and copies them page by page.",

@@ -239,7 +239,7 @@ STEPS = (
     ),
     Change(
         "states-of-a-piece-not-sent-back",
-        BLOCK_OPS,
+        "engine/runtime/update_ops.py",
         'if plane not in ("weight_high", "grad")]',
         'if plane not in ("weight_high", "exp_avg_sq", "grad")]',
         "The second moments that the device has updated stay there.",

@@ -1,33 +1,38 @@
-"""Boundaries, the inputs of blocks, can be kept in host memory until the backward of their block.
-This file allocates that memory.
+"""Some host memory is read and written by the device while a step runs: boundaries, the inputs of
+blocks, wait there until the backward of their block, and pieces of parked gradients pass through it
+on their way to the optimizer. This file allocates that memory and registers it with the device.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Hashable, Sequence
+from typing import Generic, TypeVar
 
 import torch
 
 from engine.host.mapped_memory import map_memory
+from engine.plan.buffers import Buffer
 from engine.plan.ops import StoreBoundary
 from engine.plan.step_plan import StepPlan
 from engine.runtime.backend import Backend
 
+K = TypeVar("K", bound=Hashable)
 
-class HostBoundaries:
-    """A `HostBoundaries` owns one registered host buffer, of exactly the size needed, for each
-    boundary that the plan stores on the host.
+
+class RegisteredBuffers(Generic[K]):
+    """A `RegisteredBuffers` owns one host buffer of `numel` elements for each key, of exactly that
+    size.
     """
 
-    def __init__(self, plan: StepPlan, numel: int, dtype: torch.dtype, backend: Backend):
-        keys = [(op.unit, op.micro_batch) for op in plan.ops if isinstance(op, StoreBoundary)]
+    def __init__(self, keys: Sequence[K], numel: int, dtype: torch.dtype, backend: Backend):
         self.nbytes = len(keys) * numel * dtype.itemsize
-        self.tensors: dict[tuple[str, int], torch.Tensor] = {}
-        """Each tensor has the shape [numel]; its key is (unit, micro-batch)."""
+        self.tensors: dict[K, torch.Tensor] = {}
+        """Each tensor is flat, shape [numel]."""
         self.is_refused = False
         """The system refused to register the memory, so its copies are slower."""
         self._unregister: weakref.finalize | None = None
-        if not keys:
+        if not self.nbytes:
             return
         memory = torch.frombuffer(map_memory(self.nbytes), dtype=dtype)
         memory.zero_()
@@ -48,3 +53,20 @@ class HostBoundaries:
         if self._unregister is not None:
             self._unregister()
         self.tensors.clear()
+
+
+def host_boundaries(
+    plan: StepPlan, numel: int, dtype: torch.dtype, backend: Backend
+) -> RegisteredBuffers[tuple[str, int]]:
+    """Returns a buffer for each boundary that the plan stores on the host, by (unit, micro-batch).
+    A boundary has at most `numel` elements.
+    """
+    keys = [(op.unit, op.micro_batch) for op in plan.ops if isinstance(op, StoreBoundary)]
+    return RegisteredBuffers(keys, numel, dtype, backend)
+
+
+def gradient_rings(
+    plan: StepPlan, dtype: torch.dtype, backend: Backend
+) -> RegisteredBuffers[Buffer]:
+    """Returns the ring buffers of a plan whose gradients are parked."""
+    return RegisteredBuffers(plan.gradient_rings, plan.ring_numel, dtype, backend)
