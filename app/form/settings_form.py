@@ -130,6 +130,7 @@ CHOICE_LABELS = {
         "all": "all activations",
     },
     "engine.gradients": {"host": "in RAM", "parked": "on the GPU, until they are applied"},
+    "engine.states": {"host": "in RAM, all of them"},
     "engine.kernels": {"compiled": "compiled by torch", "eager": "one by one"},
 }
 
@@ -161,6 +162,7 @@ SHORT_HELP = {
         "float32; 10 for embeddings in 8 bits). Smaller moments change results slightly."
     ),
     "train.learning_rate": "Peak, AdamW.",
+    "engine.states": "Units that live on the GPU take no RAM and no transfers.",
     "engine.gradients": "On the GPU they take 2 bytes a parameter there instead of in RAM.",
 }
 

@@ -126,7 +126,14 @@ def figure(
         "uirevision": "kept",
         "hovermode": "x unified",
         "showlegend": len(data) > 2,
-        "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.0, "yanchor": "bottom"},
+        "legend": {
+            "orientation": "h",
+            "x": 1,
+            "xanchor": "right",
+            "yref": "container",
+            "y": 1,
+            "yanchor": "top",
+        },
         "margin": {"l": 58, "r": 10, "t": 22, "b": 38},
     } | axes
     if "yaxis2" in layout:
