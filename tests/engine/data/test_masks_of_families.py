@@ -20,6 +20,8 @@ from tests.support.references.drawn import drawn
 from tests.support.references.expected import Expected, expected
 from tests.support.references.token_marks import read_back, tokens
 
+pytestmark = pytest.mark.computing
+
 PLAIN = range(16)
 ALL = range(16, 416)
 _TOLD = re.compile(r"The chat template leaves out (?:a (\w+) turn, in its prompts too|the (tools))")

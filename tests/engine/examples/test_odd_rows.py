@@ -18,6 +18,8 @@ from engine.examples.formats import map_columns
 from engine.examples.values import BrokenText
 from engine.sources.open_source import Source
 
+pytestmark = pytest.mark.computing
+
 SOURCE = Source("a.jsonl", "line", None, lambda: iter(()))
 USUAL = sorted(
     {

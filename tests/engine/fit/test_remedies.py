@@ -20,6 +20,8 @@ from engine.model.catalog import entry_of
 from engine.model.shape import ModelShape
 from engine.words import GIB
 
+pytestmark = pytest.mark.computing
+
 MACHINE = with_figures(named_machine("H200", 512), disk_gib=4096)
 MODEL = "Qwen/Qwen2.5-7B"
 

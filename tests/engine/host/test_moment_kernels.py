@@ -15,6 +15,8 @@ from engine.host.moment_codes import moment_map
 from engine.planes.layout import ParameterSpec, lay_out
 from engine.planes.moments import BLOCK, MOMENTS, MomentKind
 
+pytestmark = pytest.mark.computing
+
 SHAPES = {"w": (70, 128), "v": (4097,), "s": (100,), "b": (5000,), "n": (64,)}
 """A matrix of whole blocks, a vector whose last block is short, small ones, with and without
 decay.

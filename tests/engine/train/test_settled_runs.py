@@ -20,6 +20,8 @@ from engine.train.run import Run, resume_run, start_run
 from tests.support.folders import make_config
 from tests.support.trained_runs import events_of, execute, files_of
 
+pytestmark = pytest.mark.computing
+
 EVERY = {"output.checkpoint_every": 1, "output.keep_checkpoints": 9}
 UNITS = 4
 """The model has an embedding, two blocks and a head."""
