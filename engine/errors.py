@@ -71,6 +71,10 @@ class HostMemoryError(RamstreamError):
     """Host memory ran low during a run."""
 
 
+class LostPlanesError(RamstreamError):
+    """Planes that lived on the device are lost with it."""
+
+
 class CheckpointError(RamstreamError):
     """Writing, reading or verifying a checkpoint failed."""
 

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from engine.errors import LostPlanesError, first_line
 from engine.host.ram_planes import Key, Wanted
 
 
@@ -50,9 +51,10 @@ class DevicePlanes:
             raise
 
     def read(self, key: Key, begin: int, end: int) -> np.ndarray:
-        """Returns a copy of the bytes between two places of a plane, uint8 [bytes]."""
-        part = self.tensors[key].view(torch.uint8)[begin:end]
-        return self._device.download(part).numpy()
+        """Returns a copy of the bytes between two places of a plane, uint8 [bytes]. Raises
+        LostPlanesError where the device is lost.
+        """
+        return self.on_host(self.tensors[key].view(torch.uint8)[begin:end]).numpy()
 
     def write(self, key: Key, begin: int, content: np.ndarray) -> None:
         """Writes `content`, uint8 [bytes], from the byte `begin` of a plane on."""
@@ -60,8 +62,18 @@ class DevicePlanes:
         part.copy_(torch.from_numpy(content))
 
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a copy on the host of `tensor`, a part of a plane, in the same shape."""
-        return self._device.download(tensor)
+        """Returns a copy on the host of `tensor`, a part of a plane, in the same shape. Raises
+        LostPlanesError where the device is lost.
+        """
+        try:
+            return self._device.download(tensor)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise LostPlanesError(
+                "Weights and moments that lived on the GPU cannot be read any more "
+                f"({first_line(error)}); what was saved before counts."
+            ) from error
 
     def release(self, keys: Iterable[Key]) -> None:
         """Lets go of planes. Their memory is freed with the last tensor that shares it."""

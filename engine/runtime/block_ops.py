@@ -89,9 +89,11 @@ class BlockOps:
 
     def begin(self) -> None:
         """Makes the next step one that no step went before. It may be applied, whatever happened to
-        those of earlier plans.
+        those of earlier plans. What was written into planes meanwhile is in use from now on.
         """
-        self._context.state.clip.fill_(1.0)
+        context = self._context
+        context.state.clip.fill_(1.0)
+        context.state.join_exact_of_settled(context.store)
 
     def work(self, op: Op, step: StepUnderWay) -> Callable[[], None]:
         """Returns the work of `op`, which the backend runs on the op's lane."""

@@ -158,8 +158,7 @@ class DeviceState:
             numel = max(self._units[each].layout.exact_numel for each in names)
             if numel:
                 self.exact[slot] = ExactWeights(numel, self.device)
-        for slot in self._lived_in.keys() & self.exact.keys():
-            self._join_exact(slot, self._units[self._lived_in[slot]], store)
+        self.join_exact_of_settled(store)
 
     def _allocate_arena(self, plan: StepPlan) -> None:
         """Allocates the fp32 sums of gradients. The sums of the plan's arena are contiguous in
@@ -184,14 +183,16 @@ class DeviceState:
             found[Buffer(BufferKind.STAGING, unit)] = halves[halves.numel() // 2 :]
         return found
 
-    def _join_exact(self, slot: Buffer, unit: Unit, store: HostStore) -> None:
-        """Sets the fp32 weights beside the slot of a unit that lives on the device. From then on
-        its updates do so.
+    def join_exact_of_settled(self, store: HostStore) -> None:
+        """Sets the fp32 weights beside the slots of units that live on the device, whose planes may
+        have been filled anew. From then on updates do so.
         """
-        high, low = store.tensor(unit.name, "weight_high"), store.tensor(unit.name, "weight_low")
-        for part in unit.layout.exact_parts:
-            inside = slice(part.start, part.stop)
-            self.exact[slot].join(part, high[inside], low[inside])
+        for slot in self._lived_in.keys() & self.exact.keys():
+            unit = self._lived_in[slot]
+            high, low = store.tensor(unit, "weight_high"), store.tensor(unit, "weight_low")
+            for part in self._units[unit].layout.exact_parts:
+                inside = slice(part.start, part.stop)
+                self.exact[slot].join(part, high[inside], low[inside])
 
     def _place_outer_in_parked(self) -> None:
         """Makes the staging buffers of a plan in which embed and head use their memory. The slot

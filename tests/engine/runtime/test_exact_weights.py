@@ -17,6 +17,7 @@ from engine.plan.choices import PlanChoices
 from engine.plan.ops import Lane
 from engine.planes.layout import ParameterSpec, lay_out
 from tests.engine.plan.test_laws import BASE, DelayedBackend, assert_same_bits
+from tests.engine.runtime.test_settled_units import kept_planes
 from tests.support.bf16_parity import Bounds, Rows, compare_in_bf16
 from tests.support.device_homes import HOMES, at_home
 from tests.support.families import tiny_family_config
@@ -88,6 +89,28 @@ def test_nor_do_buffers_where_the_optimizer_is_on_the_device(homes, resident):
     expected = run(1)
     assert_same_bits(run(3), expected)
     assert_same_bits(run(3, tuple(Lane)), expected)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_nor_does_where_units_live(count):
+    """Also after their planes were filled anew, as from the best weights of a run."""
+    config = tiny_family_config("ernie4_5_moe")
+    found = []
+    for choices in (BASE, dataclasses.replace(BASE, settled_units=count)):
+        run = streamed(plain_model(config), choices, dtype="bfloat16", config=config)
+        for step in (1, 2):
+            run.engine.train_step(step, random_batches(2, seed=step), 1e-2)
+        run.engine.drain()
+        for unit in run.model.blocks:
+            for spec in unit.layout.parameters:
+                if spec.exact:
+                    run.store.write(unit.name, spec.name, torch.full(spec.shape, 0.1001))
+        losses = torch.tensor([run.engine.evaluate(random_batches(2, seed=9))])
+        run.engine.train_step(3, random_batches(2, seed=3), 1e-2)
+        run.engine.drain()
+        found.append([losses, *kept_planes(run)])
+        run.close()
+    assert_same_bits(*found)
 
 
 @pytest.mark.parametrize("resident", [0, 4])

@@ -51,15 +51,20 @@ def planes_after(choices, late=(), steps=2, dtype="bfloat16", tied=False, **how)
         run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
     run.engine.drain()
     assert run.store.settled == {unit for unit, _ in run.engine.plan.settled}
-    planes = [
-        torch.from_numpy(run.store.content(unit.name, plane, 0, run.store.nbytes(unit.name, plane)))
-        for unit in run.model.units
-        for plane in run.store.planes
-        if plane != "grad"
-    ]
-    planes = [plane.clone() for plane in planes]
+    planes = kept_planes(run)
     run.close()
     return planes
+
+
+def kept_planes(run) -> list[torch.Tensor]:
+    """Copies of the planes of weights and moments, wherever they are."""
+    store = run.store
+    return [
+        torch.from_numpy(store.content(unit.name, plane, 0, store.nbytes(unit.name, plane))).clone()
+        for unit in run.model.units
+        for plane in store.planes
+        if plane != "grad"
+    ]
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])

@@ -15,6 +15,7 @@ from engine.fit import checkpoint_needs, needs
 from engine.plan.ops import OpKind
 from engine.runs.events import EvalFinished, PlanBuilt, PlannedAnew, RunEnded, StepFinished
 from engine.runtime import block_ops, compute_ops
+from engine.runtime.cpu_backend import CpuBackend
 from engine.train import planning, replanning
 from engine.train.run import Run, resume_run, start_run
 from tests.support.folders import make_config
@@ -128,3 +129,31 @@ def test_units_go_back_to_ram_where_the_device_runs_out_of_memory(tmp_path, monk
     assert events_of(run, RunEnded)[-1].state == "finished" and failed
     assert files_of(run)[8] == files_of(expected)[8]
     assert (torch.OutOfMemoryError, GpuMemoryError) == replanning.OUT_OF_MEMORY
+
+
+def test_a_lost_device_takes_what_lived_there_and_the_newest_checkpoint_counts(
+    tmp_path, monkeypatch, settle
+):
+    settle(2)
+    lost, loss = [], compute_ops.loss
+
+    def loses_the_device(context, op, step):
+        if step.inputs.number == 5 and step.inputs.training:
+            lost.append(op)
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        loss(context, op, step)
+
+    def download(self, tensor):
+        if lost:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        return tensor.clone()
+
+    monkeypatch.setitem(block_ops.WORK, OpKind.LOSS, loses_the_device)
+    monkeypatch.setattr(CpuBackend, "download", download)
+    config = make_config(tmp_path, **EVERY).with_values({"output.checkpoint_every": 3})
+    run = start_run(config, tmp_path / "lost")
+    ended = run.execute()
+    assert ended.state == "failed" and lost
+    assert "that lived on the GPU cannot be read any more" in ended.reason
+    assert "checkpoint of step 3" in ended.reason
+    assert set(files_of(run)) == {3}
