@@ -17,6 +17,7 @@ from engine.config.doubts import doubts
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
 from engine.fit.buffer_sizes import buffers_in_words
+from engine.fit.gains import gains, gains_in_words
 from engine.fit.memory_items import PartName
 from engine.fit.model_table import (
     BEST,
@@ -221,8 +222,10 @@ def run_check(
     shape = shape_from_source(config.model)
     report = with_times(estimate(config, machine, shape), config, machine, shape)
     tracked = destinations(config.output.trackers, runs_dir)
+    gained = gains(config, machine, shape) if report.verdict != Verdict.DOES_NOT_FIT else {}
     if as_json:
-        added = {"machine": machine.to_dict(), "data": data, "trackers": tracked}
+        saved = {name.value: seconds for name, seconds in gained.items()}
+        added = {"machine": machine.to_dict(), "data": data, "trackers": tracked, "gains": saved}
         text = json.dumps(report.to_dict() | added, indent=2)
     else:
         about_data = ["", data] if data else []
@@ -231,7 +234,8 @@ def run_check(
         doubted = [f"  ? {doubt.field}: {doubt.text}" for doubt in doubts(config)]
         if doubted:
             doubted = ["", "Look at this", *doubted]
-        told = [*doubted, *about_data, *about_trackers, *offers]
+        pool = gains_in_words(gained)
+        told = [*(["", pool] if pool else []), *doubted, *about_data, *about_trackers, *offers]
         text = "\n".join([report_as_text(report, machine), *told])
     return text, 1 if report.verdict == Verdict.DOES_NOT_FIT else 0
 

@@ -92,8 +92,9 @@ def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
     for planner in _PlannerMaker(job, target, quick=True, share=1.0).planners():
         lean = planner.leanest()
         found.append(planner.chosen(lean))
-        if planner.least_host.choices.settled_units:
-            found.append(planner.chosen(planner.least_host))
+        settled = planner.balanced(target.host_free)
+        if settled is not None:
+            found.append(planner.chosen(settled))
         if lean.choices.host_boundaries and job.config.engine.save_level not in ON_HOST:
             on_device = replace(lean.choices, host_boundaries=False)
             found.append(planner.chosen(Candidate(lean.size, on_device)))

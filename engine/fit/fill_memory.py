@@ -171,12 +171,14 @@ class MemoryFiller:
             numbers |= {beside // 2}
         return [Candidate(size, replace(choices, settled_units=count)) for count in sorted(numbers)]
 
-    def most_settled(self, lean: Candidate) -> Candidate:
-        """Returns the candidate with as many units that live on the device as fit."""
+    def settled_ways(self, lean: Candidate) -> list[Candidate]:
+        """Returns the candidate with each number of units that fit on the device, from one on."""
         size, choices = lean
         if not self._may_settle(choices) or self._kept:
-            return lean
-        return Candidate(size, replace(choices, settled_units=self._most_settled(size, choices)))
+            return []
+        most = self._most_settled(size, choices)
+        counts = range(1, most + 1)
+        return [Candidate(size, replace(choices, settled_units=count)) for count in counts]
 
     def _most_settled(self, size: int, choices: PlanChoices) -> int:
         """Returns how many units fit on the device beside these choices."""

@@ -193,12 +193,18 @@ class Planner:
         smallest = min((way for way in ways if way.rounds == fewest_rounds), key=attrgetter("size"))
         return self._filler.leanest(smallest)
 
-    @functools.cached_property
-    def least_host(self) -> Candidate:
-        """Returns the candidate that takes the least RAM, with as many units on the device as
-        fit there. It is the leanest one where none may live there.
+    def balanced(self, host_free: int) -> Candidate | None:
+        """Returns the leanest candidate with so many units that live on the device that RAM, of
+        which `host_free` bytes are free, and the device's memory are filled alike. Returns None
+        where none may live there.
         """
-        return self._filler.most_settled(self.leanest())
+        planes = host_free - self._free_host_bytes
+
+        def fullest(way: Candidate) -> float:
+            on_host = (planes + self._filler.host_bytes(way)) / host_free
+            return max(on_host, self.sizer.total(*way) / self.sizer.memory.limit)
+
+        return min(self._filler.settled_ways(self.leanest()), key=fullest, default=None)
 
     def chosen(self, candidate: Candidate) -> Chosen:
         """Returns the result of `choose` for a candidate."""
