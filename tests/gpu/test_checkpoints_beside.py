@@ -48,18 +48,22 @@ def small(monkeypatch):
     monkeypatch.setattr(piece_files.PieceFile, "write", slowly)
 
 
-@pytest.fixture(params=[(), UNITS, ("block 1",)], ids=["host", "device", "mixed"])
+@pytest.fixture(
+    params=[((), 0), (UNITS, 0), (("block 1",), 0), ((), 3)],
+    ids=["host", "device", "mixed", "settled"],
+)
 def homes(request, monkeypatch):
-    """Optimizers of these units run on the device."""
-    choose = needs.choose
+    """Optimizers of these units run on the device, or so many units live there."""
+    choose, (units, settled) = needs.choose, request.param
 
     def with_homes(job, target, *quick):
         chosen = choose(job, target, *quick)
-        buffers = 2 if request.param else 0
         choices = replace(
             chosen.choices,
-            device_homes=request.param,
-            update_buffers=buffers,
+            device_homes=units,
+            settled_units=settled,
+            resident_blocks=0,
+            update_buffers=2 if units else 0,
             spare_buffers=0,
             spare_blocks=0,
         )
@@ -67,7 +71,7 @@ def homes(request, monkeypatch):
 
     for planner in (needs, planning):
         monkeypatch.setattr(planner, "choose", with_homes)
-    return request.param
+    return units
 
 
 def trained(tmp_path, **values) -> Run:

@@ -124,16 +124,7 @@ sys.exit(launch.main(sys.argv[1:]))
 
 
 def test_a_lost_device_leaves_the_last_finished_step_and_a_resume_goes_on(tmp_path):
-    """In a process of its own: nothing else can use the device in that process any more."""
-    runs, preset = tmp_path / "runs", tmp_path / "preset.yaml"
-    large_config(tmp_path, **{"train.batch_size": 8, "train.steps": 6}).save(preset)
-    program = [sys.executable, "-c", LOST.format(root=str(ROOT))]
-    done = subprocess.run(
-        [*program, "--runs-dir", str(runs), "train", str(preset)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    runs, done = told_of_a_lost_device(tmp_path, "host")
     assert done.returncode == 1 and "step 3 is saved" in done.stderr, done.stderr[-2000:]
     assert "The GPU failed" in done.stderr
     (summary,) = list_runs(runs)
@@ -141,6 +132,25 @@ def test_a_lost_device_leaves_the_last_finished_step_and_a_resume_goes_on(tmp_pa
     assert newest_checkpoint(run.folder.checkpoints_path).step == 3
     assert execute(run).state == "finished"
     assert [event.step for event in events_of(run, StepFinished)][-3:] == [4, 5, 6]
+
+
+def test_units_that_lived_on_a_lost_device_are_lost_with_it(tmp_path):
+    runs, done = told_of_a_lost_device(tmp_path, "auto")
+    assert done.returncode == 1 and "The GPU failed" in done.stderr, done.stderr[-2000:]
+    assert "that lived on the GPU cannot be read any more" in done.stderr
+    assert len(list_runs(runs)) == 1
+
+
+def told_of_a_lost_device(tmp_path, states: str) -> tuple[Path, subprocess.CompletedProcess]:
+    """Loses the device in step 4 of a run, in a process of its own: nothing else can use the device
+    in that process any more.
+    """
+    runs, preset = tmp_path / "runs", tmp_path / "preset.yaml"
+    values = {"train.batch_size": 8, "train.steps": 6, "engine.states": states}
+    large_config(tmp_path, **values).save(preset)
+    program = [sys.executable, "-c", LOST.format(root=str(ROOT))]
+    command = [*program, "--runs-dir", str(runs), "train", str(preset)]
+    return runs, subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def test_a_cap_that_is_lowered_before_an_evaluation_makes_the_plan_smaller_and_repeats_it(

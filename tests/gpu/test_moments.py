@@ -201,7 +201,8 @@ def test_a_resumed_run_equals_the_undisturbed_one_to_the_bit(
     def with_homes(job, target, *quick):
         chosen = choose(job, target, *quick)
         buffers = dict(update_buffers=2 if homes else 0, spare_buffers=0, spare_blocks=0)
-        choices = dataclasses.replace(chosen.choices, device_homes=homes, **buffers)
+        places = dict(device_homes=homes, settled_units=0)
+        choices = dataclasses.replace(chosen.choices, **places, **buffers)
         return dataclasses.replace(chosen, choices=choices)
 
     for planner in (needs, planning):

@@ -31,17 +31,19 @@ def gpu_config(tmp_path, dtype: str, **values):
     )
 
 
+@pytest.mark.parametrize("states", ["host", "auto"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_stop_save_and_resume_equal_the_undisturbed_run_to_the_bit(deterministic, tmp_path, dtype):
-    config = gpu_config(tmp_path, dtype)
+def test_stop_save_and_resume_equal_the_undisturbed_run_to_the_bit(
+    deterministic, tmp_path, dtype, states
+):
+    config = gpu_config(tmp_path, dtype, **{"engine.states": states})
     whole = start_run(config, tmp_path / "runs")
     assert execute(whole).state == "finished", whole.recorder.snapshot.reason
     (started,) = events_of(whole, RunStarted)
     assert started.device == "cuda"
     memory = events_of(whole, MemorySampled)[-1]
-    assert (
-        memory.host_pinned > 0 and 0 < memory.gpu_allocated <= memory.gpu_peak <= memory.gpu_driver
-    )
+    assert memory.host_pinned > 0 or states == "auto"  # the whole model may live on the card
+    assert 0 < memory.gpu_allocated <= memory.gpu_peak <= memory.gpu_driver
     for step in events_of(whole, StepFinished)[1:]:
         assert sum(step.exposed.values()) <= step.seconds + 1e-5
     part = start_run(config, tmp_path / "runs")
