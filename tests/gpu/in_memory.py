@@ -418,7 +418,7 @@ class InMemoryTraining:
             if unit in summed:
                 states.grad.copy_(gradient)
         self.norms[-1].copy_(loss)
-        self.clip.copy_(clip_of(self.norms, self.settings.max_grad_norm))
+        self.clip.copy_(clip_of(self.norms, self.settings.max_grad_norm, self.clip))
 
     def _through_blocks(self, hidden: torch.Tensor) -> torch.Tensor:
         for weights in self._leaves:
