@@ -52,7 +52,7 @@ def plain(request) -> set[str]:
     where this run has not collected them all.
     """
     config = request.config
-    if config.args == config.getini("testpaths"):
+    if config.args == config.getini("testpaths") and not config.getoption("ignore"):
         return config.stash[PLAIN]
     return {line for line in told(PROGRAM_ROOT, "--collect-only") if "::" in line}
 

@@ -45,8 +45,9 @@ def gains_in_words(found: Mapping[PartName, float]) -> str:
     """Returns one sentence about gains; an empty text where there are none to tell of."""
     if not any(found.values()):
         return "More GPU memory or RAM would not make a step shorter." if found else ""
-    said = [
-        f"{PART_WORDS[name]} {f'about {in_seconds(saved)}' if saved else 'nothing'}"
-        for name, saved in found.items()
-    ]
-    return f"Of a step, each further GiB, up to {FURTHER_GIB}, would save: " + ", ".join(said) + "."
+    said = ", ".join(f"{PART_WORDS[name]} {_saved(seconds)}" for name, seconds in found.items())
+    return f"Of a step, each further GiB, up to {FURTHER_GIB}, would save: {said}."
+
+
+def _saved(seconds: float) -> str:
+    return f"about {in_seconds(seconds)}" if seconds else "nothing"

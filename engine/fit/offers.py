@@ -86,9 +86,13 @@ def _least_ram(
     config: TrainConfig, shape: ModelShape, known: KnownMachine, any_optimizer: bool
 ) -> float | None:
     """Returns the least GiB of RAM that suffice; None where none do. For a machine whose RAM is
-    soldered, only the RAM that it has is considered.
+    soldered, only the RAM that it has is considered. No machine is offered less RAM than its card
+    has memory, since hardly one is sold so.
     """
-    sizes: Sequence[float] = (known.ram_gib,) if known.unified else RAM_SIZES
+    card = known.memory_mib / 1024
+    sizes: Sequence[float] = [size for size in RAM_SIZES if size >= 0.9 * card]
+    if known.unified:
+        sizes = (known.ram_gib,)
     for ram in sizes:
         if _fits(config, shape, with_figures(known.machine(ram), ram_gib=ram), any_optimizer):
             return ram
