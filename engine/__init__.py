@@ -22,7 +22,9 @@ imports from its own room and from rooms listed before it. `tests/test_rooms.py`
     fit             which plan, what it takes, whether it fits, what would help; no torch
     home            a model card, a Modelfile and the hub, for a model that is taken home
     host            planes in host memory, and AdamW on them
+    graphs          kernels of blocks that are recorded and launched together
     runtime         device buffers, lanes, and the engine that runs a plan
+    sampling        answers that are drawn token by token
     checkpoints     weights and states, into a run and out of it
     memory          the memory of a run while it trains, and what it is short of
     trackers        curves of a run for TensorBoard and others, from its record; no torch

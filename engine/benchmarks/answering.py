@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import DataError
-from engine.runtime.generate import Drawing
+from engine.sampling.generate import Drawing
 
 DEFAULT_TOKENS = 256
 """An answer has at most this many tokens where its task does not say."""

@@ -18,7 +18,7 @@ from engine.benchmarks.answering import WantedAnswers
 from engine.benchmarks.scoring import Continuation, score
 from engine.errors import DataError, first_line
 from engine.progress import Progress, saying
-from engine.runtime.generate import AnswerLimits
+from engine.sampling.generate import AnswerLimits
 from engine.talk.talkers import Talker
 
 LONGEST = 2048

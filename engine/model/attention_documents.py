@@ -78,17 +78,21 @@ class Documents:
                     yield row, first, min(first + step, start + length)
                 start += length
 
-    def starts(self, chunk: int | None) -> torch.Tensor:
-        """Returns int32[pieces + 1] on the device: where each piece starts when the rows are
-        concatenated, and where the last piece ends.
+    def bounds(self, chunk: int | None) -> np.ndarray:
+        """Returns int32[pieces + 1]: where each piece starts when the rows are concatenated, and
+        where the last piece ends.
         """
+        sizes = [0]
+        for row in self.lengths:
+            for length in row:
+                step = chunk or length
+                sizes += [min(step, length - first) for first in range(0, length, step)]
+        return np.cumsum(sizes, dtype=np.int32)
+
+    def starts(self, chunk: int | None) -> torch.Tensor:
+        """Returns the bounds of the pieces, int32[pieces + 1], on the device."""
         if chunk not in self._starts:
-            sizes = [0]
-            for row in self.lengths:
-                for length in row:
-                    step = chunk or length
-                    sizes += [min(step, length - first) for first in range(0, length, step)]
-            self._starts[chunk] = self.upload(np.cumsum(sizes, dtype=np.int32))
+            self._starts[chunk] = self.upload(self.bounds(chunk))
         return self._starts[chunk]
 
     def mask(self, window: int | None, chunk: int | None, dtype: torch.dtype) -> torch.Tensor:

@@ -54,6 +54,8 @@ def build_step_plan(
         stagings=buffers.staging_units(),
         rings=buffers.rings(),
         gradient_rings=buffers.gradient_rings(),
+        graphs=choices.graphs,
+        together=choices.micro_batches // choices.rounds,
         compiled=choices.compiled,
         device_homes=choices.device_homes,
         placed=device.placed_units(),
@@ -135,6 +137,9 @@ def _refuse_contradictions(blocks: list[str], tied: bool, choices: PlanChoices) 
 def _refuse_wrong_settlers(blocks: list[str], choices: PlanChoices) -> None:
     """Raises ValueError where units cannot live on the device beside the other choices."""
     settled = settled_of(blocks, choices)
+    is_whole = settled_blocks(len(blocks), choices) == len(blocks)
+    if choices.graphs and (choices.host_boundaries or not is_whole):
+        raise ValueError("blocks are recorded only where all of them live on the device")
     if not settled:
         return
     if settled_blocks(len(blocks), choices) + choices.resident_blocks > len(blocks):

@@ -63,6 +63,10 @@ class PlanChoices:
     """It is `VERTICAL` exactly where there is one round."""
     compiled: bool = False
     """The kernels of the blocks and of the loss are compiled by torch."""
+    graphs: bool = False
+    """The kernels of a block are launched together, as a CUDA graph. All blocks must live on the
+    device, and boundaries must stay there.
+    """
     device_homes: tuple[str, ...] = ()
     """The optimizers of these units run on the device, on states that are streamed there. All other
     units' optimizers run on the host.

@@ -1,5 +1,4 @@
-"""The runtime runs a plan: device buffers, lanes, kernels, the streaming engine, and sampling
-through it.
+"""The runtime runs a plan: device buffers, lanes, kernels and the streaming engine.
 
-It may import the rooms before it in `engine`, up to `host`.
+It may import the rooms before it in `engine`, up to `graphs`.
 """

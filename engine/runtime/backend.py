@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from engine.graphs.recorder import Recorder
 from engine.plan.ops import Lane
 
 
@@ -44,6 +45,9 @@ class Backend(Protocol):
 
     def drain(self) -> None:
         """Waits until every submitted op has finished. Raises the first error of any lane."""
+
+    def recorder(self) -> Recorder:
+        """Returns what records work of COMPUTE. Raises NotImplementedError on the CPU."""
 
     def copy_in_parts(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Writes `source` [numel] to `target` [numel] between host and device, as part of an op.

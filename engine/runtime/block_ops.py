@@ -11,7 +11,8 @@ Copies between host and device (lanes H2D and D2H):
 - `offload_parked` (lane GRADIENTS OUT) copies a gradient that has waited on the device to a ring
   buffer on the host.
 
-COMPUTE (the last three and `summary` are not in `engine.runtime.compute_ops`):
+COMPUTE (those of blocks are in `engine.runtime.block_passes`, `reduce` is in
+`engine.runtime.gradient_sums`):
 
 - `embed` runs the model's own code up to its first block, and captures the first hidden state and
   the arguments of every block.
@@ -72,7 +73,7 @@ from engine.plan.ops import (
     Update,
 )
 from engine.plan.step_plan import StepPlan
-from engine.runtime import compute_ops, update_ops
+from engine.runtime import block_passes, compute_ops, gradient_sums, update_ops
 from engine.runtime.device_adamw import clip_of
 from engine.runtime.op_context import EngineParts, OpContext
 from engine.runtime.step import StepResult, StepUnderWay
@@ -167,6 +168,8 @@ def _offload_parked(context: OpContext, op: OffloadParked, _step: StepUnderWay) 
 
 
 def _summary(context: OpContext, _op: Summary, step: StepUnderWay) -> None:
+    if step.graphs is not None:
+        step.graphs.finish()
     clip = context.state.clip
     clip.copy_(clip_of(context.state.norms, step.inputs.max_grad_norm, clip))
     # The target is pinned memory, so the launching thread does not wait. `clip` waits for this op.
@@ -233,12 +236,12 @@ WORK: dict[OpKind, Work] = {
     OpKind.OFFLOAD: _offload,
     OpKind.OFFLOAD_PARKED: _offload_parked,
     OpKind.EMBED: compute_ops.embed,
-    OpKind.FORWARD: compute_ops.forward,
-    OpKind.RECOMPUTE: compute_ops.recompute,
+    OpKind.FORWARD: block_passes.forward,
+    OpKind.RECOMPUTE: block_passes.recompute,
     OpKind.LOSS: compute_ops.loss,
-    OpKind.BACKWARD: compute_ops.backward,
+    OpKind.BACKWARD: block_passes.backward,
     OpKind.EMBED_BACKWARD: compute_ops.embed_backward,
-    OpKind.REDUCE: compute_ops.reduce,
+    OpKind.REDUCE: gradient_sums.reduce,
     OpKind.SUMMARY: _summary,
     OpKind.UPDATE_IN_PLACE: update_ops.update_in_place,
     OpKind.LEND: _lend,

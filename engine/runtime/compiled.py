@@ -95,7 +95,9 @@ class CompiledBlock:
             out = self._compiled(*args, **kwargs)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # noqa: BLE001  the compiler raises many kinds
+        except Exception as error:
+            if torch.cuda.is_current_stream_capturing():
+                raise  # the block cannot be recorded, which says nothing of its kernels
             # If the block itself raised the error, the call below raises it again.
             self.give_up(error)
             return self._block(*args, **kwargs)

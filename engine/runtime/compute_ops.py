@@ -1,4 +1,4 @@
-"""These are the ops of COMPUTE: embedding, forward, loss, backward and the sums of gradients.
+"""These are the ops of COMPUTE around the blocks: the embedding and the loss, with their gradients.
 
 `engine.runtime.block_ops` describes what each op does. Every function for an op takes the same
 arguments: the context of the plan, the op, and the step under way.
@@ -6,29 +6,15 @@ arguments: the context of the plan, the op, and the step under way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import torch
 
 from engine.errors import CacheError
 from engine.model.skeleton import Capture
-from engine.plan.buffers import EMBED, HEAD, Buffer, BufferKind
-from engine.plan.ops import (
-    Backward,
-    Embed,
-    EmbedBackward,
-    Forward,
-    Keeps,
-    Loss,
-    OfMicroBatch,
-    OfSum,
-    Recompute,
-    Reduce,
-)
-from engine.plan.pieces import cut
-from engine.planes.layout import UnitLayout
+from engine.plan.buffers import EMBED, HEAD
+from engine.plan.ops import Embed, EmbedBackward, Loss
+from engine.runtime.block_passes import seed
 from engine.runtime.embed_rows import LookupWatch
+from engine.runtime.gradient_sums import Gradients, add, add_to_sum, sum_of
 from engine.runtime.loss import (
     LossChunks,
     LossTargets,
@@ -40,35 +26,14 @@ from engine.runtime.loss import (
 from engine.runtime.op_context import OpContext
 from engine.runtime.step import StepUnderWay
 
-Gradients = Sequence[torch.Tensor | None]
-"""The gradients of a unit's parameters are in layout order. The gradient of an unused parameter is
-None.
-"""
-
-
 # ---------------------------------------------------------------- embedding
-
-
-def _seed(context: OpContext, op: OfMicroBatch, step: StepUnderWay) -> None:
-    """Seeds dropout from the run, the step, the unit and the micro-batch, so that a recompute or a
-    resumed run draws the same numbers.
-
-    The generator is global to the process. A pass without dropout does not touch it, since another
-    engine may be training at the same time.
-    """
-    if not step.inputs.training:
-        return
-    position = context.positions[op.unit]
-    place = (step.inputs.seed, step.inputs.number, position, op.micro_batch)
-    # The hash of a tuple of integers is the same in every process.
-    context.backend.seed(hash(place) & 0x7FFFFFFF)
 
 
 def _capture(context: OpContext, op: Embed | EmbedBackward, step: StepUnderWay) -> Capture:
     """Runs the model's own forward up to its first block. Raises CacheError where the model gives
     its blocks no cache or more than one.
     """
-    _seed(context, op, step)
+    seed(context, op, step)
     skeleton = context.model.skeleton
     batch = step.inputs.batches[op.micro_batch]
     if step.inputs.caches is None:
@@ -92,6 +57,8 @@ def embed(context: OpContext, op: Embed, step: StepUnderWay) -> None:
     step.hidden[op.micro_batch] = captured.hidden
     step.shapes[op.micro_batch] = captured.hidden.shape
     step.arguments[op.micro_batch] = captured.arguments
+    if step.graphs is not None:
+        step.graphs.enter(op.micro_batch, step)
 
 
 def embed_backward(context: OpContext, op: EmbedBackward, step: StepUnderWay) -> None:
@@ -111,7 +78,7 @@ def embed_backward(context: OpContext, op: EmbedBackward, step: StepUnderWay) ->
         allow_unused=True,
     )
     del step.arguments[op.micro_batch]  # the masks and rotary tables are no longer needed
-    _add_to_sum(unit.layout, _sum_of(context, EMBED, op, EMBED), gradients, op.first)
+    add_to_sum(unit.layout, sum_of(context, EMBED, op, EMBED), gradients, op.first)
 
 
 def _rows_backward(
@@ -141,132 +108,6 @@ def _rows_backward(
         filled.add_(gradient)
     if stop == context.units[EMBED].layout.numel:
         del step.hidden[op.micro_batch], step.lookups[op.micro_batch]
-
-
-# ---------------------------------------------------------------- blocks
-
-
-def _run(
-    context: OpContext,
-    op: Forward | Recompute | Backward,
-    step: StepUnderWay,
-    hidden: torch.Tensor,
-) -> torch.Tensor:
-    """Returns the output of the op's block on `hidden`, both [rows, tokens, width]."""
-    _seed(context, op, step)
-    unit = context.units[op.unit]
-    arguments = step.arguments[op.micro_batch][context.block_positions[op.unit]]
-    block: Callable[..., Any] = context.state.template(op.slot, unit)
-    if context.plan.compiled and step.inputs.training:
-        block = context.state.compiled[op.slot, unit.kind]
-    elif context.plan.compiled:
-        block = context.state.compiled_alone(op.slot, unit)
-    gave_up = getattr(block, "problem", "")
-    out = arguments.call(block, hidden)
-    if getattr(block, "problem", "") != gave_up:
-        # The block may have drawn random numbers before it could not be compiled further. A
-        # recompute draws from the seed.
-        _seed(context, op, step)
-        out = arguments.call(block, hidden)
-    return out
-
-
-def forward(context: OpContext, op: Forward, step: StepUnderWay) -> None:
-    """Runs a block, and keeps its activations or its boundary for the backward."""
-    hidden = step.hidden[op.micro_batch]
-    kept = op.keeps == Keeps.ACTIVATIONS
-    if not (step.inputs.training and (kept or context.plan.compiled)):
-        _keep_boundary(context, op, step, hidden)
-        with torch.no_grad():
-            step.hidden[op.micro_batch] = _run(context, op, step, hidden)
-        return
-    # A compiled block that will be recomputed also runs with gradients, and the tensors that
-    # autograd keeps are freed at once. Without gradients the block would be compiled differently,
-    # and its results would differ in their last bits.
-    leaf = hidden.detach().requires_grad_()
-    with torch.enable_grad():
-        out = _run(context, op, step, leaf)
-    if kept:
-        step.saved[op.unit, op.micro_batch] = (leaf, out)
-    else:
-        _keep_boundary(context, op, step, hidden)
-    step.hidden[op.micro_batch] = out.detach()
-
-
-def _keep_boundary(
-    context: OpContext, op: Forward, step: StepUnderWay, hidden: torch.Tensor
-) -> None:
-    """Keeps the block's input for its recompute: as a copy in a ring buffer that is sent to the
-    host, or as the tensor itself.
-    """
-    if op.ring is not None:
-        context.state.rings[op.ring][: hidden.numel()].copy_(hidden.reshape(-1))
-    elif op.keeps == Keeps.BOUNDARY:
-        step.saved[op.unit, op.micro_batch] = (hidden,)
-
-
-def recompute(context: OpContext, op: Recompute, step: StepUnderWay) -> None:
-    """Runs a block again on its boundary, and keeps its activations. Its output is kept as the
-    boundary of the next block.
-    """
-    leaf = _boundary(context, op, step).detach().requires_grad_()
-    with torch.enable_grad():
-        out = _run(context, op, step, leaf)
-    step.saved[op.unit, op.micro_batch] = (leaf, out)
-    step.saved[op.following, op.micro_batch] = (out.detach(),)
-
-
-def backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
-    """Recomputes the block where its activations were not kept, runs its backward, and adds the
-    gradients of its parameters to their sum.
-    """
-    unit = context.units[op.unit]
-    if not op.recomputes:
-        leaf, out = step.saved.pop((op.unit, op.micro_batch))
-    else:
-        leaf = _boundary(context, op, step).detach().requires_grad_()
-        with torch.enable_grad():
-            out = _run(context, op, step, leaf)
-    try:
-        hidden_gradient, *gradients = _block_gradients(context, op, step, (leaf, out))
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        if not context.plan.compiled:
-            raise
-        # If compiling backward failed, the block runs uncompiled from now on. An error with another
-        # cause is raised again.
-        context.state.compiled[op.slot, unit.kind].give_up(error)
-        with torch.enable_grad():
-            out = _run(context, op, step, leaf)
-        hidden_gradient, *gradients = _block_gradients(context, op, step, (leaf, out))
-    step.hidden[op.micro_batch] = hidden_gradient
-    _add_to_sum(unit.layout, _sum_of(context, op.unit, op, op.unit), gradients, op.first)
-
-
-def _boundary(context: OpContext, op: Backward | Recompute, step: StepUnderWay) -> torch.Tensor:
-    """Returns the input [rows, tokens, width] that the block had in forward."""
-    if op.ring is not None:
-        shape = step.shapes[op.micro_batch]
-        return context.state.rings[op.ring][: shape.numel()].view(shape)
-    (boundary,) = step.saved.pop((op.unit, op.micro_batch))
-    return boundary
-
-
-def _block_gradients(
-    context: OpContext,
-    op: Backward,
-    step: StepUnderWay,
-    ends: tuple[torch.Tensor, torch.Tensor],
-) -> tuple[torch.Tensor, ...]:
-    """Returns the gradients of a block's input and of its parameters. `ends` holds the block's
-    input and output.
-    """
-    leaf, out = ends
-    parameters = context.state.parameters(op.slot, context.units[op.unit])
-    return torch.autograd.grad(
-        out, [leaf, *parameters], step.hidden[op.micro_batch], allow_unused=True
-    )
 
 
 # ---------------------------------------------------------------- loss
@@ -321,7 +162,7 @@ def _loss_with_gradients(context: OpContext, op: Loss, step: StepUnderWay) -> No
     owners = [HEAD, EMBED] if context.model.tied else [HEAD]
     if op.first and step.inputs.training:  # a pass without gradients may have no sums
         for owner in owners:
-            _sum_of(context, owner, op, HEAD).zero_()
+            sum_of(context, owner, op, HEAD).zero_()
     if op.micro_batch == 0:
         context.state.norms[-1].zero_()
 
@@ -329,9 +170,9 @@ def _loss_with_gradients(context: OpContext, op: Loss, step: StepUnderWay) -> No
         start = 0
         for owner in owners:
             stop = start + len(outer[owner])
-            _add(
+            add(
                 context.units[owner].layout,
-                _sum_of(context, owner, op, HEAD),
+                sum_of(context, owner, op, HEAD),
                 gradients[start:stop],
             )
             start = stop
@@ -356,71 +197,3 @@ def _logits(context: OpContext, op: Loss, step: StepUnderWay, at: torch.Tensor) 
     states = hidden.reshape(-1, hidden.shape[-1]).index_select(0, at)
     with torch.no_grad():
         step.logits[op.micro_batch] = context.model.skeleton.logits(states).float()
-
-
-# ---------------------------------------------------------------- sums of gradients
-
-
-def _sum_of(context: OpContext, owner: str, op: OfSum, unit: str) -> torch.Tensor:
-    """Returns the part [numel] of an fp32 gradient buffer that the owner uses. The loss op of a
-    tied model also adds to the buffer of the embed unit.
-    """
-    buffer = op.grad if owner == unit else Buffer(BufferKind.SUM, owner)
-    return context.state.grads[buffer][: context.units[owner].layout.numel]
-
-
-def _add_to_sum(
-    layout: UnitLayout, buffer: torch.Tensor, gradients: Gradients, first: bool
-) -> None:
-    """Adds to the sum in `buffer` [numel]. The first gradients start the sum: where they fill the
-    whole plane they are copied, which saves zeroing it.
-    """
-    present = [gradient for gradient in gradients if gradient is not None]
-    fills_plane = len(present) == len(gradients) and layout.numel == layout.parameter_count
-    if first and fills_plane:
-        for spec, offset, gradient in zip(layout.parameters, layout.offsets, present):
-            buffer[offset : offset + spec.numel].view(spec.shape).copy_(gradient)
-        return
-    if first:
-        buffer.zero_()
-    _add(layout, buffer, gradients)
-
-
-def _add(layout: UnitLayout, buffer: torch.Tensor, gradients: Gradients) -> None:
-    """Adds each gradient to its place in the fp32 sum. Torch upcasts a bf16 gradient first."""
-    for spec, offset, gradient in zip(layout.parameters, layout.offsets, gradients):
-        if gradient is not None:
-            buffer[offset : offset + spec.numel].view(spec.shape).add_(gradient)
-
-
-def _add_squares(context: OpContext, unit: str, grad: torch.Tensor, start: int) -> None:
-    """Adds the squared norm of `grad` [n] to that of the unit, in which `grad` begins at `start`.
-
-    The norm of embed is that of its pieces in every plan: as a whole it would be rounded otherwise,
-    and so would the clip factor.
-    """
-    norm = context.state.norms[context.positions[unit]]
-    size = context.plan.embed_piece if unit == EMBED else 0
-    # The head of some tied models has no parameters, but a norm.
-    for begin, end in cut(len(grad), size) if size else [(0, len(grad))]:
-        square = torch.linalg.vector_norm(grad[begin:end]).square()
-        if start + begin == 0:
-            norm.copy_(square)
-        else:
-            norm.add_(square)
-
-
-def reduce(context: OpContext, op: Reduce, _step: StepUnderWay) -> None:
-    """Rounds a unit's fp32 sum to the staging buffer, once a round. Torch's `copy_` rounds ties to
-    even. In the last round the op also computes the norm of the whole gradient.
-    """
-    start, stop = op.piece or (0, context.units[op.unit].layout.numel)
-    grad = context.state.grads[op.grad][: stop - start]
-    staging = context.state.stagings[op.staging][start:stop]
-    if op.adds:
-        grad.add_(staging)
-    if op.last:
-        _add_squares(context, op.unit, grad, start)
-    # A staging buffer may be in the memory of the sum, so the sum is rounded elsewhere first.
-    in_sum = op.unit in context.plan.rounded_in_sums
-    staging.copy_(grad.to(staging.dtype) if in_sum else grad)

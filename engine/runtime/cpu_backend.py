@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine.graphs.recorder import Recorder
 from engine.machine.cgroups import sample_host_memory
 from engine.machine.rates import SMALL_PRODUCT
 from engine.plan.ops import Lane
@@ -57,6 +58,9 @@ class CpuBackend:
 
     def drain(self) -> None:
         """Returns at once: no op is ever under way."""
+
+    def recorder(self) -> Recorder:
+        raise NotImplementedError("kernels are recorded on a GPU only")
 
     def copy_in_parts(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copies `source` [numel] to `target` [numel] at once: no other lane is waiting."""

@@ -1,5 +1,5 @@
 """The backend for a CUDA GPU runs the lanes at the same time, on streams and a host thread. Lanes
-are ordered by events only. No other file calls CUDA.
+are ordered by events only. No other file calls CUDA, but for `engine.graphs.recorder`.
 
 Which lane runs where:
 
@@ -45,6 +45,7 @@ import numpy as np
 import torch
 
 from engine.errors import GpuMemoryError, RamstreamError
+from engine.graphs.recorder import CudaRecorder
 from engine.plan.ops import UPDATE_LANES, Lane
 from engine.runtime.backend import Ticket
 from engine.words import GIB
@@ -295,6 +296,9 @@ class CudaBackend:
             done = torch.cuda.Event(blocking=True)
             done.record(torch.cuda.current_stream(self.device))
             done.synchronize()
+
+    def recorder(self) -> CudaRecorder:
+        return CudaRecorder(self.device)
 
     def finish_step(self, callback: Callable[[], None]) -> None:
         def finish() -> None:

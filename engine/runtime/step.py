@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
+from engine.graphs.block_graphs import StepGraphs
 from engine.model.attention_documents import Documents
 from engine.model.skeleton import BlockArguments
 from engine.runtime.embed_rows import Lookup
@@ -29,6 +31,42 @@ class DeviceBatch:
     """It says where each document lies in the rows. The host computes it, so that no op must read
     `position_ids` back from the device.
     """
+
+
+Upload = Callable[[np.ndarray], torch.Tensor]
+"""A function of this type copies a small host array to the device, ordered before later ops."""
+
+
+def upload_batches(upload: Upload, batches: Sequence[Any]) -> list[DeviceBatch]:
+    """Copies micro-batches to the device in one copy. Separate copies might each have to wait for
+    other copies on the bus, and the first op would wait for all of them.
+    """
+    arrays: list[np.ndarray] = []
+    for batch in batches:
+        labels = np.ascontiguousarray(batch.labels).reshape(-1)
+        index = np.flatnonzero(labels >= 0)
+        arrays += [batch.input_ids, index, labels[index]]
+        if batch.position_ids is not None:
+            arrays.append(batch.position_ids)
+    flat = [np.ascontiguousarray(array, dtype=np.int64).reshape(-1) for array in arrays]
+    uploaded = upload(np.concatenate(flat))
+    parts = iter(uploaded.split([array.size for array in flat]))
+    return [_device_batch(batch, parts, upload) for batch in batches]
+
+
+def _device_batch(batch: Any, parts: Iterator[torch.Tensor], upload: Upload) -> DeviceBatch:
+    """Takes the tensors of one micro-batch from `parts`, in the order of `upload_batches`."""
+    shape = batch.input_ids.shape
+    ids = next(parts).view(shape)
+    index = next(parts)
+    labels = next(parts)
+    if batch.position_ids is None:
+        rows, tokens = shape
+        documents = Documents.whole_rows(rows, tokens, upload)
+        return DeviceBatch(ids, None, index, labels, documents)
+    positions = next(parts).view(shape)
+    documents = Documents.of(batch.position_ids, upload)
+    return DeviceBatch(ids, positions, index, labels, documents)
 
 
 @dataclass(frozen=True)
@@ -108,6 +146,8 @@ class StepUnderWay:
     """
     logits: dict[int, torch.Tensor] = field(default_factory=dict)
     """Each micro-batch has its logits [n, vocabulary] here if `logits_at` requests them."""
+    graphs: StepGraphs | None = None
+    """Blocks are replayed from these recordings, or recorded; None where they run as they are."""
     failure: str | None = None
     """This says why a pass with caches failed; None while it has not."""
     result: StepResult | None = None

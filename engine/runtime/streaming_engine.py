@@ -27,9 +27,9 @@ import numpy as np
 import torch
 
 from engine.errors import CacheError
+from engine.graphs.block_graphs import BlockGraphs
 from engine.host.host_adamw import HostAdamW
 from engine.host.host_store import HostStore
-from engine.model.attention_documents import Documents
 from engine.model.units import TORCH_DTYPES, StreamedModel
 from engine.plan.build_step import build_forward_plan, build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes, settled_of
@@ -54,7 +54,7 @@ from engine.runtime.forward_passes import (
 )
 from engine.runtime.op_context import EngineParts
 from engine.runtime.registered_buffers import gradient_rings, host_boundaries
-from engine.runtime.step import DeviceBatch, StepInputs, StepUnderWay
+from engine.runtime.step import DeviceBatch, StepInputs, StepUnderWay, upload_batches
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,9 @@ class StreamingEngine:
         boundary_bytes = boundary_numel * dtype.itemsize
         self._passes = ForwardPasses(self._parts, self.choices, boundary_bytes)
         self._train = self._executor(self.plan)
+        self._graphs: BlockGraphs | None = None
+        if self.plan.graphs:
+            self._graphs = BlockGraphs(backend.recorder(), self.plan, self._blocks)
         functions_try_again()
 
     def _step_plan(self, updates: bool = True) -> StepPlan:
@@ -189,6 +192,8 @@ class StreamingEngine:
         `drain`. Nothing of that step is applied.
         """
         step = self._training_step(number, batches, learning_rate)
+        if self._graphs is not None:
+            step.graphs = self._graphs.of_step(step.inputs.batches)
         held = self._parts.store.held
 
         def finish(done: StepUnderWay, spans: Callable[[], list[Span]]) -> None:
@@ -264,37 +269,6 @@ class StreamingEngine:
             # An aborted step may have left spare buffers allocated.
             self.state.reclaim()
 
-    def _upload(self, batches: Sequence) -> list[DeviceBatch]:
-        """Copies micro-batches to the device in one copy. Separate copies might each have to wait
-        for other copies on the bus, and the first op would wait for all of them.
-        """
-        arrays: list[np.ndarray] = []
-        for batch in batches:
-            labels = np.ascontiguousarray(batch.labels).reshape(-1)
-            index = np.flatnonzero(labels >= 0)
-            arrays += [batch.input_ids, index, labels[index]]
-            if batch.position_ids is not None:
-                arrays.append(batch.position_ids)
-        flat = [_int64(array).reshape(-1) for array in arrays]
-        uploaded = self.backend.upload(np.concatenate(flat))
-        parts = iter(uploaded.split([array.size for array in flat]))
-        return [self._device_batch(batch, parts) for batch in batches]
-
-    def _device_batch(self, batch: Any, parts: Iterator[torch.Tensor]) -> DeviceBatch:
-        """Takes the tensors of one micro-batch from `parts`, in the order of `_upload`."""
-        shape = batch.input_ids.shape
-        ids = next(parts).view(shape)
-        index = next(parts)
-        labels = next(parts)
-        upload = self.backend.upload
-        if batch.position_ids is None:
-            rows, tokens = shape
-            documents = Documents.whole_rows(rows, tokens, upload)
-            return DeviceBatch(ids, None, index, labels, documents)
-        positions = next(parts).view(shape)
-        documents = Documents.of(batch.position_ids, upload)
-        return DeviceBatch(ids, positions, index, labels, documents)
-
     # ------------------------------------------------------------------ without gradients
 
     def evaluate(self, batches: Iterable, check: Callable[[], None] | None = None) -> float:
@@ -316,7 +290,10 @@ class StreamingEngine:
         with self.on_same_weights():
             for sweep in sweeps(batches):
                 inputs = StepInputs(
-                    number=0, batches=self._upload(sweep), loss_scale=1.0, training=False
+                    number=0,
+                    batches=self._upload(sweep),
+                    loss_scale=1.0,
+                    training=False,
                 )
                 step = StepUnderWay(inputs)
                 self._passes.run(step, check)
@@ -409,6 +386,11 @@ class StreamingEngine:
         return [("A block", problem) for problem in problems] + uncompiled_functions()
 
     @property
+    def unrecorded(self) -> str:
+        """Returns why blocks are not replayed as CUDA graphs although the plan says so, or ""."""
+        return self._graphs.problem if self._graphs is not None else ""
+
+    @property
     def boundary_bytes(self) -> int:
         """The host holds this many bytes of boundaries."""
         return self._boundaries.nbytes
@@ -424,6 +406,8 @@ class StreamingEngine:
         """Frees the memory of the boundaries, and lets go of the model. The device's buffers are
         freed with this object. Store, optimizer and backend belong to the caller.
         """
+        if self._graphs is not None:
+            self._graphs.close()
         self._boundaries.close()
         self._gradient_rings.close()
         self.state.close()

@@ -19,7 +19,7 @@ from engine.config.settings import TrainConfig
 from engine.errors import FitError, GpuMemoryError
 from engine.model.hub import fetch
 from engine.progress import Progress, saying, untold
-from engine.runtime.generate import AnswerLimits, Drawing, Sampler
+from engine.sampling.generate import AnswerLimits, Drawing, Sampler
 from engine.talk.conversation import Message, Sampling, Source
 from engine.talk.talk_sources import ADVICE
 from engine.talk.voice import Voice

@@ -15,7 +15,7 @@ from engine.data.encode import Encoder
 from engine.data.special import ReservedText
 from engine.errors import DataError
 from engine.model.pretrained_files import load_config, load_tokenizer
-from engine.runtime.generate import end_tokens, longest_row
+from engine.sampling.generate import end_tokens, longest_row
 from engine.talk.conversation import Message
 
 _PROBE = "R7x9Q"

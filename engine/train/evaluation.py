@@ -13,7 +13,7 @@ from engine.data.rows import one_pass
 from engine.errors import NonFiniteError
 from engine.runs.events import EvalFinished, ExactMatchMeasured
 from engine.runs.field_types import Number
-from engine.runtime.generate import AnswerLimits, end_tokens, longest_row
+from engine.sampling.generate import AnswerLimits, end_tokens, longest_row
 from engine.train.prepare import Prepared
 from engine.train.prompts import FixedPrompts
 from engine.train.replanning import Moment, Replanner

@@ -162,6 +162,16 @@ class Observer:
         """Writes to the log, once, what runs uncompiled against the plan, and why. It may also be
         found in a late step or in an evaluation, whose rows have another shape.
         """
+        unrecorded = self._prepared.engine.unrecorded
+        if unrecorded and ("graphs", unrecorded) not in self._problems_told:
+            self._problems_told.add(("graphs", unrecorded))
+            self._recorder.emit(
+                LogLine(
+                    "warning",
+                    f"The kernels of a block could not be recorded in {where} ({unrecorded}), so "
+                    "they are launched one by one. Small steps take longer; results are the same.",
+                )
+            )
         for what, problem in self._prepared.engine.uncompiled:
             if (what, problem) in self._problems_told:
                 continue

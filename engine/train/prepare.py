@@ -53,9 +53,9 @@ from engine.progress import Progress
 from engine.runs.events import DataPrepared, PlanBuilt, RunStarted
 from engine.runtime.backend import Backend
 from engine.runtime.cpu_backend import CpuBackend
-from engine.runtime.generate import Sampler
 from engine.runtime.open_backend import open_backend
 from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
+from engine.sampling.generate import Sampler
 from engine.train.planning import Planned, TrainingJob, make_plan, planned_as_before
 from engine.train.resume import changed_settings, kept_rounding, refuse_other_data
 from engine.train.session import Session

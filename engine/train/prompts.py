@@ -12,7 +12,7 @@ from engine.errors import DataError
 from engine.model.units import StreamedModel
 from engine.progress import Progress
 from engine.runs.events import PromptsAnswered
-from engine.runtime.generate import AnswerLimits, Sampler, longest_row
+from engine.sampling.generate import AnswerLimits, Sampler, longest_row
 
 
 class FixedPrompts:

@@ -11,7 +11,7 @@ import torch
 from engine.model.skeleton import BlockArguments
 from engine.plan.choices import PlanChoices
 from engine.runtime.cuda_backend import CudaBackend
-from engine.runtime.generate import AnswerLimits
+from engine.sampling.generate import AnswerLimits
 from tests.support.tiny import FAMILIES, VOCAB, plain_model, streamed, tiny_config
 
 pytestmark = pytest.mark.gpu

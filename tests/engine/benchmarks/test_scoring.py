@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from engine.benchmarks.answering import WantedAnswers
 from engine.benchmarks.scoring import Continuation, score
 from engine.errors import DataError, FitError, GpuMemoryError
-from engine.runtime.generate import AnswerLimits, Drawing
+from engine.sampling.generate import AnswerLimits, Drawing
 from engine.talk.talk_sources import folder_of
 from engine.talk.talkers import load
 from tests.support.folders import make_model, make_tokenizer

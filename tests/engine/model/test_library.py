@@ -19,7 +19,7 @@ from tests.support.tiny import FAMILIES, tiny_config
 AT_ONCE = """
 import sys, threading
 from engine.config.settings import ModelConfig
-from engine.runtime.generate import end_tokens
+from engine.sampling.generate import end_tokens
 from engine.model.build import build_model
 from engine.model.pretrained_files import load_config, load_tokenizer
 

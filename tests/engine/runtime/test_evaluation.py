@@ -20,8 +20,8 @@ from engine.plan.step_plan import StepPlan
 from engine.plan.validate import PlanError, validate
 from engine.runtime import forward_passes
 from engine.runtime.cpu_backend import CpuBackend
-from engine.runtime.generate import AnswerLimits
 from engine.runtime.loss import cross_entropies
+from engine.sampling.generate import AnswerLimits
 from tests.support.tiny import Streamed, plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.computing

@@ -128,7 +128,7 @@ MOMENT_CHANGES = (
     ),
     Change(
         "norm-of-embed-as-a-whole",
-        "engine/runtime/compute_ops.py",
+        "engine/runtime/gradient_sums.py",
         "size = context.plan.embed_piece if unit == EMBED else 0",
         "size = 0",
         "The norm of embed depends on whether a plan sums it in pieces.",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.support.changes.record import Change
 
 OPS = "engine/runtime/compute_ops.py"
+PASSES = "engine/runtime/block_passes.py"
+SUMS = "engine/runtime/gradient_sums.py"
 BLOCK_OPS = "engine/runtime/block_ops.py"
 LOSS = "engine/runtime/loss.py"
 ENGINE = "engine/runtime/streaming_engine.py"
@@ -21,7 +23,7 @@ COMPILED = "tests/engine/runtime/test_compiled.py"
 STEPS = (
     Change(
         "sums-rounded-each-time",
-        OPS,
+        SUMS,
         "buffer[offset : offset + spec.numel].view(spec.shape).add_(gradient)",
         "buffer[offset : offset + spec.numel].view(spec.shape).add_(gradient)\n"
         "            buffer.copy_(buffer.to(gradient.dtype))",
@@ -30,7 +32,7 @@ STEPS = (
     ),
     Change(
         "norm-of-rounded-gradients",
-        OPS,
+        SUMS,
         "_add_squares(context, op.unit, grad, start)",
         "_add_squares(context, op.unit, grad.to(staging.dtype).float(), start)",
         "The norm is taken of the gradient after its rounding to bf16.",
@@ -74,17 +76,17 @@ STEPS = (
     ),
     Change(
         "sum-of-the-step-before-kept",
-        OPS,
-        "    if first:\n        buffer.zero_()\n    _add(",
-        "    _add(",
+        SUMS,
+        "    if first:\n        buffer.zero_()\n    add(",
+        "    add(",
         "A unit with gaps in its plane adds to the sum of the step before.",
         (LAWS, PARITY),
     ),
     Change(
         "sum-of-the-head-not-zeroed",
         OPS,
-        "_sum_of(context, owner, op, HEAD).zero_()",
-        "_sum_of(context, owner, op, HEAD)",
+        "sum_of(context, owner, op, HEAD).zero_()",
+        "sum_of(context, owner, op, HEAD)",
         "The head adds its gradient to the sum of the step before.",
         (BF16, PARITY),
     ),
@@ -98,7 +100,7 @@ STEPS = (
     ),
     Change(
         "rounds-overwrite-the-sum",
-        OPS,
+        SUMS,
         "        grad.add_(staging)\n",
         "        grad.add_(0)\n",
         "Where the host sums, only the last round counts.",
@@ -130,7 +132,7 @@ STEPS = (
     ),
     Change(
         "dropout-alike-in-every-step",
-        OPS,
+        PASSES,
         "(step.inputs.seed, step.inputs.number, position, op.micro_batch)",
         "(step.inputs.seed, position, op.micro_batch)",
         "Every step drops the same activations.",
@@ -138,7 +140,7 @@ STEPS = (
     ),
     Change(
         "dropout-alike-in-every-micro-batch",
-        OPS,
+        PASSES,
         "(step.inputs.seed, step.inputs.number, position, op.micro_batch)",
         "(step.inputs.seed, step.inputs.number, position)",
         "All micro-batches of a step drop the same activations.",
@@ -146,7 +148,7 @@ STEPS = (
     ),
     Change(
         "dropout-alike-in-every-block",
-        OPS,
+        PASSES,
         "(step.inputs.seed, step.inputs.number, position, op.micro_batch)",
         "(step.inputs.seed, step.inputs.number, op.micro_batch)",
         "All blocks drop the same activations.",
@@ -154,9 +156,9 @@ STEPS = (
     ),
     Change(
         "dropout-drawn-anew-in-the-recompute",
-        OPS,
-        "    _seed(context, op, step)\n    unit = context.units[op.unit]\n",
-        "    if isinstance(op, Forward):\n        _seed(context, op, step)\n"
+        PASSES,
+        "    seed(context, op, step)\n    unit = context.units[op.unit]\n",
+        "    if isinstance(op, Forward):\n        seed(context, op, step)\n"
         "    unit = context.units[op.unit]\n",
         "A recomputed block drops other activations than its forward did.",
         (DROPOUT, LAWS + "::test_dropout_draws_the_same_numbers_in_the_recompute"),
@@ -205,7 +207,7 @@ STEPS = (
     ),
     Change(
         "answers-after-their-end",
-        "engine/runtime/generate.py",
+        "engine/sampling/generate.py",
         "if self.limits.is_over is not None and self.limits.is_over(self.new[row]):",
         "if self.limits.is_over is not None and self.limits.is_over(self.new[row][:-1]):",
         "An answer goes on for a token after the text that ends it.",
@@ -225,7 +227,7 @@ STEPS = (
         "template.get_submodule(name).layer_idx = index",
         "template.get_submodule(name).layer_idx = 0",
         "Every block believes that it is the first, which a cache goes by.",
-        ("tests/engine/runtime/test_generate.py",),
+        ("tests/engine/sampling/test_generate.py",),
     ),
     Change(
         "slot-filled-in-part",

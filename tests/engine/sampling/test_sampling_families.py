@@ -7,9 +7,9 @@ from __future__ import annotations
 import pytest
 
 from engine.plan.choices import PlanChoices
-from engine.runtime.generate import AnswerLimits
+from engine.sampling.generate import AnswerLimits
 from tests.engine.model.test_families import SUPPORTED
-from tests.engine.runtime.test_generate import PROMPTS, plain_answer
+from tests.engine.sampling.test_generate import PROMPTS, plain_answer
 from tests.support.families import tiny_family_config
 from tests.support.library_version import AS_RECORDED, another_version_may_refuse
 from tests.support.tiers import FAMILY_SWEEP, in_tiers

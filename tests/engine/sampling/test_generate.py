@@ -16,8 +16,8 @@ from engine.model.build import build_model
 from engine.model.skeleton import BlockArguments
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import Lane
-from engine.runtime.generate import AnswerLimits, Drawing, pick
-from engine.runtime.kv_cache import cache_bytes
+from engine.sampling.generate import AnswerLimits, Drawing, pick
+from engine.sampling.kv_cache import cache_bytes
 from tests.engine.plan.test_laws import DelayedBackend, assert_same_bits
 from tests.support.tiny import FAMILIES, VOCAB, plain_model, random_batches, streamed, tiny_config
 

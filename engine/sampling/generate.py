@@ -28,8 +28,8 @@ import torch
 from engine.errors import CacheError
 from engine.model.pretrained_files import load_generation_config
 from engine.runtime.forward_passes import PASS_TOKENS
-from engine.runtime.kv_cache import CacheCost, try_cache
 from engine.runtime.streaming_engine import StreamingEngine
+from engine.sampling.kv_cache import CacheCost, try_cache
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,248 @@
+"""Forward and backward of blocks run as recordings, one for each op, so that a block of many small
+kernels is launched at once.
+
+This needs blocks whose weights, sums and activations are at the same addresses in every step: all
+of them live on the device, and none has a boundary on the host (`StepPlan.graphs`). What goes into
+the first block of a pass and what comes out of the last one is in a buffer of its own, the border,
+and the arguments of the blocks are copied to tensors that stay (`StaticArguments`).
+
+Recordings belong to the shapes of one step:
+
+1. Its first step is a rehearsal: every op runs as usual, but in the form in which it will be
+   recorded.
+2. In the next step, each op is recorded and replayed at once. So the step is computed like any
+   other, and the memory of its activations is shared as in any other.
+3. From then on ops are replayed. Nothing is kept for autograd, and no code of the model runs.
+
+The kernels are those of the ops as they are, so no bit of a result changes. Where a block cannot
+be recorded, it runs as it is from then on, and `problem` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Protocol
+
+import torch
+
+from engine.errors import first_line
+from engine.graphs.recorder import Recorder, Recording, Work
+from engine.graphs.static_arguments import StaticArguments, size_of
+from engine.model.attention_documents import Documents
+from engine.model.skeleton import BlockArguments
+from engine.plan.ops import Backward, Forward, Recompute
+from engine.plan.step_plan import StepPlan
+
+MOST_SHAPES = 8
+"""Steps of so many shapes are recorded, and all others run as they are."""
+
+BlockOp = Forward | Recompute | Backward
+Place = tuple[str, str, int, bool]
+"""A recording is for one kind of op, unit and place among the micro-batches that exist together,
+and either for the first round or for all later ones, which add to sums that are there.
+"""
+Shape = tuple[tuple[int, ...], bool, tuple[int, int]]
+
+
+class Batch(Protocol):
+    """A `Batch` is a micro-batch on the device."""
+
+    @property
+    def input_ids(self) -> torch.Tensor: ...
+    @property
+    def position_ids(self) -> torch.Tensor | None: ...
+    @property
+    def documents(self) -> Documents | None: ...
+
+
+class UnderWay(Protocol):
+    """An `UnderWay` is a step whose ops run, as `engine.runtime.step.StepUnderWay` describes."""
+
+    hidden: dict[int, torch.Tensor]
+    arguments: dict[int, list[BlockArguments]]
+    saved: dict[tuple[str, int], tuple[torch.Tensor, ...]]
+    graphs: StepGraphs | None
+
+
+def _shape_of(batch: Batch) -> Shape:
+    return tuple(batch.input_ids.shape), batch.position_ids is None, size_of(batch.documents)
+
+
+class Stage(Enum):
+    """A `Stage` says what happens to the ops of the steps of one shape."""
+
+    REHEARSAL = 1
+    RECORDING = 2
+    REPLAY = 3
+
+
+class BlockGraphs:
+    """A `BlockGraphs` has the recordings of one plan. blocks: their names in forward order."""
+
+    def __init__(self, recorder: Recorder, plan: StepPlan, blocks: list[str]):
+        self.recorder = recorder
+        self.first, self.last = blocks[0], blocks[-1]
+        self.together = plan.together
+        self.problem = ""
+        """It says why blocks run as they are, and is empty where they are replayed."""
+        self._by_shape: dict[tuple[Shape, ...], StepGraphs] = {}
+
+    def of_step(self, batches: Sequence[Batch]) -> StepGraphs | None:
+        """Returns the recordings for the next step, or None where it runs as it is."""
+        if self.problem:
+            return None
+        shapes = tuple(_shape_of(batch) for batch in batches)
+        graphs = self._by_shape.get(shapes)
+        if graphs is None:
+            if len(self._by_shape) == MOST_SHAPES:
+                return None
+            graphs = self._by_shape[shapes] = StepGraphs(self)
+        graphs.begin()
+        return graphs
+
+    def give_up(self, error: Exception) -> None:
+        """Makes blocks run as they are from now on, because one cannot be recorded."""
+        self.problem = first_line(error)
+        # Tensors of the step under way may be in memory of the recordings, which stays until they
+        # are freed.
+        self.close()
+
+    def close(self) -> None:
+        """Frees the recordings."""
+        self.recorder.wait()
+        self._by_shape.clear()
+
+
+class StepGraphs:
+    """A `StepGraphs` has the recordings of the steps of one shape."""
+
+    def __init__(self, owner: BlockGraphs):
+        self._owner = owner
+        self._recorder = owner.recorder
+        self._stage = Stage.REHEARSAL
+        self._borders: dict[int, torch.Tensor] = {}
+        self._arguments: dict[int, StaticArguments] = {}
+        self._recordings: dict[Place, Recording] = {}
+        self._given: dict[int, list[BlockArguments]] = {}
+        """The step under way was given these arguments, by micro-batch."""
+        self._apart: set[int] = set()
+        """These micro-batches of the step under way run as they are."""
+        self._finished = True
+        self.is_recording = False
+        """It is True while an op is being recorded. Nothing of it runs on the device then."""
+
+    def begin(self) -> None:
+        """Begins a step."""
+        if not self._finished and self._stage == Stage.RECORDING:
+            # The step was given up. Recordings of a part of it are of no use.
+            self._recorder.wait()
+            self._recordings.clear()
+        self._finished = False
+        self._given.clear()
+        self._apart.clear()
+        if self._stage == Stage.RECORDING:
+            self._recorder.tidy()
+
+    def finish(self) -> None:
+        """Ends the block ops of a step."""
+        self._finished = True
+        self._given.clear()
+        if self._stage == Stage.REHEARSAL:
+            self._stage = Stage.RECORDING
+        elif self._stage == Stage.RECORDING:
+            self._stage = Stage.REPLAY
+
+    def enter(self, micro_batch: int, step: UnderWay) -> None:
+        """Takes over a micro-batch whose hidden state [rows, tokens, width] and arguments the op
+        `embed` has left in the step.
+        """
+        place, given = micro_batch % self._owner.together, step.arguments[micro_batch]
+        static = self._arguments.get(place)
+        if static is None:
+            static = self._arguments[place] = StaticArguments(given)
+            self._borders[place] = torch.empty_like(step.hidden[micro_batch])
+        elif not static.take(given):
+            if self._stage == Stage.REPLAY:
+                self._apart.add(micro_batch)
+            else:
+                self._give_up(ValueError("its arguments change from step to step"), step)
+            return
+        self._given[micro_batch] = given
+        step.arguments[micro_batch] = static.arguments
+
+    def run(self, op: BlockOp, step: UnderWay, body: Work, renew: Callable[[], None]) -> None:
+        """Runs an op of a block, whose work as it is is `body`. renew: it makes what a backward
+        needs once more, after a backward that failed.
+        """
+        micro_batch = op.micro_batch
+        if micro_batch in self._apart:
+            body()
+            return
+        owner, border = self._owner, self._borders[micro_batch % self._owner.together]
+        goes_back = isinstance(op, Backward)
+        begins = not isinstance(op, Recompute) and op.unit == (
+            owner.last if goes_back else owner.first
+        )
+        ends = not isinstance(op, Recompute) and op.unit == (
+            owner.first if goes_back else owner.last
+        )
+        if begins:
+            border.copy_(step.hidden[micro_batch])
+            step.hidden[micro_batch] = border
+        if self._stage == Stage.REPLAY:
+            self._recordings[self._place(op)].replay()
+            return
+
+        def work() -> None:
+            if begins:  # the border is overwritten before autograd has done with it
+                step.hidden[micro_batch] = border.clone()
+            body()
+            if ends:
+                border.copy_(step.hidden[micro_batch])
+
+        hidden, saved = step.hidden[micro_batch], dict(step.saved)
+        try:
+            self._do(op, work)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if goes_back and self._stage == Stage.REHEARSAL:
+                raise  # it fails as it is, too
+            self._give_up(error, step)
+            step.hidden[micro_batch] = hidden
+            step.saved.clear()
+            step.saved.update(saved)
+            if goes_back:
+                renew()
+            body()
+            return
+        if ends:
+            step.hidden[micro_batch] = border
+
+    def _do(self, op: BlockOp, work: Work) -> None:
+        """Rehearses or records the work of an op."""
+        if self._stage == Stage.REHEARSAL:
+            self._recorder.rehearse(work)
+            if self._recorder.has_drawn():
+                raise ValueError("it draws random numbers")
+            return
+        place = self._place(op)
+        if place not in self._recordings:
+            self.is_recording = True
+            try:
+                self._recordings[place] = self._recorder.record(work)
+            finally:
+                self.is_recording = False
+        self._recordings[place].replay()
+
+    def _place(self, op: BlockOp) -> Place:
+        together = self._owner.together
+        is_later = op.micro_batch >= together
+        return op.kind, op.unit, op.micro_batch % together, is_later
+
+    def _give_up(self, error: Exception, step: UnderWay) -> None:
+        """Makes the rest of the step, and all later ones, run as they are."""
+        self._owner.give_up(error)
+        step.graphs = None
+        step.arguments.update(self._given)

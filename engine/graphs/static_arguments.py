@@ -1,0 +1,160 @@
+"""The arguments of blocks are kept where they are from step to step, as recordings need them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from engine.model.attention_documents import Documents, Pattern
+from engine.model.skeleton import BlockArguments
+
+LEAST_PIECES = 16
+"""The variable-length kernel is told of at least this many documents."""
+
+
+def next_power(number: int, least: int = 1) -> int:
+    """Returns the smallest power of two that is at least `number` and `least`."""
+    return 1 << (max(number, least) - 1).bit_length()
+
+
+def size_of(documents: Documents | None) -> tuple[int, int]:
+    """Returns how many documents, and of what length, recordings for such rows allow for. Rows with
+    the same sizes share their recordings.
+    """
+    if documents is None:
+        return 0, 0
+    count = sum(len(row) for row in documents.lengths)
+    return next_power(count, LEAST_PIECES), next_power(documents.longest)
+
+
+class FixedDocuments:
+    """A `FixedDocuments` takes the place of the documents of a micro-batch in the variable-length
+    kernel. Empty documents at the end make up their number.
+
+    It has nothing else of `Documents`, so work that asks for more cannot be recorded.
+    """
+
+    def __init__(self, documents: Documents, chunk: int | None):
+        self._chunk = chunk
+        self._pieces, self.longest = size_of(documents)
+        pieces = len(self._bounds(documents)) - 1
+        self._pieces = next_power(pieces, self._pieces)
+        self._starts = documents.upload(self._padded(documents))
+
+    def starts(self, chunk: int | None) -> torch.Tensor:
+        """Returns int32 [pieces + 1] on the device, as `Documents.starts` does."""
+        assert chunk == self._chunk  # a pattern asks for its own
+        return self._starts
+
+    def take(self, documents: Documents) -> bool:
+        """Makes these the documents. Returns False where there are too many, or a longer one."""
+        fits = len(self._bounds(documents)) - 1 <= self._pieces
+        if not fits or documents.longest > self.longest:
+            return False
+        self._starts.copy_(documents.upload(self._padded(documents)), non_blocking=True)
+        return True
+
+    def _bounds(self, documents: Documents) -> np.ndarray:
+        return documents.bounds(self._chunk)
+
+    def _padded(self, documents: Documents) -> np.ndarray:
+        bounds = self._bounds(documents)
+        more = self._pieces + 1 - len(bounds)
+        return np.pad(bounds, (0, more), mode="edge").astype(np.int32)
+
+
+class StaticArguments:
+    """A `StaticArguments` holds the arguments of all blocks for the micro-batches of one shape.
+    Their tensors are copies that stay where they are. `take` fills them anew.
+    """
+
+    def __init__(self, given: Sequence[BlockArguments]):
+        leaves, self._structure = _flat(given)
+        self._tensors: list[torch.Tensor] = []
+        self._patterns: list[Pattern] = []
+        self._places: dict[int, int] = {}
+        self._others = [_signature(leaf) for leaf in leaves]
+        self._shared = _places(leaves)
+        values = iter([self._fix(leaf) for leaf in leaves])
+        self.arguments: list[BlockArguments] = [
+            _unflatten(structure, values, each.hidden_keyword)
+            for structure, each in zip(self._structure, given)
+        ]
+        """The blocks are called with these arguments, in forward order."""
+
+    def _fix(self, leaf: Any) -> Any:
+        """Returns a copy of a tensor or a pattern that will stay where it is, and the same one for
+        the same leaf. Anything else is returned unchanged.
+        """
+        if isinstance(leaf, torch.Tensor):
+            if id(leaf) not in self._places:
+                self._places[id(leaf)] = len(self._tensors)
+                self._tensors.append(leaf.detach().clone())
+            return self._tensors[self._places[id(leaf)]]
+        if isinstance(leaf, Pattern):
+            if id(leaf) not in self._places:
+                self._places[id(leaf)] = len(self._patterns)
+                documents: Any = FixedDocuments(leaf.documents, leaf.chunk)
+                self._patterns.append(Pattern(documents, leaf.window, leaf.chunk))
+            return self._patterns[self._places[id(leaf)]]
+        return leaf
+
+    def take(self, given: Sequence[BlockArguments]) -> bool:
+        """Copies the tensors of other arguments to these. Returns False where they differ in more
+        than the values of tensors; nothing of these may be used then.
+        """
+        leaves, structure = _flat(given)
+        alike = structure == self._structure and _places(leaves) == self._shared
+        if not alike or [_signature(leaf) for leaf in leaves] != self._others:
+            return False
+        tensors = _distinct(leaves, torch.Tensor)
+        if tensors:
+            torch._foreach_copy_(self._tensors, [each.detach() for each in tensors])
+        patterns = _distinct(leaves, Pattern)
+        return all(
+            mine.documents.take(theirs.documents)  # type: ignore[attr-defined]
+            for mine, theirs in zip(self._patterns, patterns)
+        )
+
+
+def _flat(given: Sequence[BlockArguments]) -> tuple[list[Any], list[Any]]:
+    """Returns the leaves of all arguments, and for each block their structure."""
+    leaves: list[Any] = []
+    structure = []
+    for arguments in given:
+        values, shape = tree_flatten((arguments.args, arguments.kwargs))
+        leaves += values
+        structure.append(shape)
+    return leaves, structure
+
+
+def _unflatten(structure: Any, values: Iterator[Any], hidden_keyword: str | None) -> BlockArguments:
+    """Returns the arguments of one block, of the next `values`."""
+    leaves = [next(values) for _ in range(structure.num_leaves)]
+    args, kwargs = tree_unflatten(leaves, structure)
+    return BlockArguments(args, kwargs, hidden_keyword)
+
+
+def _signature(leaf: Any) -> Any:
+    """Returns what must be the same in each step."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.shape, leaf.dtype, leaf.device
+    if isinstance(leaf, Pattern):
+        return leaf.window, leaf.chunk
+    return leaf
+
+
+def _places(leaves: Sequence[Any]) -> list[int]:
+    """Returns for each tensor or pattern which distinct one it is."""
+    first: dict[int, int] = {}
+    changing = [leaf for leaf in leaves if isinstance(leaf, (torch.Tensor, Pattern))]
+    return [first.setdefault(id(leaf), len(first)) for leaf in changing]
+
+
+def _distinct(leaves: Sequence[Any], kind: type) -> list[Any]:
+    """Returns the leaves of one kind, each once, in order."""
+    return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, kind)}.values())

@@ -1,0 +1,194 @@
+"""These are the ops of COMPUTE that run a block: forward, recompute and backward.
+
+`engine.runtime.block_ops` describes what each op does. Where the step has recordings
+(`engine.graphs`), what was recorded of an op is launched in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from engine.plan.ops import Backward, Forward, Keeps, OfMicroBatch, Recompute
+from engine.runtime.gradient_sums import add_to_sum, sum_of
+from engine.runtime.op_context import OpContext
+from engine.runtime.step import StepUnderWay
+
+BlockOp = TypeVar("BlockOp", Forward, Recompute, Backward)
+
+
+def seed(context: OpContext, op: OfMicroBatch, step: StepUnderWay) -> None:
+    """Seeds dropout from the run, the step, the unit and the micro-batch, so that a recompute or a
+    resumed run draws the same numbers.
+
+    The generator is global to the process. A pass without dropout does not touch it, since another
+    engine may be training at the same time.
+    """
+    if not step.inputs.training or (step.graphs is not None and step.graphs.is_recording):
+        return  # nothing that draws numbers is recorded
+    position = context.positions[op.unit]
+    place = (step.inputs.seed, step.inputs.number, position, op.micro_batch)
+    # The hash of a tuple of integers is the same in every process.
+    context.backend.seed(hash(place) & 0x7FFFFFFF)
+
+
+def _run(
+    context: OpContext,
+    op: Forward | Recompute | Backward,
+    step: StepUnderWay,
+    hidden: torch.Tensor,
+) -> torch.Tensor:
+    """Returns the output of the op's block on `hidden`, both [rows, tokens, width]."""
+    seed(context, op, step)
+    unit = context.units[op.unit]
+    arguments = step.arguments[op.micro_batch][context.block_positions[op.unit]]
+    block: Callable[..., Any] = context.state.template(op.slot, unit)
+    if context.plan.compiled and step.inputs.training:
+        block = context.state.compiled[op.slot, unit.kind]
+    elif context.plan.compiled:
+        block = context.state.compiled_alone(op.slot, unit)
+    gave_up = getattr(block, "problem", "")
+    out = arguments.call(block, hidden)
+    if getattr(block, "problem", "") != gave_up:
+        # The block may have drawn random numbers before it could not be compiled further. A
+        # recompute draws from the seed.
+        seed(context, op, step)
+        out = arguments.call(block, hidden)
+    return out
+
+
+def forward(context: OpContext, op: Forward, step: StepUnderWay) -> None:
+    """Runs a block, and keeps its activations or its boundary for the backward."""
+    _run_or_replay(_forward, context, op, step)
+
+
+def _run_or_replay(
+    run: Callable[[OpContext, BlockOp, StepUnderWay], None],
+    context: OpContext,
+    op: BlockOp,
+    step: StepUnderWay,
+) -> None:
+    """Runs an op of a block, or launches what was recorded of it."""
+    if step.graphs is None:
+        run(context, op, step)
+        return
+    step.graphs.run(op, step, lambda: run(context, op, step), lambda: _renew(context, op, step))
+
+
+def _renew(context: OpContext, op: Forward | Recompute | Backward, step: StepUnderWay) -> None:
+    """Computes the activations of a block again, for a backward that has used them up."""
+    kept = step.saved.get((op.unit, op.micro_batch))
+    if not isinstance(op, Backward) or op.recomputes or kept is None:
+        return
+    leaf = kept[0].detach().requires_grad_()
+    with torch.enable_grad():
+        out = _run(context, op, step, leaf)
+    step.saved[op.unit, op.micro_batch] = (leaf, out)
+
+
+def _forward(context: OpContext, op: Forward, step: StepUnderWay) -> None:
+    hidden = step.hidden[op.micro_batch]
+    kept = op.keeps == Keeps.ACTIVATIONS
+    if not (step.inputs.training and (kept or context.plan.compiled)):
+        _keep_boundary(context, op, step, hidden)
+        with torch.no_grad():
+            step.hidden[op.micro_batch] = _run(context, op, step, hidden)
+        return
+    # A compiled block that will be recomputed also runs with gradients, and the tensors that
+    # autograd keeps are freed at once. Without gradients the block would be compiled differently,
+    # and its results would differ in their last bits.
+    leaf = hidden.detach().requires_grad_()
+    with torch.enable_grad():
+        out = _run(context, op, step, leaf)
+    if kept:
+        step.saved[op.unit, op.micro_batch] = (leaf, out)
+    else:
+        _keep_boundary(context, op, step, hidden)
+    step.hidden[op.micro_batch] = out.detach()
+
+
+def _keep_boundary(
+    context: OpContext, op: Forward, step: StepUnderWay, hidden: torch.Tensor
+) -> None:
+    """Keeps the block's input for its recompute: as a copy in a ring buffer that is sent to the
+    host, or as the tensor itself.
+    """
+    if op.ring is not None:
+        context.state.rings[op.ring][: hidden.numel()].copy_(hidden.reshape(-1))
+    elif op.keeps == Keeps.BOUNDARY:
+        step.saved[op.unit, op.micro_batch] = (hidden,)
+
+
+def recompute(context: OpContext, op: Recompute, step: StepUnderWay) -> None:
+    """Runs a block again on its boundary, and keeps its activations. Its output is kept as the
+    boundary of the next block.
+    """
+    _run_or_replay(_recompute, context, op, step)
+
+
+def _recompute(context: OpContext, op: Recompute, step: StepUnderWay) -> None:
+    leaf = _boundary(context, op, step).detach().requires_grad_()
+    with torch.enable_grad():
+        out = _run(context, op, step, leaf)
+    step.saved[op.unit, op.micro_batch] = (leaf, out)
+    step.saved[op.following, op.micro_batch] = (out.detach(),)
+
+
+def backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
+    """Recomputes the block where its activations were not kept, runs its backward, and adds the
+    gradients of its parameters to their sum.
+    """
+    _run_or_replay(_backward, context, op, step)
+
+
+def _backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
+    unit = context.units[op.unit]
+    if not op.recomputes:
+        leaf, out = step.saved.pop((op.unit, op.micro_batch))
+    else:
+        leaf = _boundary(context, op, step).detach().requires_grad_()
+        with torch.enable_grad():
+            out = _run(context, op, step, leaf)
+    try:
+        hidden_gradient, *gradients = _block_gradients(context, op, step, (leaf, out))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        is_recording = step.graphs is not None and step.graphs.is_recording
+        if is_recording or not context.plan.compiled:
+            raise
+        # If compiling backward failed, the block runs uncompiled from now on. An error with another
+        # cause is raised again.
+        context.state.compiled[op.slot, unit.kind].give_up(error)
+        with torch.enable_grad():
+            out = _run(context, op, step, leaf)
+        hidden_gradient, *gradients = _block_gradients(context, op, step, (leaf, out))
+    step.hidden[op.micro_batch] = hidden_gradient
+    add_to_sum(unit.layout, sum_of(context, op.unit, op, op.unit), gradients, op.first)
+
+
+def _boundary(context: OpContext, op: Backward | Recompute, step: StepUnderWay) -> torch.Tensor:
+    """Returns the input [rows, tokens, width] that the block had in forward."""
+    if op.ring is not None:
+        shape = step.shapes[op.micro_batch]
+        return context.state.rings[op.ring][: shape.numel()].view(shape)
+    (boundary,) = step.saved.pop((op.unit, op.micro_batch))
+    return boundary
+
+
+def _block_gradients(
+    context: OpContext,
+    op: Backward,
+    step: StepUnderWay,
+    ends: tuple[torch.Tensor, torch.Tensor],
+) -> tuple[torch.Tensor, ...]:
+    """Returns the gradients of a block's input and of its parameters. `ends` holds the block's
+    input and output.
+    """
+    leaf, out = ends
+    parameters = context.state.parameters(op.slot, context.units[op.unit])
+    return torch.autograd.grad(
+        out, [leaf, *parameters], step.hidden[op.micro_batch], allow_unused=True
+    )

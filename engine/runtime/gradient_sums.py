@@ -1,0 +1,82 @@
+"""Gradients of a unit are added to an fp32 sum here, and the op `reduce` rounds it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.plan.buffers import EMBED, Buffer, BufferKind
+from engine.plan.ops import OfSum, Reduce
+from engine.plan.pieces import cut
+from engine.planes.layout import UnitLayout
+from engine.runtime.op_context import OpContext
+from engine.runtime.step import StepUnderWay
+
+Gradients = Sequence[torch.Tensor | None]
+"""The gradients of a unit's parameters are in layout order. The gradient of an unused parameter is
+None.
+"""
+
+
+def sum_of(context: OpContext, owner: str, op: OfSum, unit: str) -> torch.Tensor:
+    """Returns the part [numel] of an fp32 gradient buffer that the owner uses. The loss op of a
+    tied model also adds to the buffer of the embed unit.
+    """
+    buffer = op.grad if owner == unit else Buffer(BufferKind.SUM, owner)
+    return context.state.grads[buffer][: context.units[owner].layout.numel]
+
+
+def add_to_sum(layout: UnitLayout, buffer: torch.Tensor, gradients: Gradients, first: bool) -> None:
+    """Adds to the sum in `buffer` [numel]. The first gradients start the sum: where they fill the
+    whole plane they are copied, which saves zeroing it.
+    """
+    present = [gradient for gradient in gradients if gradient is not None]
+    fills_plane = len(present) == len(gradients) and layout.numel == layout.parameter_count
+    if first and fills_plane:
+        for spec, offset, gradient in zip(layout.parameters, layout.offsets, present):
+            buffer[offset : offset + spec.numel].view(spec.shape).copy_(gradient)
+        return
+    if first:
+        buffer.zero_()
+    add(layout, buffer, gradients)
+
+
+def add(layout: UnitLayout, buffer: torch.Tensor, gradients: Gradients) -> None:
+    """Adds each gradient to its place in the fp32 sum. Torch upcasts a bf16 gradient first."""
+    for spec, offset, gradient in zip(layout.parameters, layout.offsets, gradients):
+        if gradient is not None:
+            buffer[offset : offset + spec.numel].view(spec.shape).add_(gradient)
+
+
+def _add_squares(context: OpContext, unit: str, grad: torch.Tensor, start: int) -> None:
+    """Adds the squared norm of `grad` [n] to that of the unit, in which `grad` begins at `start`.
+
+    The norm of embed is that of its pieces in every plan: as a whole it would be rounded otherwise,
+    and so would the clip factor.
+    """
+    norm = context.state.norms[context.positions[unit]]
+    size = context.plan.embed_piece if unit == EMBED else 0
+    # The head of some tied models has no parameters, but a norm.
+    for begin, end in cut(len(grad), size) if size else [(0, len(grad))]:
+        square = torch.linalg.vector_norm(grad[begin:end]).square()
+        if start + begin == 0:
+            norm.copy_(square)
+        else:
+            norm.add_(square)
+
+
+def reduce(context: OpContext, op: Reduce, _step: StepUnderWay) -> None:
+    """Rounds a unit's fp32 sum to the staging buffer, once a round. Torch's `copy_` rounds ties to
+    even. In the last round the op also computes the norm of the whole gradient.
+    """
+    start, stop = op.piece or (0, context.units[op.unit].layout.numel)
+    grad = context.state.grads[op.grad][: stop - start]
+    staging = context.state.stagings[op.staging][start:stop]
+    if op.adds:
+        grad.add_(staging)
+    if op.last:
+        _add_squares(context, op.unit, grad, start)
+    # A staging buffer may be in the memory of the sum, so the sum is rounded elsewhere first.
+    in_sum = op.unit in context.plan.rounded_in_sums
+    staging.copy_(grad.to(staging.dtype) if in_sum else grad)
