@@ -360,8 +360,9 @@ def _time_in_words(time: Mapping[str, Any]) -> list[str]:
 
 
 def kernels_in_words(choices: Mapping[str, Any]) -> str:
-    """Returns a text that says whether the blocks are compiled."""
-    return "compiled kernels" if choices["compiled"] else "eager kernels"
+    """Returns a text that says whether the blocks are compiled, and how they are launched."""
+    kernels = "compiled kernels" if choices["compiled"] else "eager kernels"
+    return f"{kernels}, launched as CUDA graphs" if choices.get("graphs") else kernels
 
 
 def _updates_in_words(choices: Mapping[str, Any], units: int) -> str:

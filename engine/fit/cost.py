@@ -59,6 +59,10 @@ BLOCK_CALLS = {OpKind.FORWARD: 320, OpKind.BACKWARD: 200}
 """Launching one block takes about as long as launching this many operations. In backward, torch
 launches most of them from C++.
 """
+GRAPH_CALLS = 6
+"""Launching a block that was recorded as a CUDA graph takes about as long as this many
+operations.
+"""
 HALF_SPEED_TOKENS = 300
 """At about this many tokens, a block's matrix products reach half of their full speed on a GPU."""
 
@@ -105,7 +109,7 @@ class _OpSeconds:
             unit.name: unit.numel * self._item + unit.exact_numel * low for unit in shape.units
         }
         """A prefetch copies these bytes: weight_high, and weight_low of what stays in fp32."""
-        self._cost = Cost(shape, rates, micro_batch, plan.compiled)
+        self._cost = Cost(shape, rates, micro_batch, plan.compiled, plan.graphs > 0)
         self._adamw = host_rate(rates, shape.optimizer, bool(plan.device_homes))
         self._summary = next((op.index for op in plan.ops if isinstance(op, Summary)), 0)
 
@@ -217,9 +221,17 @@ def host_rate(rates: Rates, optimizer: Optimizer, beside_states: bool) -> float:
 class Cost:
     """A `Cost` estimates the seconds of the parts of a step, for one micro-batch."""
 
-    def __init__(self, shape: ModelShape, rates: Rates, micro_batch: MicroBatch, compiled: bool):
+    def __init__(
+        self,
+        shape: ModelShape,
+        rates: Rates,
+        micro_batch: MicroBatch,
+        compiled: bool,
+        graphs: bool = False,
+    ):
         self.shape = shape
         self.rates = rates
+        self._graphs = graphs
         self._micro_batch = micro_batch
         self._compiled = compiled
         self.hidden_bytes = micro_batch.tokens * shape.hidden_width * shape.item_bytes
@@ -227,12 +239,12 @@ class Cost:
         self._share = block_share(shape)
         self._attention, self._unpacking = self._attention_seconds()
         self._forward = {
-            unit.name: max(self._pass(unit, 1.0, 1.0), self.launch(OpKind.FORWARD))
+            unit.name: max(self._pass(unit, 1.0, 1.0), self._launch_block(OpKind.FORWARD))
             for unit in shape.blocks
         }
         # Attention has five matrix products in backward and two in forward.
         self._backward = {
-            unit.name: max(self._pass(unit, 2.0, 2.5), self.launch(OpKind.BACKWARD))
+            unit.name: max(self._pass(unit, 2.0, 2.5), self._launch_block(OpKind.BACKWARD))
             for unit in shape.blocks
         }
         self.first_forwards = [0.0, *itertools.accumulate(self._forward.values())]
@@ -249,6 +261,9 @@ class Cost:
         operation before the next one is launched.
         """
         return BLOCK_CALLS[kind] * self.rates.call
+
+    def _launch_block(self, kind: OpKind) -> float:
+        return GRAPH_CALLS * self.rates.call if self._graphs else self.launch(kind)
 
     def forward(self, block: str) -> float:
         return self._forward[block]

@@ -11,7 +11,7 @@ from engine.fit.job import Job
 from engine.fit.memory_items import Item, MemoryItem
 from engine.model.activation_sizes import Activations
 from engine.model.shape import UnitShape
-from engine.plan.choices import PlanChoices, seconds_of_pairs
+from engine.plan.choices import PlanChoices, recorded_passes, seconds_of_pairs
 from engine.planes.block_sizes import BlockBytes
 from engine.planes.moments import FP32_MOMENTS
 from engine.planes.update_buffers import IN_PLACE_NUMEL
@@ -40,6 +40,8 @@ COMPILER_BYTES = 64 * MIB
 """While kernels are compiled, variants are timed with a buffer of the size of the GPU's cache (60
 MiB on an H200).
 """
+GRAPH_BYTES = 1 * MIB
+"""A CUDA graph of one pass over a block takes about so much memory for itself."""
 LOGITS_BYTES = {"cuda": round(2.5 * GIB), "small": 768 << 20, "cpu": 256 << 20}
 """At most this many bytes are taken by the logits of one chunk of the loss."""
 SMALL_GPU_BYTES = 26 * GIB
@@ -128,6 +130,7 @@ class Sizer:
         slack += LIBRARY_BYTES[self.device] + (UPDATING_BYTES if choices.device_homes else 0)
         if self.compiled and self.device == "cuda":
             slack += COMPILER_BYTES
+        slack += GRAPH_BYTES * recorded_passes(len(self.shape.blocks), choices)
         items.append(
             Item(MemoryItem.ALLOCATOR_SLACK, slack, "for gaps, and for libraries to work in")
         )
@@ -242,6 +245,10 @@ class Sizer:
         loss = chunk * self._position_bytes + tail * item + states * hidden
         rows = shape.embed_piece if choices.outer_in_parked else shape.embed.numel
         embed = rows * item + 2 * hidden
+        if choices.graphs:
+            # What graphs need is kept for them, and a buffer is there between blocks and the rest.
+            note = f"backward of one block on {tokens:,} tokens, and logits beside CUDA graphs"
+            return block + max(loss, embed) + hidden, note
         if block >= max(loss, embed):
             return block, f"backward of one block on {tokens:,} tokens"
         return max(loss, embed), f"logits of {chunk:,} positions and the head's gradient"

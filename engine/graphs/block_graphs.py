@@ -1,4 +1,4 @@
-"""Forward and backward of blocks run as recordings, one for each op, so that a block of many small
+"""Each forward and backward of a block runs as a recording here, so that a block of many small
 kernels is launched at once.
 
 This needs blocks whose weights, sums and activations are at the same addresses in every step: all
@@ -27,7 +27,7 @@ from typing import Protocol
 import torch
 
 from engine.errors import first_line
-from engine.graphs.recorder import Recorder, Recording, Work
+from engine.graphs.graph_recorder import Recorder, Recording, Work
 from engine.graphs.static_arguments import StaticArguments, size_of
 from engine.model.attention_documents import Documents
 from engine.model.skeleton import BlockArguments
@@ -83,7 +83,7 @@ class BlockGraphs:
     def __init__(self, recorder: Recorder, plan: StepPlan, blocks: list[str]):
         self.recorder = recorder
         self.first, self.last = blocks[0], blocks[-1]
-        self.together = plan.together
+        self.together = plan.graphs
         self.problem = ""
         """It says why blocks run as they are, and is empty where they are replayed."""
         self._by_shape: dict[tuple[Shape, ...], StepGraphs] = {}

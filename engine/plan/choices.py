@@ -103,6 +103,17 @@ def settled_blocks(blocks: int, choices: PlanChoices) -> int:
     return min(max(0, choices.settled_units - 1), blocks)
 
 
+def recorded_passes(blocks: int, choices: PlanChoices) -> int:
+    """Returns how many passes over so many blocks are recorded as CUDA graphs: forward, backward
+    and a recompute at most, for each micro-batch that exists at once. Rounds after the first have
+    their own.
+    """
+    if not choices.graphs:
+        return 0
+    together = choices.micro_batches // choices.rounds
+    return 3 * blocks * together * min(2, choices.rounds)
+
+
 def seconds_of_pairs(blocks: int, choices: PlanChoices) -> range:
     """Returns which of so many blocks, counted from 0, keep no boundary. They are recomputed from
     the block before them.

@@ -24,10 +24,10 @@ class StepPlan:
     rings: tuple[Buffer, ...] = ()
     gradient_rings: tuple[Buffer, ...] = ()
     """Pieces of parked gradients pass through these buffers on the host."""
-    graphs: bool = False
-    """Forward and backward of blocks are replayed as CUDA graphs (`engine.graphs`)."""
-    together: int = 1
-    """So many micro-batches exist at once: those of a round."""
+    graphs: int = 0
+    """Forward and backward of blocks are replayed as CUDA graphs (`engine.graphs`), for so many
+    micro-batches that exist at once; 0 where each kernel is launched by itself.
+    """
     compiled: bool = False
     """The kernels of the blocks and of the loss are compiled."""
     device_homes: tuple[str, ...] = ()

@@ -51,6 +51,8 @@ def to_text(plan: StepPlan) -> str:
         facts.append(f"gradients in their sums: {', '.join(plan.rounded_in_sums)}")
     if plan.outer_in_parked:
         facts.append("embed and head: in parked gradients")
+    if plan.graphs:
+        facts.append(f"graphs of micro-batches: {plan.graphs}")
     if plan.embed_piece:
         facts.append(f"elements of a piece of embed: {plan.embed_piece}")
     if plan.gradient_rings:
@@ -98,6 +100,7 @@ def _read_plan(text: str) -> StepPlan:
         buffer_places=_numbers(facts.get("places of update buffers", "")),
         rounded_in_sums=_words(facts.get("gradients in their sums", "")),
         outer_in_parked="embed and head" in facts,
+        graphs=int(facts.get("graphs of micro-batches", 0)),
         embed_piece=int(facts.get("elements of a piece of embed", 0)),
         settled=_read_places(facts.get("settled", "")),
         held=_read_places(facts.get("held", "")),

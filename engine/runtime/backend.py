@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from engine.graphs.recorder import Recorder
+from engine.graphs.graph_recorder import Recorder
 from engine.plan.ops import Lane
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.graphs.recorder import Recorder
+from engine.graphs.graph_recorder import Recorder
 from engine.machine.cgroups import sample_host_memory
 from engine.machine.rates import SMALL_PRODUCT
 from engine.plan.ops import Lane

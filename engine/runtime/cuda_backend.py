@@ -1,5 +1,5 @@
 """The backend for a CUDA GPU runs the lanes at the same time, on streams and a host thread. Lanes
-are ordered by events only. No other file calls CUDA, but for `engine.graphs.recorder`.
+are ordered by events only. No other file calls CUDA, but for `engine.graphs.graph_recorder`.
 
 Which lane runs where:
 
@@ -45,7 +45,7 @@ import numpy as np
 import torch
 
 from engine.errors import GpuMemoryError, RamstreamError
-from engine.graphs.recorder import CudaRecorder
+from engine.graphs.graph_recorder import CudaRecorder
 from engine.plan.ops import UPDATE_LANES, Lane
 from engine.runtime.backend import Ticket
 from engine.words import GIB

@@ -43,7 +43,9 @@ def add_to_sum(layout: UnitLayout, buffer: torch.Tensor, gradients: Gradients, f
 
 
 def add(layout: UnitLayout, buffer: torch.Tensor, gradients: Gradients) -> None:
-    """Adds each gradient to its place in the fp32 sum. Torch upcasts a bf16 gradient first."""
+    """Adds each gradient to its place in the fp32 sum `buffer` [numel]. Torch upcasts a bf16
+    gradient first.
+    """
     for spec, offset, gradient in zip(layout.parameters, layout.offsets, gradients):
         if gradient is not None:
             buffer[offset : offset + spec.numel].view(spec.shape).add_(gradient)

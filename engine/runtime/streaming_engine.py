@@ -192,8 +192,6 @@ class StreamingEngine:
         `drain`. Nothing of that step is applied.
         """
         step = self._training_step(number, batches, learning_rate)
-        if self._graphs is not None:
-            step.graphs = self._graphs.of_step(step.inputs.batches)
         held = self._parts.store.held
 
         def finish(done: StepUnderWay, spans: Callable[[], list[Span]]) -> None:
@@ -221,7 +219,7 @@ class StreamingEngine:
         self._passes.forget()
         self.state.set_training(True)
         loss_tokens = sum(int(batch.loss_tokens) for batch in batches)
-        on_device = self._upload(batches)
+        on_device = upload_batches(self.backend.upload, batches)
         scalars, keys = None, {}
         updated = [*self.plan.device_homes, *(unit for unit, _ in self.plan.settled)]
         if updated and number:
@@ -229,18 +227,19 @@ class StreamingEngine:
             update = self._parts.store.held.update_number(number)
             scalars = self.backend.upload(self._adamw.scalars(update, learning_rate))
             keys = {unit: self._adamw.key(unit, update) for unit in updated}
-        return StepUnderWay(
-            StepInputs(
-                number=number,
-                batches=on_device,
-                loss_scale=1.0 / max(1, loss_tokens),
-                learning_rate=learning_rate,
-                max_grad_norm=self._max_grad_norm,
-                seed=self._seed,
-                scalars=scalars,
-                keys=keys,
-            )
+        # A dry run, which has the number 0, has another plan.
+        graphs = self._graphs.of_step(on_device) if self._graphs is not None and number else None
+        inputs = StepInputs(
+            number=number,
+            batches=on_device,
+            loss_scale=1.0 / max(1, loss_tokens),
+            learning_rate=learning_rate,
+            max_grad_norm=self._max_grad_norm,
+            seed=self._seed,
+            scalars=scalars,
+            keys=keys,
         )
+        return StepUnderWay(inputs, graphs=graphs)
 
     def dry_run(self, batches: Sequence, check: Callable[[], None] | None = None) -> None:
         """Computes forward and backward of a step over `batches`, in the same buffers and with the
@@ -291,7 +290,7 @@ class StreamingEngine:
             for sweep in sweeps(batches):
                 inputs = StepInputs(
                     number=0,
-                    batches=self._upload(sweep),
+                    batches=upload_batches(self.backend.upload, sweep),
                     loss_scale=1.0,
                     training=False,
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 
-from engine.graphs.recorder import Recording
+from engine.graphs.graph_recorder import Recording
 from engine.runtime.cpu_backend import CpuBackend
 
 

@@ -116,7 +116,7 @@ STEPS = (
     ),
     Change(
         "first-token-id-has-no-loss",
-        ENGINE,
+        "engine/runtime/step.py",
         "np.flatnonzero(labels >= 0)",
         "np.flatnonzero(labels > 0)",
         "A label that is token 0 is taken for one without a loss.",

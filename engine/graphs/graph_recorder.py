@@ -18,10 +18,10 @@ Work = Callable[[], None]
 
 
 class Recording(Protocol):
-    """A `Recording` launches what was recorded."""
+    """A `Recording` can launch what was recorded."""
 
     def replay(self) -> None:
-        """Launches the recorded kernels on the current stream."""
+        """Runs the recorded kernels on the current stream, and does not wait for them."""
 
 
 class Recorder(Protocol):
@@ -51,8 +51,8 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """A `CudaRecorder` records on a stream of its own, since the default stream cannot be recorded.
-    Its recordings are replayed on the stream of COMPUTE.
+    """A `CudaRecorder` has a stream of its own to record on, since the default stream cannot be
+    recorded. Its recordings are replayed on the stream of COMPUTE.
     """
 
     def __init__(self, device: torch.device):
