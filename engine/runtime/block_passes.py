@@ -20,8 +20,8 @@ BlockOp = TypeVar("BlockOp", Forward, Recompute, Backward)
 
 
 def seed(context: OpContext, op: OfMicroBatch, step: StepUnderWay) -> None:
-    """Seeds dropout from the run, the step, the unit and the micro-batch, so that a recompute or a
-    resumed run draws the same numbers.
+    """Gives dropout a seed of the run, the step, the unit and the micro-batch, so that a recompute
+    or a resumed run draws the same numbers.
 
     The generator is global to the process. A pass without dropout does not touch it, since another
     engine may be training at the same time.

@@ -34,7 +34,9 @@ class DeviceBatch:
 
 
 Upload = Callable[[np.ndarray], torch.Tensor]
-"""A function of this type copies a small host array to the device, ordered before later ops."""
+"""It returns a small host array as a tensor of the same shape on the device. The copy is ordered
+before later ops.
+"""
 
 
 def upload_batches(upload: Upload, batches: Sequence[Any]) -> list[DeviceBatch]:
