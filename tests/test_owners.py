@@ -224,7 +224,8 @@ REASONS: dict[str, dict[str, str]] = {
         f"{FINALIZER}.atexit is set": "a finalizer of Python takes it in no other way",
     },
     "engine/runtime/fused_adamw.py": {
-        "tl of the module is set": "Triton looks up the names of a kernel in its module",
+        f"{each} of the module is set": "Triton looks up the names of a kernel in its module"
+        for each in ("tl", "moments_of", "written", "encoded")
     },
     "engine/memory/explain.py": {
         "setattr of error": "an error carries a note to whoever explains it"

@@ -82,8 +82,6 @@ class MemoryFiller:
         self.sizer = sizer
         self._engine = sizer.job.config.engine
         self._rounding = sizer.job.rounding
-        self._kept = sizer.job.rounding if sizer.job.keeps_homes else {}
-        """The session that is continued had these homes, which are kept."""
         self._free_host_bytes = free_host_bytes
         self._quick = quick
         blocks = len(sizer.shape.blocks)
@@ -103,7 +101,6 @@ class MemoryFiller:
         if engine.save_level == "all":
             kept = resident or 1
         can_go_to_host = engine.save_level in (AUTO, "all") and self.sizer.device == "cuda"
-        homes = tuple(self._kept.get("device_homes", ()))
         choices = replace(
             self._frame,
             micro_batches=spread.micro_batches,
@@ -113,8 +110,6 @@ class MemoryFiller:
             resident_blocks=resident,
             kept_blocks=kept,
             host_boundaries=engine.save_level in ON_HOST or can_go_to_host,
-            update_buffers=1 if homes else 0,
-            device_homes=homes,
             gradient_sum=self._least_gradient_sum(spread.rounds),
             compiled=self.sizer.compiled,
         )
@@ -160,9 +155,6 @@ class MemoryFiller:
         size, choices = place
         if not self._may_settle(choices):
             return [place]
-        if self._kept:
-            before = self._kept.get("settled_units", 0)
-            return [Candidate(size, replace(choices, settled_units=before))]
         fits = self._most_settled(size, choices)
         beside = min(fits, self._most_settled(size, self._with_kept_blocks(size, choices)))
         numbers = {0, beside, fits}
@@ -174,7 +166,7 @@ class MemoryFiller:
     def settled_ways(self, lean: Candidate) -> list[Candidate]:
         """Returns the candidate with each number of units that fit on the device, from one on."""
         size, choices = lean
-        if not self._may_settle(choices) or self._kept:
+        if not self._may_settle(choices):
             return []
         most = self._most_settled(size, choices)
         counts = range(1, most + 1)
@@ -240,11 +232,10 @@ class MemoryFiller:
 
     def _update_buffers(self, choices: PlanChoices) -> list[UpdateBuffers]:
         """Returns the update buffers to try."""
-        is_bound = self._kept and not choices.device_homes
         nothing_streamed = choices.settled_units == len(self.sizer.shape.units)
-        if is_bound or nothing_streamed or self.sizer.device == "cpu":
+        if nothing_streamed or self.sizer.device == "cpu":
             return [UpdateBuffers(0)]
-        found = [UpdateBuffers(1 if choices.device_homes else 0)]
+        found = [UpdateBuffers(0)]
         whole = self.sizer.buffers_over_sums(choices)
         if not choices.gradients_in_sums:  # a whole block does not fit into half of its sum
             some = UPDATE_BUFFERS[-1:] if self._quick else UPDATE_BUFFERS
@@ -267,14 +258,11 @@ class MemoryFiller:
         size, choices = place
         # Space for the buffers is reserved as if one unit's optimizer ran on the device. The units
         # whose optimizers do run there are chosen at the end.
-        homes = choices.device_homes
-        if not self._kept:
-            homes = (HEAD,) if buffers.number else ()
         choices = replace(
             choices,
             update_buffers=buffers.number,
             update_pieces=buffers.pieces,
-            device_homes=homes,
+            device_homes=(HEAD,) if buffers.number else (),
         )
         if not self.sizer.fits(size, choices):
             return

@@ -10,7 +10,6 @@ from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
 from engine.machine.rates import Rates
 from engine.model.shape import ModelShape
-from engine.planes.moments import FP32_MOMENTS
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,6 @@ class Job:
     """A boundary is kept for this many blocks, as was decided before; None where the planner
     decides.
     """
-
-    @property
-    def keeps_homes(self) -> bool:
-        """Tells whether each optimizer must stay where it was in the session that is continued.
-        With moments in fp32, AdamW has the same bits on the host and on the device.
-        """
-        return bool(self.rounding) and self.shape.optimizer != FP32_MOMENTS
 
 
 @dataclass(frozen=True)

@@ -76,8 +76,6 @@ class Chosen:
             "gradient_sum": self.choices.gradient_sum.value,
             "rounds": self.choices.rounds,
             "compiled": self.choices.compiled,
-            "device_homes": list(self.choices.device_homes),
-            "settled_units": self.choices.settled_units,
         }
 
     def pad_up_to(self, max_seq_len: int) -> int:
@@ -285,8 +283,6 @@ class Planner:
         first forward pass waits for updates.
         """
         homes, waited = choose_homes(self._cost(size), choices)
-        if self.sizer.job.keeps_homes:
-            return choices, waited
         if homes:
             return replace(choices, device_homes=homes), waited
         without_buffers = replace(

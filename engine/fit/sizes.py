@@ -14,7 +14,6 @@ from engine.model.shape import UnitShape
 from engine.plan.choices import PlanChoices, recorded_passes, seconds_of_pairs
 from engine.planes.block_sizes import BlockBytes
 from engine.planes.moments import FP32_MOMENTS
-from engine.planes.update_buffers import IN_PLACE_NUMEL
 from engine.words import GIB, MIB
 
 COMFORTABLE = {"cuda": 0.95, "small": 0.97, "cpu": 0.88}
@@ -34,8 +33,10 @@ UPDATING_BYTES = 80 * MIB
 """Where the device updates pieces of states, this much more is taken for the streams of their lanes
 and for kernels (measured: 70 MiB on a limit of 23 GiB).
 """
-ROUNDING_BYTES = 8
-"""While the device updates a piece, its moments in bf16 or in 8 bits are also there in fp32."""
+ROUNDING_BYTES = 150 * MIB
+"""Where no kernel updates moments in bf16 or in 8 bits in one pass, so much is taken by some of
+them in fp32.
+"""
 COMPILER_BYTES = 64 * MIB
 """While kernels are compiled, variants are timed with a buffer of the size of the GPU's cache (60
 MiB on an H200).
@@ -125,8 +126,8 @@ class Sizer:
         if self.device == "cuda":
             items.append(Item(MemoryItem.CUDA_CONTEXT, CUDA_CONTEXT_BYTES))
         slack = round(ALLOCATOR_SLACK * sum(item.bytes for item in items))
-        if self.shape.optimizer != FP32_MOMENTS:
-            slack += ROUNDING_BYTES * self._rounded_at_once(choices)
+        if self.shape.optimizer != FP32_MOMENTS and (choices.device_homes or choices.settled_units):
+            slack += ROUNDING_BYTES
         slack += LIBRARY_BYTES[self.device] + (UPDATING_BYTES if choices.device_homes else 0)
         if self.compiled and self.device == "cuda":
             slack += COMPILER_BYTES
@@ -135,11 +136,6 @@ class Sizer:
             Item(MemoryItem.ALLOCATOR_SLACK, slack, "for gaps, and for libraries to work in")
         )
         return tuple(item for item in items if item.bytes)
-
-    def _rounded_at_once(self, choices: PlanChoices) -> int:
-        """Returns the number of elements that the device updates at once."""
-        numel = update_buffer(self.shape, choices).numel if choices.device_homes else 0
-        return max(numel, IN_PLACE_NUMEL if choices.settled_units else 0)
 
     def buffers_over_sums(self, choices: PlanChoices) -> int:
         """Returns the number of pieces of states that fit in the memory of the fp32 sums."""

@@ -23,9 +23,9 @@ def next_power(number: int, least: int = 1) -> int:
 
 def size_of(documents: Documents | None) -> tuple[int, int]:
     """Returns how many documents, and of what length, recordings for such rows allow for. Rows with
-    the same sizes share their recordings.
+    the same sizes share their recordings. Whole rows have recordings of their own: (0, 0).
     """
-    if documents is None:
+    if documents is None or documents.whole:
         return 0, 0
     count = sum(len(row) for row in documents.lengths)
     return next_power(count, LEAST_PIECES), next_power(documents.longest)
@@ -98,7 +98,9 @@ class StaticArguments:
         if isinstance(leaf, Pattern):
             if id(leaf) not in self._places:
                 self._places[id(leaf)] = len(self._patterns)
-                documents: Any = FixedDocuments(leaf.documents, leaf.chunk)
+                documents: Any = leaf.documents
+                if not documents.whole:  # whole rows of one shape are always the same
+                    documents = FixedDocuments(documents, leaf.chunk)
                 self._patterns.append(Pattern(documents, leaf.window, leaf.chunk))
             return self._patterns[self._places[id(leaf)]]
         return leaf
@@ -114,11 +116,18 @@ class StaticArguments:
         tensors = _distinct(leaves, torch.Tensor)
         if tensors:
             torch._foreach_copy_(self._tensors, [each.detach() for each in tensors])
-        patterns = _distinct(leaves, Pattern)
-        return all(
-            mine.documents.take(theirs.documents)  # type: ignore[attr-defined]
-            for mine, theirs in zip(self._patterns, patterns)
-        )
+        fixed = [each.documents for each in self._patterns]
+        given_now = [each.documents for each in _distinct(leaves, Pattern)]
+        return all(_takes(mine, theirs) for mine, theirs in zip(fixed, given_now))
+
+
+def _takes(fixed: Documents | FixedDocuments, documents: Documents) -> bool:
+    """Returns whether these documents fit in the place of those of the first step, and puts them
+    there.
+    """
+    if isinstance(fixed, FixedDocuments):
+        return fixed.take(documents)
+    return fixed.lengths == documents.lengths
 
 
 def _flat(given: Sequence[BlockArguments]) -> tuple[list[Any], list[Any]]:

@@ -15,12 +15,6 @@ milliseconds.
 """
 
 
-IN_PLACE_NUMEL = 1 << 24
-"""A unit that lives on the device is updated in pieces of this many elements where its moments are
-not in fp32. They are whole blocks of codes.
-"""
-
-
 @dataclass(frozen=True)
 class UpdateBuffer:
     """An `UpdateBuffer` gives the sizes of the update buffers of one model."""

@@ -13,19 +13,19 @@ that of `engine.host.host_kernels`, written as tensor operations.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from engine.plan.pieces import cut
-from engine.runtime.compiled import CompiledFunction, compiled_function, tell_problems_of
-from engine.runtime.fused_adamw import FusedAdamW
+from engine.runtime.compiled import tell_problems_of
+from engine.runtime.fused_adamw import FusedAdamW, FusedPart
 
 _SMALLEST_NORMAL = 2.0**-126
-_UNCOMPILED = 1 << 22
-"""Without a compiler, this many elements are updated at once, which takes about 150 MiB of
-temporaries.
+AT_ONCE = 1 << 22
+"""Tensor operations update this many elements at once, which takes about 150 MiB of temporaries.
+They are whole blocks of codes.
 """
 
 
@@ -78,40 +78,27 @@ def update(
 
     Weight decay applies to the first `decayed` elements.
     """
-    if compiled and _fused().ran(planes, grad, (factors.clip, factors.scalars), decayed):
-        return
+    if compiled:
+        named = dict(planes)
+        moments = [named.pop("exp_avg"), named.pop("exp_avg_sq")]
+        part = FusedPart(
+            grad, list(named.values()), moments, (factors.clip, factors.scalars), decayed
+        )
+        if fused().in_fp32(part):
+            return
     run: Callable[..., None] = _update_split if "weight_low" in planes else _update_float
     for begin, end, each in ((0, decayed, factors), (decayed, grad.numel(), factors.undecayed())):
-        for start, stop in cut(end - begin, _UNCOMPILED):
+        for start, stop in cut(end - begin, AT_ONCE):
             pieces = [plane[begin + start : begin + stop] for plane in planes.values()]
             run(grad[begin + start : begin + stop], *pieces, each.clip, each.scalars)
 
 
 @functools.cache
-def _fused() -> FusedAdamW:
-    """Returns the kernel of this process."""
+def fused() -> FusedAdamW:
+    """Returns the kernels of this process."""
     made = FusedAdamW()
     tell_problems_of(made)
     return made
-
-
-def compiled_update(function: Callable[..., None], compiled: bool) -> Callable[..., None]:
-    """Returns an update, compiled where that is asked for."""
-    return compiled_function(function, "AdamW on the GPU", dynamic=True) if compiled else function
-
-
-def run_in_pieces(numel: int, run: Callable[..., None]) -> Iterator[tuple[int, int]]:
-    """Yields where the pieces of `numel` elements begin and end that an update is run on.
-
-    Once it has run compiled, it takes all of them. Until then it is given few at a time, because
-    the first call may find that it cannot be compiled and run uncompiled.
-    """
-    start = 0
-    while start < numel:
-        is_ready = isinstance(run, CompiledFunction) and run.ran and not run.problem
-        stop = numel if is_ready else min(start + _UNCOMPILED, numel)
-        yield start, stop
-        start = stop
 
 
 def new_moments(

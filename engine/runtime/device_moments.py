@@ -1,19 +1,21 @@
-"""The device updates weights whose moments are kept in bf16 or in 8 bits. The arithmetic is that of
-`engine.host.moment_kernels`, written as tensor operations.
+"""The device updates weights whose moments are kept in bf16 or in 8 bits. On a GPU, one kernel does
+so that has the bits of the host's (`engine.runtime.fused_adamw`).
 
-Given the same fp32 moments, the rounding has the bits of the host's: the same table of codes, and
-the same random bits.
+Where Triton cannot compile it, the arithmetic of `engine.host.moment_kernels` runs as tensor
+operations. Given the same fp32 moments, their rounding has the bits of the host's: the same table
+of codes, and the same random bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from engine.host.moment_codes import CODE_SHIFT, INDEX_SHIFT, LARGEST, LEAST, ZERO, moment_map
+from engine.plan.pieces import cut
 from engine.planes.layout import WEIGHT_PLANES
 from engine.planes.moments import (
     BLOCK,
@@ -24,13 +26,14 @@ from engine.planes.moments import (
     MomentRange,
 )
 from engine.runtime.device_adamw import (
+    AT_ONCE,
     StepFactors,
-    compiled_update,
+    fused,
     new_moments,
-    run_in_pieces,
     update,
     write_weights,
 )
+from engine.runtime.fused_adamw import FusedPart
 
 _MASK = 0xFFFFFFFF
 
@@ -80,65 +83,72 @@ def update_rounded(
     """Applies a step to weights and moments in place. Where the flag in the clip factors is 0, no
     bit changes. Weight decay applies to the first `decay_numel` elements of the unit.
     """
-    undecayed = replace(step, factors=step.factors.undecayed())
+    undecayed = None
     for range_ in piece.ranges:
+        if compiled and _ran_fused(piece, range_, step, decay_numel):
+            continue
+        undecayed = undecayed or replace(step, factors=step.factors.undecayed())
         for start, stop, each in (
             (range_.start, decay_numel, step),
             (decay_numel, range_.stop, undecayed),
         ):
             part = range_.within(start, stop)
             if part is not None:
-                _update_part(piece, part, each, compiled)
+                _update_part(piece, part, each)
 
 
-def _update_part(
-    piece: RoundedPlanes, part: MomentRange, step: RoundedStep, compiled: bool
-) -> None:
-    """Updates a part of the piece whose moments are kept in one way."""
+def _ran_fused(
+    piece: RoundedPlanes, range_: MomentRange, step: RoundedStep, decay_numel: int
+) -> bool:
+    """Updates a range of the piece with one kernel. Returns False where there is none; nothing is
+    changed then.
+    """
+    between = slice(range_.start - piece.start, range_.stop - piece.start)
+    place = range_.place - piece.ranges[0].place
+    moments = [moment[place : place + range_.bytes] for moment in piece.moments]
+    if range_.kind == MomentKind.FP32:
+        moments = [moment.view(torch.float32) for moment in moments]
+    part = FusedPart(
+        piece.grad[between],
+        [plane[between] for plane in piece.weights],
+        moments,
+        (step.factors.clip, step.factors.scalars),
+        min(max(0, decay_numel - range_.start), range_.stop - range_.start),
+    )
+    match range_.kind:
+        case MomentKind.FP32:
+            return fused().in_fp32(part)
+        case MomentKind.BF16:
+            return fused().in_bf16(part, step.key + range_.start)
+    return fused().in_codes(part, step.tables)
+
+
+def _update_part(piece: RoundedPlanes, part: MomentRange, step: RoundedStep) -> None:
+    """Updates a part of the piece whose moments are kept in one way, by tensor operations."""
     between = slice(part.start - piece.start, part.stop - piece.start)
     grad, weights = piece.grad[between], [plane[between] for plane in piece.weights]
     place = part.place - piece.ranges[0].place
     moments = [moment[place : place + part.bytes] for moment in piece.moments]
-    if part.kind == MomentKind.CODES:
-        _update_part_in_codes(grad, weights, moments, step, compiled)
-        return
-    # A separate tensor on the same memory, as in `_blocks`.
+    clip, scalars = step.factors.clip, step.factors.scalars
     if part.kind == MomentKind.FP32:
-        floats = [torch.from_dlpack(moment.view(torch.float32)) for moment in moments]
+        floats = [moment.view(torch.float32) for moment in moments]
         names = (*WEIGHT_PLANES[: len(weights)], *MOMENTS)
         planes = dict(zip(names, (*weights, *floats)))
-        update(planes, grad, step.factors, grad.numel(), compiled)
+        update(planes, grad, step.factors, grad.numel(), compiled=False)
         return
-    halves = [torch.from_dlpack(moment.view(torch.bfloat16)) for moment in moments]
-    run = compiled_update(_update_halves, compiled)
-    for start, stop in run_in_pieces(grad.numel(), run):
-        pieces = [plane[start:stop] for plane in weights]
-        both = [half[start:stop] for half in halves]
-        base = torch.full((), (step.key + part.start + start) & _MASK, device=grad.device)
-        run(grad[start:stop], pieces, both, base, step.factors.clip, step.factors.scalars)
-
-
-def _update_part_in_codes(
-    grad: torch.Tensor,
-    weights: list[torch.Tensor],
-    moments: list[torch.Tensor],
-    step: RoundedStep,
-    compiled: bool,
-) -> None:
-    run = compiled_update(_update_codes, compiled)
-    for start, stop in _whole_blocks(grad.numel(), run):
-        pieces = [plane[start:stop] for plane in weights]
-        blocks = [part for moment in moments for part in _blocks(moment, start, stop)]
-        factors = step.factors
-        run(grad[start:stop], pieces, blocks, step.tables, factors.clip, factors.scalars)
-
-
-def _whole_blocks(numel: int, run: Callable[..., None]) -> Iterator[tuple[int, int]]:
-    """Yields the pieces of `run_in_pieces`, with a shorter last block as a piece of its own."""
-    whole = numel // BLOCK * BLOCK
-    yield from run_in_pieces(whole, run)
-    if whole < numel:
-        yield whole, numel
+    whole = grad.numel() // BLOCK * BLOCK
+    pieces = [*cut(whole, AT_ONCE), (whole, grad.numel())]  # a shorter last block is by itself
+    for start, stop in pieces:
+        if start == stop:
+            continue
+        of_weights = [plane[start:stop] for plane in weights]
+        if part.kind == MomentKind.CODES:
+            blocks = [view for moment in moments for view in _blocks(moment, start, stop)]
+            _update_codes(grad[start:stop], of_weights, blocks, step.tables, clip, scalars)
+        else:
+            halves = [moment.view(torch.bfloat16)[start:stop] for moment in moments]
+            base = (step.key + part.start + start) & _MASK
+            _update_halves(grad[start:stop], of_weights, halves, base, clip, scalars)
 
 
 def _blocks(moment: torch.Tensor, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -151,15 +161,13 @@ def _blocks(moment: torch.Tensor, start: int, stop: int) -> tuple[torch.Tensor, 
     memory = moment[place : place + count * (size + MAXIMUM_BYTES)]
     codes = memory.view(count, size + MAXIMUM_BYTES)[:, MAXIMUM_BYTES:]
     words = memory.view(torch.float32).view(count, -1)[:, 0]
-    # These are separate tensors on the same memory, because torch does not compile functions that
-    # change views of different dtypes.
-    return torch.from_dlpack(codes), torch.from_dlpack(words)
+    return codes, words
 
 
 # ---------------------------------------------------------------- 8 bits
 
 
-def _update_codes(  # noqa: PLR0913  a compiled function takes tensors and no values of our own
+def _update_codes(  # noqa: PLR0913  an update takes all planes
     grad: torch.Tensor,
     weights: list[torch.Tensor],
     moments: list[torch.Tensor],
@@ -216,16 +224,16 @@ def _encoded(
 # ---------------------------------------------------------------- bf16
 
 
-def _update_halves(  # noqa: PLR0913  a compiled function takes tensors and no values of our own
+def _update_halves(  # noqa: PLR0913  an update takes all planes
     grad: torch.Tensor,
     weights: list[torch.Tensor],
     moments: list[torch.Tensor],
-    base: torch.Tensor,
+    base: int,
     clip: torch.Tensor,
     scalars: torch.Tensor,
 ) -> None:
     """Updates weights with moments in bf16, rounded stochastically. The random bits are those of
-    positions from `base` on, int64.
+    positions from `base` on.
     """
     apply = clip[1] > 0
     first, second = moments

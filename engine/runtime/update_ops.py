@@ -24,10 +24,8 @@ from engine.plan.ops import (
     OfPiece,
     UpdateInPlace,
 )
-from engine.plan.pieces import cut
 from engine.planes.layout import WEIGHT_PLANES
 from engine.planes.moments import FP32_MOMENTS, MOMENTS
-from engine.planes.update_buffers import IN_PLACE_NUMEL
 from engine.runtime.device_adamw import StepFactors, update
 from engine.runtime.device_moments import RoundedPlanes, RoundedStep, update_rounded
 from engine.runtime.op_context import OpContext
@@ -102,28 +100,16 @@ def _apply(context: OpContext, unit: str, step: StepUnderWay, on_device: _Update
 
 
 def update_in_place(context: OpContext, op: UpdateInPlace, step: StepUnderWay) -> None:
-    """Applies AdamW to the planes of a unit that lives on the device. Rounded moments are updated
-    piece by piece, since each piece is in fp32 for a moment.
-    """
+    """Applies AdamW to the planes of a unit that lives on the device."""
     store, layout = context.store, context.units[op.unit].layout
     store.held.begin(step.inputs.number, op.unit)
     names = [name for name in WEIGHT_PLANES if name in store.planes]
     # The writes go through `data`, as in a prefetch: the slot is the plane of weights.
     weights = {name: store.tensor(op.unit, name).data for name in names}
     moments = [store.tensor(op.unit, name) for name in MOMENTS]
-    gradient = context.state.stagings[op.staging]
-    rounded = store.optimizer != FP32_MOMENTS
-    for start, stop in cut(layout.numel, IN_PLACE_NUMEL if rounded else max(1, layout.numel)):
-        begin, end = start, stop
-        if rounded:  # such a moment is a row of bytes
-            begin, end = layout.moment_bytes(store.optimizer, start, stop)
-        piece = _UpdatedPiece(
-            (start, stop),
-            gradient[start:stop],
-            {name: plane[start:stop] for name, plane in weights.items()},
-            [moment[begin:end] for moment in moments],
-        )
-        _apply(context, op.unit, step, piece)
+    gradient = context.state.stagings[op.staging][: layout.numel]
+    piece = _UpdatedPiece((0, layout.numel), gradient, weights, moments)
+    _apply(context, op.unit, step, piece)
     for part in layout.exact_parts:
         inside = slice(part.start, part.stop)
         high, low = weights["weight_high"][inside], weights["weight_low"][inside]

@@ -274,22 +274,14 @@ def test_a_continued_session_rounds_alike_whatever_memory_it_finds(either, gib):
         again = choose(
             Job(big_shape(), config(), 1024, kept), Target("cuda", limit * GIB, 200 * GIB)
         )
-        # With moments in fp32, a unit has the same bits wherever it is updated.
-        assert sums_of(again) == sums_of(first), limit
+        assert again.rounding == first.rounding, limit
         validate(plan_of(again))
         found.append(again.choices)
     assert len(set(found)) > 1
 
 
-def sums_of(chosen) -> dict:
-    return {
-        name: value
-        for name, value in chosen.rounding.items()
-        if name not in ("device_homes", "settled_units")
-    }
-
-
-def test_rounded_moments_keep_the_place_of_each_optimizer():
+def test_an_optimizer_may_move_when_a_run_is_resumed():
+    """A unit has the same bits wherever it is updated, whatever its moments are kept in."""
     shape = big_shape().with_optimizer("adamw_8bit")
     settings = config(train__optimizer="adamw_8bit", train__batch_size=16)
     first = choose(Job(shape, settings, 1024), Target("cuda", 80 * GIB, 200 * GIB))
@@ -297,21 +289,19 @@ def test_rounded_moments_keep_the_place_of_each_optimizer():
     kept = json.loads(json.dumps(first.rounding))
     again = choose(Job(shape, settings, 1024, kept), Target("cuda", 139 * GIB, 200 * GIB))
     assert again.rounding == first.rounding
-    del kept["settled_units"]  # a run of an earlier version
-    before = choose(Job(shape, settings, 1024, kept), Target("cuda", 139 * GIB, 200 * GIB))
-    assert before.choices.settled_units == 0
+    assert again.choices.settled_units > first.choices.settled_units
 
 
 def test_a_session_is_continued_on_a_cpu_and_from_before_there_were_choices(compiler):
     kept = on_gpu(48, engine__states="host").rounding
-    assert kept["device_homes"] and kept["compiled"]
+    assert kept["compiled"]
     compiler("Triton is not installed")  # nobody is asked again
     again = choose(Job(big_shape(), config(), 1024, kept), Target("cpu", None, 400 * GIB))
-    assert again.rounding == kept | {"device_homes": [], "settled_units": 0}
+    assert again.rounding == kept
     validate(plan_of(again))
     old = {name: kept[name] for name in ("micro_batch_size", "loss_chunk", "gradient_sum")}
     again = choose(Job(big_shape(), config(), 1024, old), Target("cuda", 48 * GIB, 200 * GIB))
-    assert sums_of(again) == old | {"rounds": 1, "compiled": False}
+    assert again.rounding == old | {"rounds": 1, "compiled": False}
 
 
 def test_logits_stay_bounded(either):

@@ -78,7 +78,16 @@ def test_too_many_documents_or_a_longer_one_do_not_fit():
         fixed.lengths  # noqa: B018  work that reads it cannot be recorded
 
 
+def test_whole_rows_keep_their_documents():
+    whole = documents([6], [6])
+    static = StaticArguments(arguments(1, Pattern(whole)))
+    assert static.arguments[0].kwargs["attention_mask"].documents is whole
+    assert static.take(arguments(2, Pattern(documents([6], [6]))))
+    assert not static.take(arguments(2, Pattern(documents([2, 4], [6]))))
+    assert size_of(whole) == size_of(None) != size_of(documents([2, 4], [6]))
+
+
 def test_chunks_of_documents_are_counted():
-    fixed = FixedDocuments(documents([40] * 2), 4)
+    fixed = FixedDocuments(documents([40, 40]), 4)
     assert fixed.starts(4).tolist() == [*range(0, 81, 4)] + [80] * 12
     assert np.all(np.diff(fixed.starts(4).numpy()) >= 0)
