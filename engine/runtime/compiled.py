@@ -96,7 +96,7 @@ class CompiledBlock:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            if torch.cuda.is_current_stream_capturing():
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 raise  # the block cannot be recorded, which says nothing of its kernels
             # If the block itself raised the error, the call below raises it again.
             self.give_up(error)
