@@ -67,6 +67,14 @@ HALF_SPEED_TOKENS = 300
 """At about this many tokens, a block's matrix products reach half of their full speed on a GPU."""
 
 
+HALF_SPEED_WIDTH = 400
+"""At about this width of the hidden state, matrix products reach half of the speed that they would
+reach at any width on a GPU (measured with 0.5B and 3.1B parameters).
+"""
+MEASURED_WIDTH = 4096
+"""The rate of matrix products is measured with this inner width (`engine.runtime.ceilings`)."""
+
+
 @dataclass(frozen=True)
 class MicroBatch:
     """A micro-batch has `rows` full rows of `row_length` tokens."""
@@ -237,6 +245,11 @@ class Cost:
         self.hidden_bytes = micro_batch.tokens * shape.hidden_width * shape.item_bytes
         self._numel = {unit.name: unit.numel for unit in shape.units}
         self._share = block_share(shape)
+        # On the CPU the overhead already accounts for the slowness of small products.
+        slow = 0 if rates.overhead else HALF_SPEED_WIDTH
+        at_width = shape.hidden_width / (shape.hidden_width + slow)
+        at_measured = MEASURED_WIDTH / (MEASURED_WIDTH + slow)
+        self._matmul = rates.matmul * min(1.0, at_width / at_measured)
         self._attention, self._unpacking = self._attention_seconds()
         self._forward = {
             unit.name: max(self._pass(unit, 1.0, 1.0), self._launch_block(OpKind.FORWARD))
@@ -257,13 +270,14 @@ class Cost:
         """Forward and backward of all blocks take this many seconds."""
 
     def launch(self, kind: OpKind) -> float:
-        """Returns the seconds that launching the operations of a block takes. A GPU may finish each
-        operation before the next one is launched.
+        """Returns the seconds that launching the operations around the blocks takes. A GPU may
+        finish each operation before the next one is launched, unless blocks are recorded: then
+        launching is far ahead of it.
         """
-        return BLOCK_CALLS[kind] * self.rates.call
+        return 0.0 if self._graphs else BLOCK_CALLS[kind] * self.rates.call
 
     def _launch_block(self, kind: OpKind) -> float:
-        return GRAPH_CALLS * self.rates.call if self._graphs else self.launch(kind)
+        return (GRAPH_CALLS if self._graphs else BLOCK_CALLS[kind]) * self.rates.call
 
     def forward(self, block: str) -> float:
         return self._forward[block]
@@ -290,7 +304,7 @@ class Cost:
         rates, tokens = self.rates, self._micro_batch.tokens
         # On the CPU the overhead already accounts for the slowness of small products.
         slow_tokens = 0 if rates.overhead else HALF_SPEED_TOKENS
-        matmul = rates.matmul * tokens / (tokens + slow_tokens)
+        matmul = self._matmul * tokens / (tokens + slow_tokens)
         activations = unit.compiled_activations if self._compiled else unit.activations
         kept = activations.of(self._micro_batch.rows, self._micro_batch.row_length)
         # Kept tensors are written and read. In a compiled block, recomputed tensors are neither.
@@ -342,7 +356,7 @@ class Cost:
         tail = shape.head.parameter_count + (shape.embed.parameter_count if shape.tied else 0)
         logit_bytes = shape.compiled_logit_bytes if self._compiled else shape.logit_bytes
         work = (
-            tokens * tail * 6 / self.rates.matmul
+            tokens * tail * 6 / self._matmul
             + tokens * shape.vocab_size * logit_bytes * 2 / self.rates.device_memory
             + self.gradient(HEAD, 8)
         )

@@ -3,8 +3,8 @@ kernels is launched at once.
 
 This needs blocks whose weights, sums and activations are at the same addresses in every step: all
 of them live on the device, and none has a boundary on the host (`StepPlan.graphs`). What goes into
-the first block of a pass and what comes out of the last one is in a buffer of its own, the border,
-and the arguments of the blocks are copied to tensors that stay (`StaticArguments`).
+the first block of a pass and what comes out of the last one is in buffers of their own, the
+borders, and the arguments of the blocks are copied to tensors that stay (`StaticArguments`).
 
 Recordings belong to the shapes of one step:
 
@@ -69,6 +69,17 @@ def _shape_of(batch: Batch) -> Shape:
     return tuple(batch.input_ids.shape), batch.position_ids is None, size_of(batch.documents)
 
 
+class Border(Enum):
+    """A `Border` is where the hidden state, or its gradient, passes between blocks that are
+    recorded and ops that are not.
+    """
+
+    INTO_FORWARD = 1
+    OUT_OF_FORWARD = 2
+    INTO_BACKWARD = 3
+    OUT_OF_BACKWARD = 4
+
+
 class Stage(Enum):
     """A `Stage` says what happens to the ops of the steps of one shape."""
 
@@ -121,7 +132,7 @@ class StepGraphs:
         self._owner = owner
         self._recorder = owner.recorder
         self._stage = Stage.REHEARSAL
-        self._borders: dict[int, torch.Tensor] = {}
+        self._borders: dict[tuple[int, Border], torch.Tensor] = {}
         self._arguments: dict[int, StaticArguments] = {}
         self._recordings: dict[Place, Recording] = {}
         self._given: dict[int, list[BlockArguments]] = {}
@@ -161,7 +172,6 @@ class StepGraphs:
         static = self._arguments.get(place)
         if static is None:
             static = self._arguments[place] = StaticArguments(given)
-            self._borders[place] = torch.empty_like(step.hidden[micro_batch])
         elif not static.take(given):
             if self._stage == Stage.REPLAY:
                 self._apart.add(micro_batch)
@@ -179,28 +189,23 @@ class StepGraphs:
         if micro_batch in self._apart:
             body()
             return
-        owner, border = self._owner, self._borders[micro_batch % self._owner.together]
-        goes_back = isinstance(op, Backward)
-        begins = not isinstance(op, Recompute) and op.unit == (
-            owner.last if goes_back else owner.first
-        )
-        ends = not isinstance(op, Recompute) and op.unit == (
-            owner.first if goes_back else owner.last
-        )
-        if begins:
-            border.copy_(step.hidden[micro_batch])
-            step.hidden[micro_batch] = border
+        before, after = self._sides(op)
+        if before is not None:
+            self._cross(op, before, step)
         if self._stage == Stage.REPLAY:
             self._recordings[self._place(op)].replay()
+            if after is not None:
+                step.hidden[micro_batch] = self._border(op, after)
             return
 
         def work() -> None:
-            if begins:  # the border is overwritten before autograd has done with it
-                step.hidden[micro_batch] = border.clone()
+            if before is not None:  # the border gets new values before autograd has done with it
+                step.hidden[micro_batch] = self._border(op, before).clone()
             body()
-            if ends:
-                border.copy_(step.hidden[micro_batch])
+            if after is not None:
+                self._cross(op, after, step)
 
+        goes_back = isinstance(op, Backward)
         hidden, saved = step.hidden[micro_batch], dict(step.saved)
         try:
             self._do(op, work)
@@ -216,9 +221,37 @@ class StepGraphs:
             if goes_back:
                 renew()
             body()
-            return
-        if ends:
-            step.hidden[micro_batch] = border
+
+    def _sides(self, op: BlockOp) -> tuple[Border | None, Border | None]:
+        """Returns the borders that the hidden state crosses before and after the op."""
+        owner = self._owner
+        match op:
+            case Forward():
+                entered = Border.INTO_FORWARD if op.unit == owner.first else None
+                return entered, Border.OUT_OF_FORWARD if op.unit == owner.last else None
+            case Backward():
+                entered = Border.INTO_BACKWARD if op.unit == owner.last else None
+                return entered, Border.OUT_OF_BACKWARD if op.unit == owner.first else None
+        return None, None
+
+    def _cross(self, op: BlockOp, border: Border, step: UnderWay) -> None:
+        """Copies the hidden state, or its gradient, to the buffer of a border."""
+        hidden = step.hidden[op.micro_batch]
+        place = self._border(op, border, hidden)
+        place.copy_(hidden)
+        step.hidden[op.micro_batch] = place
+
+    def _border(
+        self, op: BlockOp, border: Border, like: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Returns the buffer of a border. The first time it is made `like` a tensor of any shape:
+        some families give their blocks another shape or dtype than their first block gets.
+        """
+        key = op.micro_batch % self._owner.together, border
+        if key not in self._borders:
+            assert like is not None  # a rehearsal comes first
+            self._borders[key] = torch.empty_like(like)
+        return self._borders[key]
 
     def _do(self, op: BlockOp, work: Work) -> None:
         """Rehearses or records the work of an op."""
