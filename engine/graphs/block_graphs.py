@@ -21,6 +21,7 @@ be recorded, it runs as it is from then on, and `problem` says why.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
@@ -78,6 +79,21 @@ class Border(Enum):
     OUT_OF_FORWARD = 2
     INTO_BACKWARD = 3
     OUT_OF_BACKWARD = 4
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A `_Kept` holds what an op of a step takes, in case that it cannot be recorded."""
+
+    hidden: torch.Tensor
+    """The hidden state, or its gradient, has the shape [rows, tokens, width]."""
+    saved: dict[tuple[str, int], tuple[torch.Tensor, ...]]
+
+    def give_back(self, micro_batch: int, step: UnderWay) -> None:
+        """Puts everything back where the op takes it."""
+        step.hidden[micro_batch] = self.hidden
+        step.saved.clear()
+        step.saved.update(self.saved)
 
 
 class Stage(Enum):
@@ -205,22 +221,22 @@ class StepGraphs:
             if after is not None:
                 self._cross(op, after, step)
 
-        goes_back = isinstance(op, Backward)
-        hidden, saved = step.hidden[micro_batch], dict(step.saved)
+        kept = _Kept(step.hidden[micro_batch], dict(step.saved))
         try:
             self._do(op, work)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            if goes_back and self._stage == Stage.REHEARSAL:
+            if isinstance(op, Backward) and self._stage == Stage.REHEARSAL:
                 raise  # it fails as it is, too
             self._give_up(error, step)
-            step.hidden[micro_batch] = hidden
-            step.saved.clear()
-            step.saved.update(saved)
-            if goes_back:
+            kept.give_back(micro_batch, step)
+            if isinstance(op, Backward):
                 renew()
             body()
+            return
+        if after is not None:
+            step.hidden[micro_batch] = self._border(op, after)
 
     def _sides(self, op: BlockOp) -> tuple[Border | None, Border | None]:
         """Returns the borders that the hidden state crosses before and after the op."""
