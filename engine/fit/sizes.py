@@ -34,15 +34,15 @@ UPDATING_BYTES = 80 * MIB
 and for kernels (measured: 70 MiB on a limit of 23 GiB).
 """
 ROUNDING_BYTES = 150 * MIB
-"""Where no kernel updates moments in bf16 or in 8 bits in one pass, so much is taken by some of
-them in fp32.
+"""Some moments in bf16 or in 8 bits take so many bytes in fp32 where no kernel updates them in one
+pass.
 """
 COMPILER_BYTES = 64 * MIB
 """While kernels are compiled, variants are timed with a buffer of the size of the GPU's cache (60
 MiB on an H200).
 """
 GRAPH_BYTES = 1 * MIB
-"""A CUDA graph of one pass over a block takes about so much memory for itself."""
+"""A CUDA graph of one pass over a block takes about this many bytes for itself."""
 LOGITS_BYTES = {"cuda": round(2.5 * GIB), "small": 768 << 20, "cpu": 256 << 20}
 """At most this many bytes are taken by the logits of one chunk of the loss."""
 SMALL_GPU_BYTES = 26 * GIB

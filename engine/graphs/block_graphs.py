@@ -210,9 +210,15 @@ class StepGraphs:
             self._cross(op, before, step)
         if self._stage == Stage.REPLAY:
             self._recordings[self._place(op)].replay()
-            if after is not None:
-                step.hidden[micro_batch] = self._border(op, after)
-            return
+        elif not self._is_done(op, step, body, renew):
+            return  # it ran as it is
+        if after is not None:
+            step.hidden[micro_batch] = self._border(op, after)
+
+    def _is_done(self, op: BlockOp, step: UnderWay, body: Work, renew: Callable[[], None]) -> bool:
+        """Rehearses or records an op. Returns False where it cannot be recorded and ran as it is."""
+        micro_batch = op.micro_batch
+        before, after = self._sides(op)
 
         def work() -> None:
             if before is not None:  # the border gets new values before autograd has done with it
@@ -234,9 +240,8 @@ class StepGraphs:
             if isinstance(op, Backward):
                 renew()
             body()
-            return
-        if after is not None:
-            step.hidden[micro_batch] = self._border(op, after)
+            return False
+        return True
 
     def _sides(self, op: BlockOp) -> tuple[Border | None, Border | None]:
         """Returns the borders that the hidden state crosses before and after the op."""
