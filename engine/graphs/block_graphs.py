@@ -216,7 +216,9 @@ class StepGraphs:
             step.hidden[micro_batch] = self._border(op, after)
 
     def _is_done(self, op: BlockOp, step: UnderWay, body: Work, renew: Callable[[], None]) -> bool:
-        """Rehearses or records an op. Returns False where it cannot be recorded and ran as it is."""
+        """Rehearses or records an op. Returns False where it cannot be recorded and has run as it
+        is.
+        """
         micro_batch = op.micro_batch
         before, after = self._sides(op)
 
