@@ -24,8 +24,8 @@ from engine.runtime.fused_adamw import FusedAdamW, FusedPart
 
 _SMALLEST_NORMAL = 2.0**-126
 AT_ONCE = 1 << 22
-"""Tensor operations are run on this many elements at once, which takes about 150 MiB of temporaries.
-They are whole blocks of codes.
+"""Tensor operations are run on this many elements at once, which takes about 150 MiB of
+temporaries. They are whole blocks of codes.
 """
 
 
