@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from engine.cli.check_data import checked_data
+from engine.cli.pool_text import pool_as_text
 from engine.config.doubts import doubts
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
 from engine.fit.buffer_sizes import buffers_in_words
-from engine.fit.gains import gains, gains_in_words
 from engine.fit.memory_items import PartName
 from engine.fit.model_table import (
     BEST,
@@ -37,6 +37,7 @@ from engine.fit.model_table import (
 )
 from engine.fit.needs import Part, Verdict
 from engine.fit.offers import machines_for
+from engine.fit.pool_times import costs_of, gains
 from engine.fit.report import FitReport, estimate, with_times
 from engine.machine.known_machines import known_name, machines, named_machine, with_figures
 from engine.machine.read_machine import Machine, read_machine
@@ -222,11 +223,14 @@ def run_check(
     shape = shape_from_source(config.model)
     report = with_times(estimate(config, machine, shape), config, machine, shape)
     tracked = destinations(config.output.trackers, runs_dir)
-    gained = gains(config, machine, shape) if report.verdict != Verdict.DOES_NOT_FIT else {}
+    fits = report.verdict != Verdict.DOES_NOT_FIT
+    gained = gains(config, machine, shape) if fits else {}
+    costs = costs_of(report.chosen, config, machine, shape) if fits else None
     if as_json:
         saved = {name.value: seconds for name, seconds in gained.items()}
         added = {"machine": machine.to_dict(), "data": data, "trackers": tracked, "gains": saved}
-        text = json.dumps(report.to_dict() | added, indent=2)
+        spent = {"costs": None if costs is None else costs.to_dict()}
+        text = json.dumps(report.to_dict() | added | spent, indent=2)
     else:
         about_data = ["", data] if data else []
         about_trackers = ["", *tracked] if tracked else []
@@ -234,8 +238,8 @@ def run_check(
         doubted = [f"  ? {doubt.field}: {doubt.text}" for doubt in doubts(config)]
         if doubted:
             doubted = ["", "Look at this", *doubted]
-        pool = gains_in_words(gained)
-        told = [*(["", pool] if pool else []), *doubted, *about_data, *about_trackers, *offers]
+        pool = pool_as_text(report.pool, costs, gained) if fits else []
+        told = [*(["", *pool] if pool else []), *doubted, *about_data, *about_trackers, *offers]
         text = "\n".join([report_as_text(report, machine), *told])
     return text, 1 if report.verdict == Verdict.DOES_NOT_FIT else 0
 
@@ -315,12 +319,6 @@ def _plan_as_text(choices: Mapping[str, Any], blocks: int) -> list[str]:
         boundaries += ", of every second block"
     if choices.get("parked_gradients"):
         boundaries += ", gradients parked on the device"
-    on_device = "all blocks are streamed"
-    if choices["resident_blocks"]:
-        on_device = f"{choices['resident_blocks']} of {blocks} blocks stay on the device"
-    if choices.get("settled_units"):
-        lives = f"{choices['settled_units']} of {blocks + 2} units live there, states and all"
-        on_device = f"{on_device}, {lives}" if choices["resident_blocks"] else lives
     rows = (
         f"  {choices['device']}: {choices['micro_batches']} x {choices['micro_batch_size']} rows a "
         f"step, {counted(choices.get('rounds', 1), 'round')}, gradient sum "
@@ -330,7 +328,7 @@ def _plan_as_text(choices: Mapping[str, Any], blocks: int) -> list[str]:
         rows += f", {kernels_in_words(choices)}"
     lines = [
         rows,
-        f"  {on_device}, {choices.get('kept_blocks', 0)} keep their activations, boundaries "
+        f"  {choices.get('kept_blocks', 0)} of {blocks} blocks keep their activations, boundaries "
         f"{boundaries}, logits of {choices['loss_chunk']} positions at once",
     ]
     if choices.get("device_homes") is not None:

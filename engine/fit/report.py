@@ -26,6 +26,7 @@ from engine.fit.needs import (
     needs_of,
 )
 from engine.fit.planner import Chosen
+from engine.fit.pool import Pool, pool_of
 from engine.fit.remedies import Remedy, remedies_for, seconds_with
 from engine.machine.known_machines import known_machine
 from engine.machine.read_machine import Machine
@@ -60,6 +61,8 @@ class FitReport:
     model: dict[str, Any]
     choices: dict[str, Any]
     time: dict[str, Any]
+    pool: Pool
+    """It says which units live where, in the same bytes."""
     chosen: Chosen
     """The needs are those of this plan. A run that gets the report trains with it."""
 
@@ -76,6 +79,7 @@ class FitReport:
             "model": self.model,
             "choices": self.choices,
             "time": self.time,
+            "pool": self.pool.to_dict(),
         }
 
 
@@ -122,6 +126,7 @@ def estimate(
             **needs.chosen.choices.to_dict(),
         },
         time=_time(needs, config.train.steps or facts.steps, measured),
+        pool=pool_of(needs),
         chosen=needs.chosen,
     )
 
