@@ -21,7 +21,7 @@ from engine.plan.buffers import Word
 from engine.plan.ops import Lane, Op, OpKind
 from engine.plan.simulate import Simulated
 from engine.plan.step_plan import StepPlan
-from engine.words import GIB, in_seconds
+from engine.words import GIB
 
 FURTHER_GIB = 8
 """The planner is asked for so much more, since single gibibytes may be too small for a block."""
@@ -203,7 +203,7 @@ def cost_in_words(cost: Cost, step_seconds: float) -> str:
     waited for"; an empty text where it is hardly anything.
     """
     words = [
-        f"{name} {in_seconds(seconds)}"
+        f"{name} {roughly(seconds)}"
         for name, seconds in _works(cost)
         if seconds > LEAST_SHARE * step_seconds
     ]
@@ -211,8 +211,14 @@ def cost_in_words(cost: Cost, step_seconds: float) -> str:
         return ""
     waited = cost.waited_seconds
     if waited > LEAST_SHARE * step_seconds:
-        words.append(f"{in_seconds(waited)} of it waited for")
+        words.append(f"{roughly(waited)} of it waited for")
     return ", ".join(words)
+
+
+def roughly(seconds: float) -> str:
+    """Returns a predicted time with two digits, such as "0.034 s", "1.3 s" or "130 s"."""
+    digits = f"{seconds:.2g}"
+    return f"{float(digits):,.0f} s" if seconds >= 10 else f"{digits} s"
 
 
 def _works(cost: Cost) -> list[tuple[str, float]]:
@@ -260,8 +266,8 @@ def gain_in_words(name: PartName, seconds: float, step_seconds: float) -> str:
         return f"{more} would not make a step shorter."
     saved = FURTHER_GIB * seconds
     return (
-        f"{more} would make a step about {in_seconds(saved)} shorter "
-        f"({100 * saved / step_seconds:.2g} %): each GiB about {in_seconds(seconds)}."
+        f"{more} would make a step about {roughly(saved)} shorter "
+        f"({100 * saved / step_seconds:.2g} %): each GiB about {roughly(seconds)}."
     )
 
 
