@@ -23,13 +23,14 @@ from app.pages.verdict import REMEDIES_SHOWN, Beside, unchecked, verdict_of
 from app.session.session import Session
 from app.view.data_figures import lengths_figure, lengths_words
 from app.view.effort_words import Effort, Sample, effort, effort_words
+from app.view.pool_words import gain_of
 from engine.config.data_settings import DataConfig
 from engine.config.doubts import doubts
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, DataError, RamstreamError
 from engine.fit.needs import Verdict
 from engine.fit.offers import smaller_models
-from engine.fit.pool_times import Costs, costs_of, gain_in_words
+from engine.fit.pool_times import Costs, costs_of
 from engine.fit.report import FitReport, with_times
 from engine.machine.rates import rates_file
 from engine.machine.read_machine import Machine, read_machine
@@ -79,7 +80,7 @@ class Checker:
         self._estimate = functools.lru_cache(maxsize=128)(self._estimate_now)
         self._costs = functools.lru_cache(maxsize=128)(self._costs_now)
         self._gains = Gains()
-        self._gained: dict[tuple[TrainConfig, Machine, int], dict[str, str]] = {}
+        self._gained: dict[tuple[TrainConfig, Machine, int], dict[str, Any]] = {}
         self._timed = functools.lru_cache(maxsize=128)(self._timed_now)
         self._preview = functools.lru_cache(maxsize=16)(self._preview_now)
         self._smaller = functools.lru_cache(maxsize=64)(_smaller_than)
@@ -131,8 +132,8 @@ class Checker:
         return verdict_of(report, self._session.why_not_start(), beside)
 
     def gains(self, shown: dict[str, Any]) -> dict[str, Any]:
-        """Returns `gains`: what more of each part of memory would save of a step, as a sentence by
-        the part's name. There are none for a draft without times. Returns None in their place where
+        """Returns `gains`: what more of each part of memory would save of a step (`gain_of`), by the
+        part's name. There are none for a draft without times. Returns None in their place where
         another draft was checked meanwhile. It takes seconds.
         """
         try:
@@ -143,9 +144,7 @@ class Checker:
                 found = self._gains.find(config, asked[1]) if step else {}
                 if found is None:
                     return {"gains": None}
-                said = {
-                    name.value: gain_in_words(name, saved, step) for name, saved in found.items()
-                }
+                said = {name.value: gain_of(name, saved, step) for name, saved in found.items()}
                 _keep(self._gained, asked, said)
         except RamstreamError:
             return {"gains": {}}  # the verdict says what is wrong

@@ -1,11 +1,12 @@
-"""A `Gains` finds what more GPU memory or RAM would save of a step of a draft. That takes seconds, so
-a process of its own does it: neither the verdict that is asked for next nor a run waits for it.
+"""A `Gains` finds what more GPU memory or RAM would save of a step of a draft. That takes seconds,
+so a process of its own does it: neither the verdict that is asked for next nor a run waits for it.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import signal
 import struct
 import sys
 import threading
@@ -88,4 +89,4 @@ def _end_with_owner() -> None:
     """Ends this process once its input has ended, since its owner is gone then."""
     while os.read(0, 1):
         pass
-    os._exit(0)
+    signal.raise_signal(signal.SIGKILL)

@@ -106,7 +106,7 @@ def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str,
     on_gpu = report.choices["device"] != "cpu"
     has_times = bool(report.time["step_seconds"])
     has_costs = fits and has_times and on_gpu
-    lives, more = places_in_words(report.pool.units, on_gpu)
+    lives, more = places_in_words(report.pool.units, on_gpu, fits)
     is_timed = all(remedy.seconds is not None for remedy in shown)
     is_timed = is_timed and (beside.costs is not None or not has_costs)
     return {
@@ -138,9 +138,12 @@ def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str,
 
 def _remedy(remedy: Remedy) -> dict[str, Any]:
     """Returns a remedy with its text for a button. The first line says what changes and what the
-    job then takes, the second one how long a step takes and what happens to results.
+    job then takes, the second one how long a step takes, which units move and what happens to
+    results.
     """
     said = remedy.exactness_in_words
+    if remedy.places:
+        said = f"{remedy.places} {said}"
     if remedy.time_in_words:
         said = f"{_capital(remedy.time_in_words)}. {said}"
     return {

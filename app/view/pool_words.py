@@ -1,5 +1,5 @@
-"""The pool of memory on the screen: where units live, what each part holds, what that costs a step,
-and what more of a part would save. All functions are pure.
+"""These functions show the pool of memory: where units live, what each part holds, what that costs
+a step, and what more of a part would save. All of them are pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from app.words import in_bytes
 from engine.fit.memory_items import PartName
 from engine.fit.pool import Held, Pool, PoolPart, Share, Units, listed, together_in_words
-from engine.fit.pool_times import LEAST_SHARE, Costs, Work, roughly
+from engine.fit.pool_times import LEAST_SHARE, Costs, Work, gain_in_words, roughly
 
 HELD_WORDS = {
     Held.MODEL: "the model",
@@ -22,8 +22,8 @@ HELD_WORDS = {
     Held.PROGRAM: "program, data, reserve",
 }
 FREE = "free"
-LABELLED = 0.3
-"""A segment that is a smaller part of its bar has no label in it."""
+ALL_PLANES = 3
+"""Weights, moments and gradients are all that there is of a unit."""
 
 
 @dataclass(frozen=True)
@@ -76,22 +76,26 @@ def _kind(name: PartName, share: Share) -> tuple[Held, tuple[str, ...]]:
 
 
 def _drawn(name: PartName, segment: Segment, whole: int) -> dict[str, Any]:
-    share = segment.bytes / whole
-    words = segment.words
+    share, words, label = segment.bytes / whole, segment.words, ""
     if segment.held == Held.MODEL and segment.units:
-        words = f"{words}: {listed(segment.units[0].placement.planes_in(name))}"
-    is_labelled = segment.held == Held.MODEL and segment.units and share >= LABELLED
+        planes = segment.units[0].placement.planes_in(name)
+        words = f"{words}: {listed(planes)}"
+        label = _label(segment.units, planes)
     return {
         "held": segment.held.value,
         "share": round(share, 4),
-        "label": _short(together_in_words(segment.units)) if is_labelled else "",
+        "label": label,
         "text": f"{words}: {in_bytes(segment.bytes)}",
     }
 
 
-def _short(words: str) -> str:
-    """Returns words for units as a label has room for them: "embed, blocks 0–10"."""
-    return words.replace(" and ", ", ").replace(" to ", "–")
+def _label(units: Sequence[Units], planes: Sequence[str]) -> str:
+    """Returns what lives there as a bar has room for it: "embed, blocks 0–10" if all of these
+    units does, else what of them does.
+    """
+    if len(planes) < ALL_PLANES:
+        return ", ".join(planes)
+    return together_in_words(units).replace(" and ", ", ").replace(" to ", "–")
 
 
 def bar_in_words(part: PoolPart) -> str:
@@ -109,20 +113,23 @@ def legend(pool: Pool) -> list[dict[str, str]]:
 # ---------------------------------------------------------------------- sentences
 
 
-def places_in_words(units: Sequence[Units], on_gpu: bool) -> tuple[str, str]:
+def places_in_words(units: Sequence[Units], on_gpu: bool, fits: bool = True) -> tuple[str, str]:
     """Returns a sentence that says where units live, and further ones. on_gpu: blocks compute on a
-    GPU.
+    GPU. fits: the job fits, so that units do live there.
     """
+    whole = f"The whole model {'lives' if fits else 'would live'}"
     if not on_gpu:
-        return "The whole model lives in RAM, where blocks compute.", ""
+        return f"{whole} in RAM, where blocks compute.", ""
     settled = [each for each in units if each.placement.weights == PartName.GPU]
     others = [each for each in units if each.placement.weights != PartName.GPU]
     if not others:
-        return "The whole model lives on the GPU.", "A step moves none of it."
+        return f"{whole} on the GPU.", "A step moves none of it."
+    lives = f"{whole} in RAM."
     if settled:
-        lives = f"{_live(settled)} on the GPU, {together_in_words(others)} in RAM."
-    else:
-        lives = "The whole model lives in RAM."
+        verb = "lives" if settled[-1].stop == 1 else "live"
+        verb = verb if fits else "would live"
+        lives = f"{_capital(together_in_words(settled))} {verb} on the GPU, "
+        lives += f"{together_in_words(others)} in RAM."
     passing = "These pass" if settled else "It passes"
     more = [f"{passing} through the GPU unit by unit in each step."]
     copied = [each for each in others if each.placement.is_copied]
@@ -137,15 +144,8 @@ def places_in_words(units: Sequence[Units], on_gpu: bool) -> tuple[str, str]:
     return lives, " ".join(more)
 
 
-def _live(units: Sequence[Units]) -> str:
-    words = together_in_words(units)
-    return f"{words[0].upper()}{words[1:]} {'lives' if _is_one(units) else 'live'}"
-
-
-def _is_one(units: Sequence[Units]) -> bool:
-    """Tells whether the words for units are in the singular."""
-    count = sum(each.stop - each.start for each in units)
-    return count in (1, units[0].of)
+def _capital(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}"
 
 
 def cost_in_a_sentence(pool: Pool, name: PartName, costs: Costs) -> str:
@@ -157,7 +157,7 @@ def cost_in_a_sentence(pool: Pool, name: PartName, costs: Costs) -> str:
     busy = cost.busy
     on_gpu = busy[Work.GPU_ADAMW]
     if name == PartName.GPU:
-        return f"A step: AdamW here takes {roughly(on_gpu)}; nothing of these units is moved."
+        return f"A step: AdamW here takes {roughly(on_gpu)}; these units are not moved."
     bus = busy[Work.TO_GPU] + busy[Work.TO_HOST] + busy[Work.BOUNDARIES]
     works = [
         f"{words} {roughly(seconds)}"
@@ -175,3 +175,8 @@ def cost_in_a_sentence(pool: Pool, name: PartName, costs: Costs) -> str:
     if waited > LEAST_SHARE * step:
         ending = f"the GPU waits {roughly(waited)} for that ({100 * waited / step:.2g} %)"
     return f"A step, beside computing: {listed(works)}; {ending}."
+
+
+def gain_of(name: PartName, saved: float, step_seconds: float) -> dict[str, Any]:
+    """Returns what more of a part would save: a sentence, and whether it saves anything."""
+    return {"text": gain_in_words(name, saved, step_seconds), "saves": saved > 0}

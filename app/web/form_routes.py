@@ -8,9 +8,9 @@ POST /api/check {preset, shown, keep, timed}
     `timed` is true, the verdict says how long a step takes with each remedy, and what it costs that
     units live where they do; the page asks for that once the verdict stands.
 POST /api/gains {shown}
-    Answers with `gains`: what more of each memory would save of a step, in a sentence by the name
-    of the memory. They are null where a verdict was asked for meanwhile. It takes seconds, and the
-    page asks for it once nothing has changed for a while.
+    Answers with `gains`: what more of each memory would save of a step, as a `text`, and whether it
+    `saves` anything, by the name of the memory. They are null where a verdict was asked for
+    meanwhile. It takes seconds, and the page asks for it once nothing has changed for a while.
 POST /api/settle {before, after}
     Answers with the changes of other settings that follow from what a person changed.
 POST /api/rows {shown}

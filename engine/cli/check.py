@@ -291,6 +291,8 @@ def report_as_text(report: FitReport, machine: Machine) -> str:
         for remedy in report.remedies:
             changes = [f"--set {name}={_yaml(value)}" for name, value in remedy.changes.items()]
             said = remedy.exactness_in_words
+            if remedy.places:
+                said = f"{remedy.places} {said}"
             if remedy.time_in_words:
                 said = f"{remedy.time_in_words}. {said}"
             lines += [f"  * {remedy.text}", f"      {said}", "      " + " ".join(changes)]
@@ -333,7 +335,7 @@ def _plan_as_text(choices: Mapping[str, Any], blocks: int) -> list[str]:
     ]
     if choices.get("device_homes") is not None:
         # The embedding and the head are units as well.
-        lines.append(f"  {_updates_in_words(choices, blocks + 2)}")
+        lines += [f"  {line}" for line in _updates_in_words(choices, blocks + 2)]
     return lines
 
 
@@ -363,19 +365,22 @@ def kernels_in_words(choices: Mapping[str, Any]) -> str:
     return f"{kernels}, launched as CUDA graphs" if choices.get("graphs") else kernels
 
 
-def _updates_in_words(choices: Mapping[str, Any], units: int) -> str:
-    """Returns a text that says where the optimizer runs; `units` counts the blocks, embedding and
-    head.
+def _updates_in_words(choices: Mapping[str, Any], units: int) -> list[str]:
+    """Returns a line that says where optimizers of units that live in RAM run, and none if the
+    whole model lives on the GPU. `units` counts the blocks, embedding and head.
     """
-    homes = len(choices["device_homes"])
+    homes, settled = len(choices["device_homes"]), choices.get("settled_units", 0)
+    if settled == units:
+        return []
+    all_units = "all units that live in RAM" if settled else "all units"
     if not homes:
-        return "all units are updated on the host"
+        return [f"{all_units} are updated on the host"]
     pieces = choices.get("update_buffers")
     through = ""
     if pieces:
         buffers = buffers_in_words(pieces, choices.get("spare_buffers", 0))
         through = f", their states there in pieces, {buffers}"
-    return f"updated on the GPU: {homes} of {units} units{through}"
+    return [f"updated on the GPU: {homes} of {units - settled} units{through}"]
 
 
 def _part_as_text(title: str, part: Part) -> list[str]:

@@ -5,8 +5,9 @@ save (`gains`). Both simulate plans, so they take longer than to say what lies w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.config.settings import TrainConfig
@@ -64,27 +65,22 @@ _WORK = {
 }
 
 
-@dataclass
+@dataclass(frozen=True)
 class Cost:
-    """A `Cost` is what some units cost a step, in seconds of the simulated step.
+    """A `Cost` is what some units cost a step, in seconds of the simulated step."""
 
-    `busy` has the seconds in which lanes do each work. Lanes run beside each other and beside
-    computing, so that these seconds are no part of the step's time. `waited` has the seconds in
-    which COMPUTE has nothing to do because it waits for that work: the step is so much longer.
+    busy: Mapping[Work, float]
+    """Lanes do each work for so many seconds. They run beside each other and beside computing, so
+    that a step does not take that much longer.
     """
-
-    busy: dict[Work, float] = field(default_factory=lambda: dict.fromkeys(Work, 0.0))
-    waited: dict[Work, float] = field(default_factory=lambda: dict.fromkeys(Work, 0.0))
+    waited: Mapping[Work, float]
+    """COMPUTE has nothing to do for so many seconds, because it waits for that work. A step would
+    be so much shorter without these waits.
+    """
 
     @property
     def waited_seconds(self) -> float:
         return sum(self.waited.values())
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            {work: self.busy[work] + other.busy[work] for work in Work},
-            {work: self.waited[work] + other.waited[work] for work in Work},
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data, in the form that tools use."""
@@ -101,7 +97,8 @@ class Costs:
 
     def of(self, some: Sequence[Units]) -> Cost:
         """Returns the cost of some of the units together."""
-        return sum((cost for units, cost in self.by_units if units in some), Cost())
+        found = [cost for units, cost in self.by_units if units in some]
+        return Cost(_added(cost.busy for cost in found), _added(cost.waited for cost in found))
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Returns plain data, in the form that tools use."""
@@ -126,19 +123,34 @@ def costs_of(
     plan, timing = predicted_step(
         shape, chosen.choices, facts.rates, needs.micro_batch, needs.device
     )
-    by_unit = {unit.name: Cost() for unit in shape.units}
-    for op, start, end in zip(plan.ops, timing.starts, timing.ends):
-        if op.kind in _WORK:
-            by_unit[op.unit].busy[_WORK[op.kind]] += end - start
-    for op, seconds in _waits(plan, timing):
-        if op.kind in _WORK:
-            by_unit[op.unit].waited[_WORK[op.kind]] += seconds
+    spans = zip(plan.ops, timing.starts, timing.ends)
+    busy = _by_unit((op, end - start) for op, start, end in spans)
+    waited = _by_unit(_waits(plan, timing))
     names = [unit.name for unit in shape.units]
     found = []
     for units in units_by_place(len(names), chosen.choices):
-        costs = [by_unit[name] for name in names[units.start : units.stop]]
-        found.append((units, sum(costs, Cost())))
+        some = names[units.start : units.stop]
+        cost = Cost(_added(busy[name] for name in some), _added(waited[name] for name in some))
+        found.append((units, cost))
     return Costs(timing.seconds, tuple(found))
+
+
+Seconds = Mapping[Work, float]
+
+
+def _by_unit(times: Iterable[tuple[Op, float]]) -> Mapping[str, Seconds]:
+    """Returns the seconds of each work by the names of units, from those of ops."""
+    found: defaultdict[str, dict[Work, float]] = defaultdict(lambda: dict.fromkeys(Work, 0.0))
+    for op, seconds in times:
+        if op.kind in _WORK:
+            found[op.unit][_WORK[op.kind]] += seconds
+    return found
+
+
+def _added(times: Iterable[Seconds]) -> Seconds:
+    """Returns the sums of seconds by work."""
+    listed_times = list(times)
+    return {work: sum(each[work] for each in listed_times) for work in Work}
 
 
 def _waits(plan: StepPlan, timing: Simulated) -> Iterator[tuple[Op, float]]:

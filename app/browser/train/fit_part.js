@@ -36,9 +36,10 @@ export class FitPart {
         say(this.cost, bar.cost);
     }
 
-    // text: what more of this memory would save; null where that is not known yet.
-    showGain(text) {
-        say(this.gain, text);
+    // gain: what more of this memory would save; null where that is not known yet.
+    showGain(gain) {
+        say(this.gain, gain && gain.text);
+        if (gain) this.gain.toggleAttribute("data-saves", gain.saves);
     }
 }
 
@@ -49,7 +50,7 @@ function say(place, text) {
 }
 
 function segment({ held, share, label, text }) {
-    const node = el("i", { "data-held": held, title: text }, label);
+    const node = el("i", { "data-held": held, title: text }, label && el("span", {}, label));
     node.style.flexGrow = share;
     return node;
 }

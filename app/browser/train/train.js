@@ -263,10 +263,12 @@ async function askForTimes(place, form, signal) {
     judge(place);
 }
 
+const NO_GAIN = { text: "", saves: false };
+
 // Shows what more memory would save, which takes longest to find.
 async function askForGains(place, { shown }, signal) {
     const show = (gains) => {
-        for (const [name, part] of place.parts) part.showGain(gains && (gains[name] ?? ""));
+        for (const [name, part] of place.parts) part.showGain(gains && (gains[name] ?? NO_GAIN));
     };
     if (!place.said.has_gains) {
         show({});
