@@ -132,9 +132,9 @@ class Checker:
         return verdict_of(report, self._session.why_not_start(), beside)
 
     def gains(self, shown: dict[str, Any]) -> dict[str, Any]:
-        """Returns `gains`: what more of each part of memory would save of a step (`gain_of`), by the
-        part's name. There are none for a draft without times. Returns None in their place where
-        another draft was checked meanwhile. It takes seconds.
+        """Returns `gains`: what more of each part of memory would save (`gain_of`), by the part's
+        name. There are none for a draft without times. Returns None in their place where another
+        draft was checked meanwhile. It takes seconds.
         """
         try:
             config = read_config(with_even_rows(shown)[0])

@@ -1,4 +1,4 @@
-"""Where the units of a run live, as its plan was recorded."""
+"""These functions say where the units of a run live, by its recorded plan."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The pool of memory as text for a terminal: which units live where, what that costs a step, and
-what more memory would save.
+"""`pool_as_text` writes the pool of memory for a terminal: which units live where, what that costs
+a step, and what more memory would save.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ def pool_as_text(pool: Pool, costs: Costs | None, gained: Mapping[PartName, floa
     """
     title = "Where the model lives"
     rows = [(each.words, _places(pool, each), _cost(each, costs)) for each in pool.units]
-    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    first, second = (max(map(len, column)) for column in list(zip(*rows))[:2])
     lines = [
-        f"  {words:<{widths[0]}}  {places:<{widths[1]}}  {cost}".rstrip()
-        for words, places, cost in rows
+        f"  {words:<{first}}  {places:<{second}}  {cost}".rstrip() for words, places, cost in rows
     ]
     if costs is not None:
         title = f"{title}, and what that costs a step"

@@ -92,7 +92,7 @@ class Units:
     """The model has so many units."""
     placement: Placement
     updated_on_gpu: int = 0
-    """The optimizers of so many of them run on the GPU, others on the host."""
+    """So many of them are updated on the GPU, the others on the host."""
 
     @property
     def words(self) -> str:
@@ -153,6 +153,11 @@ class PoolPart:
         """Returns the bytes of one kind."""
         return sum(share.bytes for share in self.shares if share.held == held)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain data, in the form that tools use."""
+        shares = [share.to_dict() for share in self.shares]
+        return {"limit": self.limit, "total": self.total, "shares": shares}
+
 
 @dataclass(frozen=True)
 class Pool:
@@ -169,14 +174,7 @@ class Pool:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data, in the form that tools use."""
-        parts = {
-            part.name.value: {
-                "limit": part.limit,
-                "total": part.total,
-                "shares": [share.to_dict() for share in part.shares],
-            }
-            for part in self.parts
-        }
+        parts = {part.name.value: part.to_dict() for part in self.parts}
         return {"parts": parts, "units": [each.to_dict() for each in self.units]}
 
 

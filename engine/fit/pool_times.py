@@ -1,5 +1,5 @@
-"""What it costs a step that units live where they do (`costs_of`), and what more of a memory would
-save (`gains`). Both simulate plans, so they take longer than to say what lies where
+"""`costs_of` finds what it costs a step that units live where they do, and `gains` what more of a
+memory would save. Both simulate plans, so they take longer than to say what lies where
 (`engine.fit.pool`). No torch.
 """
 
@@ -149,8 +149,11 @@ def _by_unit(times: Iterable[tuple[Op, float]]) -> Mapping[str, Seconds]:
 
 def _added(times: Iterable[Seconds]) -> Seconds:
     """Returns the sums of seconds by work."""
-    listed_times = list(times)
-    return {work: sum(each[work] for each in listed_times) for work in Work}
+    found = dict.fromkeys(Work, 0.0)
+    for each in times:
+        for work in Work:
+            found[work] += each[work]
+    return found
 
 
 def _waits(plan: StepPlan, timing: Simulated) -> Iterator[tuple[Op, float]]:

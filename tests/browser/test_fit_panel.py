@@ -201,7 +201,9 @@ def test_the_verdict_follows_every_change_and_the_last_one_wins(page):
 def test_the_pool_says_which_units_live_where_what_that_costs_and_what_more_would_save(page):
     verdict = page.locator(".rs-verdict")
     lives = verdict.locator("[data-field=lives]")
-    split = re.compile(r"^Embed and blocks 0 to (\d+) live on the GPU, blocks \d+ to 27 and head in")
+    split = re.compile(
+        r"^Embed and blocks 0 to (\d+) live on the GPU, blocks \d+ to 27 and head in"
+    )
     expect(lives).to_have_text(split)
     last = split.match(lives.inner_text()).group(1)
     labels = [page.locator(f"[data-pool={name}] [data-held=model]") for name in ("gpu", "host")]

@@ -1,4 +1,4 @@
-"""What more memory would save is worked out by another process, which is ended when nobody waits."""
+"""Another process works out what more memory would save. It is ended when nobody waits."""
 
 from __future__ import annotations
 

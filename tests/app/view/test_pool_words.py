@@ -49,7 +49,13 @@ NONE = dict.fromkeys(Work, 0.0)
 
 def test_a_bar_is_as_long_as_what_there_is_and_its_segments_fill_it():
     drawn = pool_bar(GPU)
-    assert [each["held"] for each in drawn["segments"]] == ["model", "copy", "step", "program", FREE]
+    assert [each["held"] for each in drawn["segments"]] == [
+        "model",
+        "copy",
+        "step",
+        "program",
+        FREE,
+    ]
     assert [each["share"] for each in drawn["segments"]] == [0.5, 0.0125, 0.25, 0.0375, 0.2]
     assert [each["label"] for each in drawn["segments"]] == ["embed, blocks 0–12", "", "", "", ""]
     assert drawn["limit"] is None and drawn["segments"][-1]["text"] == "free: 16.0 GiB"

@@ -24,7 +24,9 @@ def test_rows_say_what_lives_where_and_what_updates_it():
     homes = ("block 4", "head")
     choices = PlanChoices(settled_units=3, resident_blocks=2, device_homes=homes, update_buffers=4)
     found = places(seen(choices.to_dict()))
-    assert found["said"] == "Embed and blocks 0 to 1 live on the GPU, blocks 2 to 7 and head in RAM."
+    assert (
+        found["said"] == "Embed and blocks 0 to 1 live on the GPU, blocks 2 to 7 and head in RAM."
+    )
     assert found["rows"] == [
         ["embed and blocks 0 to 1", "GPU", "GPU"],
         ["blocks 2 to 5", "RAM", "host, of 1 on the GPU"],

@@ -80,7 +80,7 @@ def test_the_work_of_all_units_is_what_lanes_are_busy_with(name):
     config, machine, shape, needs = planned(name)
     costs = costs_of(needs.chosen, config, machine, shape)
     rates = rates_of(config, machine)
-    plan, timing = predicted_step(shape, needs.chosen.choices, rates, needs.micro_batch, "cuda")
+    _, timing = predicted_step(shape, needs.chosen.choices, rates, needs.micro_batch, "cuda")
     total = costs.of([units for units, _ in costs.by_units]).busy
     lanes = timing.busy
     assert total[Work.HOST_ADAMW] == pytest.approx(lanes[Lane.HOST])
