@@ -164,8 +164,8 @@ SHORT_HELP = {
     ),
     "train.learning_rate": "Peak, AdamW.",
     "engine.states": (
-        "auto: its first units on the GPU, as far as there is room, where they take no RAM and are "
-        "not moved; the rest in RAM, from where it passes through the GPU in each step."
+        "auto: the first units live on the GPU as far as it has room; they take no RAM and are not "
+        "moved. The others live in RAM and pass through the GPU in each step."
     ),
     "engine.gradients": "On the GPU they take 2 bytes a parameter there instead of in RAM.",
 }

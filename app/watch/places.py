@@ -66,4 +66,4 @@ def _updated(units: Units, on_gpu: bool) -> str:
         return "GPU"
     if not units.updated_on_gpu:
         return "host"
-    return f"host, of {units.updated_on_gpu} on the GPU"
+    return f"host; {units.updated_on_gpu} of them: GPU"

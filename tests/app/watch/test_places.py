@@ -29,7 +29,7 @@ def test_rows_say_what_lives_where_and_what_updates_it():
     )
     assert found["rows"] == [
         ["embed and blocks 0 to 1", "GPU", "GPU"],
-        ["blocks 2 to 5", "RAM", "host, of 1 on the GPU"],
+        ["blocks 2 to 5", "RAM", "host; 1 of them: GPU"],
         ["blocks 6 to 7", "RAM", "host"],
         ["head", "RAM", "GPU"],
     ]
