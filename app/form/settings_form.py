@@ -74,6 +74,7 @@ LABELS = {
     "train.nonfinite": "A loss that is not finite",
     "train.patience": "End early after (evaluations)",
     "engine.gpu_memory_gib": "GPU memory cap (GiB)",
+    "engine.states": "Where the model lives",
     "output.checkpoint": "Kind of checkpoints",
     "output.checkpoint_every": "Checkpoint every (steps)",
     "output.keep_checkpoints": "Checkpoints to keep",
@@ -130,7 +131,7 @@ CHOICE_LABELS = {
         "all": "all activations",
     },
     "engine.gradients": {"host": "in RAM", "parked": "on the GPU, until they are applied"},
-    "engine.states": {"host": "in RAM, all of them"},
+    "engine.states": {"host": "all of it in RAM"},
     "engine.kernels": {"compiled": "compiled by torch", "eager": "one by one"},
 }
 
@@ -162,7 +163,10 @@ SHORT_HELP = {
         "float32; 10 for embeddings in 8 bits). Smaller moments change results slightly."
     ),
     "train.learning_rate": "Peak, AdamW.",
-    "engine.states": "Units that live on the GPU take no RAM and no transfers.",
+    "engine.states": (
+        "auto: the first units live on the GPU as far as it has room; they take no RAM and are not "
+        "moved. The others live in RAM and pass through the GPU in each step."
+    ),
     "engine.gradients": "On the GPU they take 2 bytes a parameter there instead of in RAM.",
 }
 

@@ -18,20 +18,24 @@ from app.form.settings_form import as_labelled, describe_error, read_config, set
 from app.form.settling import default_values, settled, with_even_rows
 from app.pages.draft import Draft
 from app.pages.faults import unforeseen
+from app.pages.gains import Gains
 from app.pages.verdict import REMEDIES_SHOWN, Beside, unchecked, verdict_of
 from app.session.session import Session
 from app.view.data_figures import lengths_figure, lengths_words
 from app.view.effort_words import Effort, Sample, effort, effort_words
+from app.view.pool_words import gain_of
 from engine.config.data_settings import DataConfig
 from engine.config.doubts import doubts
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, DataError, RamstreamError
 from engine.fit.needs import Verdict
 from engine.fit.offers import smaller_models
+from engine.fit.pool_times import Costs, costs_of
 from engine.fit.report import FitReport, with_times
 from engine.machine.rates import rates_file
 from engine.machine.read_machine import Machine, read_machine
 from engine.model.catalog import catalog_shape
+from engine.model.find_shape import shape_from_source
 from engine.trackers.known_trackers import destinations
 
 MACHINE_SECONDS = 10
@@ -74,6 +78,9 @@ class Checker:
         self._read: tuple[float, Machine | None] = (0.0, None)
         """The machine was last read at this time of the monotonic clock."""
         self._estimate = functools.lru_cache(maxsize=128)(self._estimate_now)
+        self._costs = functools.lru_cache(maxsize=128)(self._costs_now)
+        self._gains = Gains()
+        self._gained: dict[tuple[TrainConfig, Machine, int], dict[str, Any]] = {}
         self._timed = functools.lru_cache(maxsize=128)(self._timed_now)
         self._preview = functools.lru_cache(maxsize=16)(self._preview_now)
         self._smaller = functools.lru_cache(maxsize=64)(_smaller_than)
@@ -87,6 +94,8 @@ class Checker:
         """Returns the verdict of a draft; `keep` makes it the session's draft. timed: as for
         `verdict`.
         """
+        # Nobody looks at the gains of the draft before, and this one should not wait for them.
+        self._gains.give_up()
         if keep:
             self.draft.remember(preset, shown)
         return self.verdict(shown, timed)
@@ -118,8 +127,28 @@ class Checker:
         tracked = destinations(config.output.trackers, self._session.runs_dir)
         lacks = timed and report.verdict == Verdict.DOES_NOT_FIT
         smaller = self._smaller(config, asked[1]) if lacks else ()
-        beside = Beside(remarks, tracked, said, smaller)
+        costs = self._costs(*asked) if timed else None
+        beside = Beside(remarks, tracked, said, smaller, costs)
         return verdict_of(report, self._session.why_not_start(), beside)
+
+    def gains(self, shown: dict[str, Any]) -> dict[str, Any]:
+        """Returns `gains`: what more of each part of memory would save (`gain_of`), by the part's
+        name. There are none for a draft without times. Returns None in their place where another
+        draft was checked meanwhile. It takes seconds.
+        """
+        try:
+            config = read_config(with_even_rows(shown)[0])
+            asked = config, self._machine(), _rates_written()
+            if asked not in self._gained:
+                step = self._estimate(*asked).time["step_seconds"]
+                found = self._gains.find(config, asked[1]) if step else {}
+                if found is None:
+                    return {"gains": None}
+                said = {name.value: gain_of(name, saved, step) for name, saved in found.items()}
+                _keep(self._gained, asked, said)
+        except RamstreamError:
+            return {"gains": {}}  # the verdict says what is wrong
+        return {"gains": self._gained[asked]}
 
     def settle(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the `changes` of other settings that follow from what a person changed, and
@@ -201,6 +230,12 @@ class Checker:
         report = self._estimate(config, machine, rates)
         shown = replace(report, remedies=report.remedies[:REMEDIES_SHOWN])
         return with_times(shown, config, machine, quick=True)
+
+    def _costs_now(self, config: TrainConfig, machine: Machine, rates: int) -> Costs | None:
+        report = self._estimate(config, machine, rates)
+        if report.verdict == Verdict.DOES_NOT_FIT:
+            return None
+        return costs_of(report.chosen, config, machine, shape_from_source(config.model))
 
     def _preview_now(self, model: str, data: DataConfig) -> dict[str, Any]:
         engine = self._session.engine

@@ -11,9 +11,18 @@ from typing import Any
 
 from app.form.settings_form import as_labelled, settings
 from app.view.fit_figures import fit_figure, item_colour
+from app.view.pool_words import (
+    bar_in_words,
+    cost_in_a_sentence,
+    legend,
+    places_in_words,
+    pool_bar,
+)
 from app.words import in_bytes, in_count
-from engine.fit.memory_items import Item, PartName
+from engine.fit.memory_items import MEMORY, Item, PartName
 from engine.fit.needs import Part, Verdict
+from engine.fit.pool import PoolPart
+from engine.fit.pool_times import Costs
 from engine.fit.remedies import Remedy
 from engine.fit.report import HOST_WATTS, FitReport
 from engine.words import counted, in_hours, in_seconds
@@ -30,7 +39,7 @@ HELP = {
     Verdict.DOES_NOT_FIT: "One click makes it fit:",
 }
 """This sentence is shown above the remedies."""
-BARS = ((PartName.HOST, "Host memory"), (PartName.GPU, "GPU memory"), (PartName.DISK, "Disk"))
+BARS = {PartName.GPU: "GPU memory", PartName.HOST: "RAM", PartName.DISK: "Disk"}
 REMEDIES_SHOWN = 3
 
 
@@ -43,7 +52,11 @@ def unchecked(headline: str, sentence: str, field: str | None = None) -> dict[st
         "tone": "bad",
         "headline": headline,
         "reasons": [sentence],
+        "lives": "",
+        "lives_more": "",
+        "legend": [],
         "bars": [],
+        "has_gains": False,
         "time": [],
         "remedies": [],
         "to_be_timed": False,
@@ -71,6 +84,8 @@ class Beside:
     """This says what the length of the run means."""
     smaller: Sequence[str] = ()
     """Models with these ids would fit instead."""
+    costs: Costs | None = None
+    """These are the costs of where units live, in a verdict that is timed."""
 
 
 def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str, Any]:
@@ -78,7 +93,8 @@ def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str,
 
     `busy` says why nothing can be started now, or is None. `remedies` are texts with the component
     values that each changes, and `help` is shown above them. `to_be_timed` tells whether a verdict
-    with their times, and with smaller models, would say more. `why_not` says why Start is disabled.
+    with their times, with costs, and with smaller models would say more. `has_gains` tells whether
+    more memory might save time. `why_not` says why Start is disabled.
     """
     tone, headline = VERDICTS[report.verdict]
     if beside.remarks and report.verdict == Verdict.FITS:
@@ -87,15 +103,24 @@ def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str,
     why_not = busy if fits else "It would not fit, so it cannot be started."
     shown = report.remedies[:REMEDIES_SHOWN]
     remedies = [_remedy(remedy) for remedy in shown]
+    on_gpu = report.choices["device"] != "cpu"
+    has_times = bool(report.time["step_seconds"])
+    has_costs = fits and has_times and on_gpu
+    lives, more = places_in_words(report.pool.units, on_gpu, fits)
     is_timed = all(remedy.seconds is not None for remedy in shown)
+    is_timed = is_timed and (beside.costs is not None or not has_costs)
     return {
         "tone": tone,
         "headline": headline,
         "reasons": [*map(as_labelled, report.reasons), *beside.remarks, *beside.tracked],
-        "bars": _bars(report),
+        "lives": lives,
+        "lives_more": more,
+        "legend": legend(report.pool),
+        "bars": _bars(report, beside.costs, has_costs),
+        "has_gains": has_costs,
         "time": _time_rows(report) if fits else [],
         "remedies": remedies,
-        "to_be_timed": (bool(report.time["step_seconds"]) and not is_timed) or not fits,
+        "to_be_timed": (has_times and not is_timed) or not fits,
         "help": HELP[report.verdict] if remedies else "",
         "size": _size_words(report),
         "effort": beside.effort,
@@ -113,9 +138,12 @@ def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str,
 
 def _remedy(remedy: Remedy) -> dict[str, Any]:
     """Returns a remedy with its text for a button. The first line says what changes and what the
-    job then takes, the second one how long a step takes and what happens to results.
+    job then takes, the second one how long a step takes, which units move and what happens to
+    results.
     """
     said = remedy.exactness_in_words
+    if remedy.places:
+        said = f"{remedy.places} {said}"
     if remedy.time_in_words:
         said = f"{_capital(remedy.time_in_words)}. {said}"
     return {
@@ -207,26 +235,33 @@ def _at_least_a_hundredth(value: float, form: str) -> str:
 # ------------------------------------------------------------------ memory
 
 
-def _bars(report: FitReport) -> list[dict[str, Any]]:
+def _bars(report: FitReport, costs: Costs | None, has_costs: bool) -> list[dict[str, Any]]:
+    """Returns a bar for each part of the pool. The `cost` of a bar that has one is None until costs
+    are known.
+    """
     bars = []
-    for name, label in BARS:
-        part = getattr(report, name)
-        if part is not None:
-            bars.append(_bar(name, label, part))
+    for pooled in report.pool.parts:
+        bar = _bar(pooled, getattr(report, pooled.name))
+        cost: str | None = ""
+        if has_costs and pooled.name in MEMORY:
+            cost = None if costs is None else cost_in_a_sentence(report.pool, pooled.name, costs)
+        bars.append(bar | {"cost": cost})
     return bars
 
 
-def _bar(name: PartName, label: str, part: Part) -> dict[str, Any]:
-    """Returns one bar, for host memory, GPU memory or disk: its figure, the figure in words, and
-    its items.
+def _bar(pooled: PoolPart, part: Part) -> dict[str, Any]:
+    """Returns one bar, for GPU memory, RAM or disk: what it holds of the pool, the same in words,
+    and its items with a figure of them.
     """
-    text = _part_words(part)
+    label, text = BARS[pooled.name], _part_words(part)
     largest = max(part.items, key=lambda item: item.bytes)
     return {
-        "name": name.value,
+        "name": pooled.name.value,
         "label": label,
         "text": text,
         "tone": VERDICTS[part.verdict][0],
+        "pool": pool_bar(pooled),
+        "held": f"{label}: {bar_in_words(pooled)}.",
         "items": [_item(item) for item in part.items if item.bytes],
         "note": _part_note(part),
         "said": f"{label}: {text}, most of it {largest.words} ({in_bytes(largest.bytes)}).",

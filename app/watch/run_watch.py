@@ -276,6 +276,8 @@ class Watch:
             len(snapshot.exports),
             snapshot.state,
             bool(snapshot.data),
+            str(snapshot.plan_choices.get("settled_units")),
+            len(snapshot.units),
             bool(snapshot.plan_choices),
             None if forecast is None else (forecast.step, forecast.moment),
         )

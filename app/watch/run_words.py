@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from app.view.run_bar import recent_median
+from app.watch.places import places
 from app.words import in_bytes, in_count, in_digits, in_share, in_short_time, in_step_time
 from engine.fit.predicted import QUANTITIES
 from engine.runs.events import CheckpointWritten, Comparison, PromptsAnswered
@@ -96,6 +97,7 @@ def details(snapshot: RunSnapshot) -> dict[str, Any]:
         "answers": _answers(snapshot),
         "files": _files(snapshot),
         "forecast": _forecast(snapshot),
+        "places": places(snapshot),
         "grid": snapshot.plan_grid,
         "formula": snapshot.flops_formula,
     }

@@ -5,8 +5,12 @@ In each body, `shown` has the value of every component of the form by dotted nam
 
 POST /api/check {preset, shown, keep, timed}
     Answers with the verdict on the form, which is kept as the draft unless `keep` is false. If
-    `timed` is true, the verdict says how long a step takes with each remedy; the page asks for that
-    once the verdict stands.
+    `timed` is true, the verdict says how long a step takes with each remedy, and what it costs that
+    units live where they do; the page asks for that once the verdict stands.
+POST /api/gains {shown}
+    Answers with `gains`: what more of each memory would save of a step, as a `text`, and whether it
+    `saves` anything, by the name of the memory. They are null where a verdict was asked for
+    meanwhile. It takes seconds, and the page asks for it once nothing has changed for a while.
 POST /api/settle {before, after}
     Answers with the changes of other settings that follow from what a person changed.
 POST /api/rows {shown}
@@ -54,6 +58,10 @@ def _verdict_routes(checker: Checker) -> list[Route]:
         shown = _shown(body)
         return JSONResponse(await asyncio.to_thread(checker.check, preset, shown, keep, timed))
 
+    async def gains(request: Request) -> Response:
+        shown = _shown(await json_body(request))
+        return JSONResponse(await asyncio.to_thread(checker.gains, shown))
+
     async def settle(request: Request) -> Response:
         body = await json_body(request)
         before, after = _shown(body, "before"), _shown(body, "after")
@@ -64,7 +72,12 @@ def _verdict_routes(checker: Checker) -> list[Route]:
         await asyncio.to_thread(checker.count_rows, shown)
         return JSONResponse({})
 
-    return [_post("/api/check", check), _post("/api/settle", settle), _post("/api/rows", rows)]
+    return [
+        _post("/api/check", check),
+        _post("/api/gains", gains),
+        _post("/api/settle", settle),
+        _post("/api/rows", rows),
+    ]
 
 
 def _preset_routes(checker: Checker) -> list[Route]:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from engine.cli.check_data import checked_data
+from engine.cli.pool_text import pool_as_text
 from engine.config.doubts import doubts
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
 from engine.fit.buffer_sizes import buffers_in_words
-from engine.fit.gains import gains, gains_in_words
 from engine.fit.memory_items import PartName
 from engine.fit.model_table import (
     BEST,
@@ -37,6 +37,7 @@ from engine.fit.model_table import (
 )
 from engine.fit.needs import Part, Verdict
 from engine.fit.offers import machines_for
+from engine.fit.pool_times import costs_of, gains
 from engine.fit.report import FitReport, estimate, with_times
 from engine.machine.known_machines import known_name, machines, named_machine, with_figures
 from engine.machine.read_machine import Machine, read_machine
@@ -222,11 +223,14 @@ def run_check(
     shape = shape_from_source(config.model)
     report = with_times(estimate(config, machine, shape), config, machine, shape)
     tracked = destinations(config.output.trackers, runs_dir)
-    gained = gains(config, machine, shape) if report.verdict != Verdict.DOES_NOT_FIT else {}
+    fits = report.verdict != Verdict.DOES_NOT_FIT
+    gained = gains(config, machine, shape) if fits else {}
+    costs = costs_of(report.chosen, config, machine, shape) if fits else None
     if as_json:
         saved = {name.value: seconds for name, seconds in gained.items()}
         added = {"machine": machine.to_dict(), "data": data, "trackers": tracked, "gains": saved}
-        text = json.dumps(report.to_dict() | added, indent=2)
+        spent = {"costs": None if costs is None else costs.to_dict()}
+        text = json.dumps(report.to_dict() | added | spent, indent=2)
     else:
         about_data = ["", data] if data else []
         about_trackers = ["", *tracked] if tracked else []
@@ -234,8 +238,8 @@ def run_check(
         doubted = [f"  ? {doubt.field}: {doubt.text}" for doubt in doubts(config)]
         if doubted:
             doubted = ["", "Look at this", *doubted]
-        pool = gains_in_words(gained)
-        told = [*(["", pool] if pool else []), *doubted, *about_data, *about_trackers, *offers]
+        pool = pool_as_text(report.pool, costs, gained) if fits else []
+        told = [*(["", *pool] if pool else []), *doubted, *about_data, *about_trackers, *offers]
         text = "\n".join([report_as_text(report, machine), *told])
     return text, 1 if report.verdict == Verdict.DOES_NOT_FIT else 0
 
@@ -287,6 +291,8 @@ def report_as_text(report: FitReport, machine: Machine) -> str:
         for remedy in report.remedies:
             changes = [f"--set {name}={_yaml(value)}" for name, value in remedy.changes.items()]
             said = remedy.exactness_in_words
+            if remedy.places:
+                said = f"{remedy.places} {said}"
             if remedy.time_in_words:
                 said = f"{remedy.time_in_words}. {said}"
             lines += [f"  * {remedy.text}", f"      {said}", "      " + " ".join(changes)]
@@ -315,12 +321,6 @@ def _plan_as_text(choices: Mapping[str, Any], blocks: int) -> list[str]:
         boundaries += ", of every second block"
     if choices.get("parked_gradients"):
         boundaries += ", gradients parked on the device"
-    on_device = "all blocks are streamed"
-    if choices["resident_blocks"]:
-        on_device = f"{choices['resident_blocks']} of {blocks} blocks stay on the device"
-    if choices.get("settled_units"):
-        lives = f"{choices['settled_units']} of {blocks + 2} units live there, states and all"
-        on_device = f"{on_device}, {lives}" if choices["resident_blocks"] else lives
     rows = (
         f"  {choices['device']}: {choices['micro_batches']} x {choices['micro_batch_size']} rows a "
         f"step, {counted(choices.get('rounds', 1), 'round')}, gradient sum "
@@ -330,12 +330,12 @@ def _plan_as_text(choices: Mapping[str, Any], blocks: int) -> list[str]:
         rows += f", {kernels_in_words(choices)}"
     lines = [
         rows,
-        f"  {on_device}, {choices.get('kept_blocks', 0)} keep their activations, boundaries "
+        f"  {choices.get('kept_blocks', 0)} of {blocks} blocks keep their activations, boundaries "
         f"{boundaries}, logits of {choices['loss_chunk']} positions at once",
     ]
     if choices.get("device_homes") is not None:
         # The embedding and the head are units as well.
-        lines.append(f"  {_updates_in_words(choices, blocks + 2)}")
+        lines += [f"  {line}" for line in _updates_in_words(choices, blocks + 2)]
     return lines
 
 
@@ -365,19 +365,22 @@ def kernels_in_words(choices: Mapping[str, Any]) -> str:
     return f"{kernels}, launched as CUDA graphs" if choices.get("graphs") else kernels
 
 
-def _updates_in_words(choices: Mapping[str, Any], units: int) -> str:
-    """Returns a text that says where the optimizer runs; `units` counts the blocks, embedding and
-    head.
+def _updates_in_words(choices: Mapping[str, Any], units: int) -> list[str]:
+    """Returns a line that says where optimizers of units that live in RAM run, and none if the
+    whole model lives on the GPU. `units` counts the blocks, embedding and head.
     """
-    homes = len(choices["device_homes"])
+    homes, settled = len(choices["device_homes"]), choices.get("settled_units", 0)
+    if settled == units:
+        return []
+    all_units = "all units that live in RAM" if settled else "all units"
     if not homes:
-        return "all units are updated on the host"
+        return [f"{all_units} are updated on the host"]
     pieces = choices.get("update_buffers")
     through = ""
     if pieces:
         buffers = buffers_in_words(pieces, choices.get("spare_buffers", 0))
         through = f", their states there in pieces, {buffers}"
-    return f"updated on the GPU: {homes} of {units} units{through}"
+    return [f"updated on the GPU: {homes} of {units - settled} units{through}"]
 
 
 def _part_as_text(title: str, part: Part) -> list[str]:

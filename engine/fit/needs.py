@@ -219,14 +219,18 @@ class Needs:
         """
         if self.device == "cpu" and not self.machine.here:
             return None
-        shape, data = self.shape, self.config.data
-        row_length = data.max_seq_len
+        shape, row_length = self.shape, self.config.data.max_seq_len
         rates = rates_of_steps(shape, self.chosen, self._facts.rates, row_length, self.device)
         if rates is None:
             return None
-        varlen = shape.varlen(data.packing, self.device)
-        micro_batch = MicroBatch(self.chosen.micro_batch_size, self.step_length, varlen)
-        return predicted_seconds(shape, self.chosen.choices, rates, micro_batch, self.device)
+        choices = self.chosen.choices
+        return predicted_seconds(shape, choices, rates, self.micro_batch, self.device)
+
+    @property
+    def micro_batch(self) -> MicroBatch:
+        """Returns the micro-batches of a typical step."""
+        varlen = self.shape.varlen(self.config.data.packing, self.device)
+        return MicroBatch(self.chosen.micro_batch_size, self.step_length, varlen)
 
     @property
     def checkpoints_before(self) -> int:

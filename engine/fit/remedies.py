@@ -1,6 +1,6 @@
 """`remedies_for` finds the smallest changes of settings that make a job fit. Each change is checked
-with the leanest plan before it is returned. `seconds_with` says how long a step then takes. No
-torch.
+with the leanest plan before it is returned. `needs_with` says what the job then
+takes, and `moves_in_words` which units then live elsewhere. No torch.
 
 Remedies are ordered by what they cost the user: first what changes nothing but speed, then what
 only adds sums in another order, then moments of AdamW in bf16 and in 8 bits, and last fewer and
@@ -17,9 +17,11 @@ from engine.errors import ConfigError
 from engine.fit.exactness import Exactness, sentences
 from engine.fit.memory_items import MEMORY, PartName
 from engine.fit.needs import PART_WORDS, Needs, Verdict, least_needs, needs_of
+from engine.fit.planner import Chosen
 from engine.fit.remedy_options import Changes, Kind, Option, all_together, groups_of_kinds
 from engine.machine.read_machine import Machine
 from engine.model.shape import ModelShape
+from engine.plan.choices import PlanChoices
 from engine.plan.ops import GradientSum
 from engine.words import in_gib, in_seconds
 
@@ -41,6 +43,11 @@ class Remedy:
     instead_of: float | None = None
     """A step takes this many seconds with the settings as they are; None where the job does not
     fit with them, or without rates.
+    """
+
+    places: str = ""
+    """This says where units then live, if that differs from where they live with the settings as
+    they are. It is known together with the seconds.
     """
 
     @property
@@ -71,6 +78,7 @@ class Remedy:
             "exactness_in_words": self.exactness_in_words,
             "seconds": self.seconds,
             "instead_of": self.instead_of,
+            "places": self.places,
         }
 
 
@@ -82,14 +90,34 @@ def remedies_for(needs: Needs) -> tuple[Remedy, ...]:
     return _Search(needs).remedies()
 
 
-def seconds_with(
+def needs_with(
     changes: Changes, config: TrainConfig, machine: Machine, shape: ModelShape, quick: bool
-) -> float | None:
-    """Returns the predicted seconds of a step of the job with these changes, None without rates.
-    quick: as for `needs_of`; the time is then up to a tenth too long.
+) -> Needs:
+    """Returns the needs of the job with these changes. quick: as for `needs_of`; a step is then up
+    to a tenth too long.
     """
     changed = config.with_values(changes)
-    return needs_of(changed, machine, _in_dtype_of(changed, shape), quick=quick).step_seconds
+    return needs_of(changed, machine, _in_dtype_of(changed, shape), quick=quick)
+
+
+def moves_in_words(before: PlanChoices | None, after: Chosen, units: int, about: bool) -> str:
+    """Returns how another plan moves the border between GPU memory and RAM: a sentence, or an empty
+    text where nothing moves. before: the choices of the plan as it is, None where that does not
+    fit. units: the model has so many. about: the plan is not the one that a run would use.
+    """
+    choices = after.choices
+    told = []
+    settled, was = choices.settled_units, 0 if before is None else before.settled_units
+    if settled != was:
+        roughly = "about " if about and settled < units else ""
+        now = "" if before is None else f" instead of {was}"
+        one = "lives" if settled == 1 else "live"
+        told.append(f"{roughly}{settled} of {units} units then {one} on the GPU{now}")
+    was_parked = before is not None and before.parked_gradients
+    if choices.parked_gradients != was_parked:
+        told.append(f"gradients then wait {'on the GPU' if choices.parked_gradients else 'in RAM'}")
+    words = ", and ".join(told)
+    return f"{words[0].upper()}{words[1:]}." if words else ""
 
 
 class _Search:

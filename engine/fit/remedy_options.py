@@ -195,7 +195,10 @@ def _other_boundaries(needs: Needs) -> list[Option]:
 
 
 def _set_to_auto(name: str, exactness: Exactness = Exactness.SAME_BITS) -> Option:
-    return Option(f"Set engine.{name} to auto", {f"engine.{name}": AUTO}, (exactness,))
+    text = f"Set engine.{name} to auto"
+    if name == "states":
+        text += ", so that units live on the GPU where it has room"
+    return Option(text, {f"engine.{name}": AUTO}, (exactness,))
 
 
 def _left_to_planner(config: TrainConfig) -> Option | None:

@@ -26,7 +26,8 @@ from engine.fit.needs import (
     needs_of,
 )
 from engine.fit.planner import Chosen
-from engine.fit.remedies import Remedy, remedies_for, seconds_with
+from engine.fit.pool import Pool, pool_of
+from engine.fit.remedies import Remedy, moves_in_words, needs_with, remedies_for
 from engine.machine.known_machines import known_machine
 from engine.machine.read_machine import Machine
 from engine.model.find_shape import shape_from_source
@@ -60,6 +61,8 @@ class FitReport:
     model: dict[str, Any]
     choices: dict[str, Any]
     time: dict[str, Any]
+    pool: Pool
+    """It says which units live where, in the same bytes."""
     chosen: Chosen
     """The needs are those of this plan. A run that gets the report trains with it."""
 
@@ -76,6 +79,7 @@ class FitReport:
             "model": self.model,
             "choices": self.choices,
             "time": self.time,
+            "pool": self.pool.to_dict(),
         }
 
 
@@ -122,6 +126,7 @@ def estimate(
             **needs.chosen.choices.to_dict(),
         },
         time=_time(needs, config.train.steps or facts.steps, measured),
+        pool=pool_of(needs),
         chosen=needs.chosen,
     )
 
@@ -133,22 +138,26 @@ def with_times(
     shape: ModelShape | None = None,
     quick: bool = False,
 ) -> FitReport:
-    """Returns the report of `estimate` with the seconds of a step for each of its remedies. They
-    are those of a report of the changed job. quick: plans are chosen among fewer ways, which takes
-    less time, and makes the seconds up to a tenth too long.
+    """Returns the report of `estimate` with the seconds of a step for each of its remedies, and
+    with the units that then live elsewhere. They are those of a report of the changed job. quick:
+    plans are chosen among fewer ways, which takes less time, and makes the seconds up to a tenth
+    too long.
     """
     shape = _shape_of(config, shape)
     memory = (report.host, report.gpu)
     fits = not any(part and part.verdict == Verdict.DOES_NOT_FIT for part in memory)
     now = report.time["step_seconds"] if fits else None
+    before = report.chosen.choices if fits else None
     timed = []
     for remedy in report.remedies:
         # What is written does not change the plan.
         is_same = fits and all(name.startswith("output.") for name in remedy.changes)
-        seconds = now
+        seconds, moves = now, ""
         if not is_same:
-            seconds = seconds_with(remedy.changes, config, machine, shape, quick)
-        timed.append(replace(remedy, seconds=seconds, instead_of=now))
+            then = needs_with(remedy.changes, config, machine, shape, quick)
+            seconds = then.step_seconds
+            moves = moves_in_words(before, then.chosen, len(shape.units), quick)
+        timed.append(replace(remedy, seconds=seconds, instead_of=now, places=moves))
     return replace(report, remedies=tuple(timed))
 
 

@@ -123,7 +123,7 @@ def page(window):
     expect(page.locator(".rs-verdict [data-field=size]")).to_have_text(
         re.compile("7.62B.*up to 32,768 tokens")
     )
-    page.wait_for_function(f"({DRAWN})('disk').length")
+    expect(page.locator("[data-pool=disk] i")).not_to_have_count(0)
     return page
 
 
@@ -198,11 +198,41 @@ def test_the_verdict_follows_every_change_and_the_last_one_wins(page):
     )
 
 
+def test_the_pool_says_which_units_live_where_what_that_costs_and_what_more_would_save(page):
+    verdict = page.locator(".rs-verdict")
+    lives = verdict.locator("[data-field=lives]")
+    split = re.compile(
+        r"^Embed and blocks 0 to (\d+) live on the GPU, blocks \d+ to 27 and head in"
+    )
+    expect(lives).to_have_text(split)
+    last = split.match(lives.inner_text()).group(1)
+    labels = [page.locator(f"[data-pool={name}] [data-held=model]") for name in ("gpu", "host")]
+    expect(labels[0].get_by_text(f"embed, blocks 0–{last}")).to_be_visible()
+    expect(labels[1].get_by_text(f"blocks {int(last) + 1}–27, head")).to_be_visible()
+    part = {name: page.locator(f".rs-fit:has([data-pool={name}])") for name in ("gpu", "host")}
+    expect(part["gpu"].locator("[data-said=cost]")).to_contain_text("these units are not moved")
+    expect(part["host"].locator("[data-said=cost]")).to_contain_text("copies over the bus")
+    # What more would save takes longest; it is of the form as it was when it was asked for.
+    saves = part["gpu"].locator("[data-said=gain]:not([data-old])")
+    expect(saves).to_have_text(re.compile(r"^8 GiB more GPU memory would make a step about .* s"))
+    # The border moves with the settings, and what was said of it is out of date at once.
+    paste(page, "model.source", "Qwen/Qwen2.5-0.5B")
+    expect(lives).to_have_text("The whole model lives on the GPU.")
+    expect(labels[1]).to_have_count(0)
+    expect(part["gpu"].locator("[data-said=gain]")).to_have_attribute("data-old", "")
+    widths = page.locator("[data-pool=gpu]").evaluate(
+        "bar => [...bar.children].map((each) => each.getBoundingClientRect().width)"
+    )
+    whole = page.locator("[data-pool=gpu]").bounding_box()["width"]
+    assert sum(widths) == pytest.approx(whole, abs=len(widths))
+
+
 def test_bars_are_drawn_with_the_items_that_are_listed_in_words(page):
-    for name, label in (("host", "Host memory"), ("gpu", "GPU memory"), ("disk", "Disk")):
+    for name, label in (("host", "RAM"), ("gpu", "GPU memory"), ("disk", "Disk")):
         part = page.locator(".rs-fit").filter(has=page.locator(f"[data-fit={name}]"))
+        part.locator(".rs-pool-bar").click()  # as people do; the words beside it open it, too
+        page.wait_for_function(f"name => ({DRAWN})(name).length", arg=name)
         drawn = page.evaluate(DRAWN, name)
-        part.locator(".rs-fit-bar").click()  # as people do; the words beside it open it, too
         listed = part.locator("tbody th").evaluate_all(
             "nodes => nodes.map(node => node.childNodes[1].textContent)"
         )
@@ -270,12 +300,13 @@ def settled(page, asked):
 
 def test_a_source_is_asked_for_once_it_is_entered_or_left(page):
     asked = []
-    page.on(
-        "request",
-        lambda request: (
-            asked.append(request.post_data_json) if request.url.endswith("/api/check") else None
-        ),
-    )
+
+    def note(request):
+        # What follows a verdict, when it stands, asks for its times.
+        if request.url.endswith("/api/check") and not request.post_data_json.get("timed"):
+            asked.append(request.post_data_json)
+
+    page.on("request", note)
     settled(page, asked)
     asked.clear()
     for name, leave in (("first", lambda: page.keyboard.press("Enter")), ("second", lambda: None)):

@@ -249,6 +249,16 @@ export class RunPage {
         this.part("formula").textContent = details.formula ? `TFLOPS: ${details.formula}` : "";
         this.showAnswers(details.answers);
         this.showForecast(details.forecast);
+        this.showPlaces(details.places);
+    }
+
+    showPlaces(places) {
+        const card = this.part("places");
+        card.hidden = !places;
+        if (!places) return;
+        field(card, "places-said").textContent = places.said;
+        field(card, "places-more").textContent = places.more;
+        card.querySelector("tbody").replaceChildren(...places.rows.map(placeRow));
     }
 
     showForecast(forecast) {
@@ -279,6 +289,11 @@ const emptyTile = () => el("div", {}, el("dt"), el("dd"), el("dd", { class: "rs-
 function forecastRow({ tone, name, predicted, measured, error }) {
     const cells = [predicted, measured, error].map((text) => el("td", {}, text));
     return el("tr", { "data-tone": tone }, el("th", { scope: "row" }, name), ...cells);
+}
+
+function placeRow([units, place, updated]) {
+    const cells = [place, updated].map((text) => el("td", {}, text));
+    return el("tr", {}, el("th", { scope: "row" }, units), ...cells);
 }
 
 function answerRow({ prompt, expected, before, after }) {

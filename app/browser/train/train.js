@@ -1,10 +1,10 @@
 // Draws the places of New: the machine, the verdict next to Start, and the preview of the
 // data; and requests a verdict whenever the form has changed.
 
-import { SmallFigure } from "../charts/small_figure.js";
 import { el, field, isShown, send } from "../common/dom.js";
 import { FieldLink } from "./field_link.js";
 import { differ, findingOn, isOf, withFinding } from "./finding.js";
+import { FitPart, legendRow } from "./fit_part.js";
 import { Intro } from "./intro.js";
 import { drawPreview, give } from "./preview.js";
 import { SettingsTools } from "./settings_tools.js";
@@ -14,6 +14,7 @@ import { isKnown, MODEL, Suggestions } from "./suggestions.js";
 // Times in ms until a verdict is requested, by the reason for the request.
 const TYPING_PAUSE = 80; // a letter was typed
 const TIMES_PAUSE = 250; // a verdict stands, and its remedies have no times yet
+const GAINS_PAUSE = 1500; // nothing has changed for a while, and gains take seconds to be found
 const AT_ONCE = 20; // something was chosen or pasted
 const TOGETHER = 5; // Gradio has handed the form over, which it may do again
 const RETRY = 2000; // the server did not answer
@@ -246,7 +247,8 @@ async function check(place, form) {
     if (signal.aborted) return;
     place.said = verdict;
     judge(place);
-    if (verdict.to_be_timed) askForTimes(place, form, signal);
+    if (verdict.to_be_timed) await askForTimes(place, form, signal);
+    if (!signal.aborted) askForGains(place, form, signal);
 }
 
 // Draws the verdict again, with the time of a step for each remedy, unless the form has changed
@@ -259,6 +261,31 @@ async function askForTimes(place, form, signal) {
     if (!verdict || signal.aborted) return; // the verdict stands without times
     place.said = verdict;
     judge(place);
+}
+
+const NO_GAIN = { text: "", saves: false };
+
+// Shows what more memory would save, which takes longest to find.
+async function askForGains(place, { shown }, signal) {
+    const show = (gains) => {
+        for (const [name, part] of place.parts) part.showGain(gains && (gains[name] ?? NO_GAIN));
+    };
+    if (!place.said.has_gains) {
+        show({});
+        return;
+    }
+    show(null);
+    let gains = null;
+    while (gains === null) {
+        await new Promise((resolve) => setTimeout(resolve, GAINS_PAUSE));
+        if (signal.aborted) return;
+        if (document.hidden || !isShown(place.element)) continue;
+        // Without an answer, nothing is said.
+        const answer = await send("/api/gains", { shown }, signal).catch(() => ({ gains: {} }));
+        if (signal.aborted) return;
+        gains = answer.gains;
+    }
+    show(gains);
 }
 
 // Shows the server's verdict together with what the preview found about the data.
@@ -299,7 +326,11 @@ const UNCHECKED = {
     effort: "",
     smaller: [],
     model: null,
+    lives: "",
+    lives_more: "",
+    legend: [],
     bars: [],
+    has_gains: false,
     time: [],
     remedies: [],
     to_be_timed: false,
@@ -311,12 +342,13 @@ const UNCHECKED = {
 function drawVerdict(place, verdict) {
     const { element } = place;
     element.querySelector(".rs-verdict").dataset.tone = verdict.tone;
-    for (const name of ["headline", "size", "help"])
+    for (const name of ["headline", "lives", "lives_more", "size", "help"])
         field(element, name).textContent = verdict[name];
     field(element, "reasons").replaceChildren(
         ...verdict.reasons.map((reason) => el("li", {}, reason)),
     );
     drawParts(place, verdict.bars);
+    field(element, "legend").replaceChildren(...verdict.legend.map(legendRow));
     field(element, "time").replaceChildren(...verdict.time.map(timeRow));
     place.link.show(verdict.field, verdict.reasons[0]);
     writeEffort("effort", verdict.effort);
@@ -364,37 +396,4 @@ function drawParts({ element, parts }, bars) {
         shown.length === place.children.length &&
         shown.every((node, index) => node === place.children[index]);
     if (!isSame) place.replaceChildren(...shown);
-}
-
-// Host memory, GPU memory or disk: a bar, and below it the items in words.
-class FitPart {
-    constructor({ name, label }) {
-        this.text = el("span");
-        const plot = el("div", { class: "rs-fit-bar", role: "img", "data-fit": name });
-        this.bar = new SmallFigure(plot);
-        this.rows = el("tbody");
-        this.note = el("p", { class: "rs-hint" });
-        this.root = el(
-            "details",
-            { class: "rs-fit" },
-            el("summary", {}, el("span", {}, label), this.text, plot),
-            this.note,
-            el("table", {}, this.rows),
-        );
-    }
-
-    show(bar) {
-        this.bar.show(bar.figure, bar.said);
-        this.root.dataset.tone = bar.tone;
-        this.text.textContent = bar.text;
-        this.note.textContent = bar.note;
-        this.rows.replaceChildren(...bar.items.map(itemRow));
-    }
-}
-
-function itemRow({ name, text, note, colour }) {
-    const key = el("i");
-    key.style.background = colour;
-    const small = note ? el("small", {}, note) : null;
-    return el("tr", {}, el("th", { scope: "row" }, key, name, small), el("td", {}, text));
 }

@@ -72,7 +72,7 @@ def checker(tmp_path, monkeypatch):
 def test_bars_and_items_add_up_to_what_the_report_says(checker):
     verdict = checker.verdict(shown())
     report = estimate(checker.calls[0], app.pages.checker.read_machine("."))
-    assert [bar["name"] for bar in verdict["bars"]] == ["host", "gpu", "disk"]
+    assert [bar["name"] for bar in verdict["bars"]] == ["gpu", "host", "disk"]
     for bar in verdict["bars"]:
         part = getattr(report, bar["name"])
         segments = [trace for trace in bar["figure"]["data"] if trace.get("meta") != "free"]
@@ -120,7 +120,7 @@ def test_a_remedy_says_what_it_does_in_the_words_of_the_form_and_does_it(checker
 
 def test_what_does_not_fit_names_by_how_much_and_cannot_start(checker):
     verdict = checker.verdict(shown(model__source="Qwen/Qwen2.5-14B"))
-    host = verdict["bars"][0]
+    host = verdict["bars"][1]
     assert (verdict["tone"], verdict["can_start"], host["tone"]) == ("bad", False, "bad")
     assert host["text"].endswith(" short") and verdict["time"] == []
     (line,) = host["figure"]["layout"]["shapes"]

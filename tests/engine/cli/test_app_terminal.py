@@ -71,6 +71,9 @@ def test_what_the_planner_gives_is_what_is_said():
 # ------------------------------------------------------------------ the Plan section of `check`
 
 
+IN_RAM = {"settled_units": 0}
+
+
 @pytest.fixture(scope="module")
 def report():
     return estimate(TrainConfig.load(PROGRAM_ROOT / "presets" / "starter.yaml"), MACHINE)
@@ -93,7 +96,13 @@ def test_check_says_where_units_are_updated_and_what_a_step_takes(report):
     homes, blocks = ["embed", "block 0"], report.model["blocks"]
     lines = plan_section(
         report,
-        {"compiled": True, "rounds": 4, "device_homes": homes, "update_buffers": 4},
+        {
+            "compiled": True,
+            "rounds": 4,
+            "device_homes": homes,
+            "update_buffers": 4,
+            "settled_units": 0,
+        },
         {"tokens_per_step": 148_000, "step_seconds": 11.46, "estimated": False},
     )
     assert ", 4 rounds, " in lines[0] and lines[0].endswith(", compiled kernels")
@@ -107,7 +116,13 @@ def test_check_says_where_units_are_updated_and_what_a_step_takes(report):
 def test_check_says_so_where_the_host_updates_everything(report):
     lines = plan_section(
         report,
-        {"compiled": False, "rounds": 1, "device_homes": [], "update_buffers": 0},
+        {
+            "compiled": False,
+            "rounds": 1,
+            "device_homes": [],
+            "update_buffers": 0,
+            "settled_units": 0,
+        },
         {"step_seconds": None},
     )
     assert ", 1 round, " in lines[0] and lines[0].endswith(", eager kernels")
@@ -122,7 +137,7 @@ def test_check_leaves_out_what_is_not_known(report):
         without=("compiled", "device_homes", "update_buffers", "rounds", "kept_blocks"),
     )
     assert ", 1 round, " in lines[0] and "kernels" not in lines[0]
-    assert "0 keep their activations" in lines[1] and "TFLOP" in lines[2]
+    assert "0 of 6 blocks keep their activations" in lines[1] and "TFLOP" in lines[2]
     assert not any(word in line for line in lines for word in ("updated", "predicted", "None"))
 
 

@@ -24,6 +24,9 @@ CHOOSE_TESTS = "tests/engine/fit/test_choose.py"
 CONTINUED = "test_a_session_is_continued_on_a_cpu_and_from_before_there_were_choices"
 LIMIT_TESTS = "tests/engine/fit/test_choose_limits.py"
 ITEM_TESTS = "tests/engine/fit/test_memory_items.py"
+POOL, POOL_TIMES = "engine/fit/pool.py", "engine/fit/pool_times.py"
+POOL_TESTS = "tests/engine/fit/test_pool.py"
+POOL_TIMES_TESTS = "tests/engine/fit/test_pool_times.py"
 
 PLANS = (
     Change(
@@ -196,6 +199,38 @@ PLANS = (
         "waiting + shape.block_sizes.largest_from(blocks)",
         "The report counts one of two staging buffers.",
         (f"{SIZE_TESTS}::test_fixed_buffers_are_the_device_state_to_the_byte",),
+    ),
+    Change(
+        "pool-border-off-by-one",
+        POOL,
+        "    if index < choices.settled_units:\n",
+        "    if index <= choices.settled_units:\n",
+        "The screens say that one unit more lives on the GPU than does.",
+        (POOL_TESTS,),
+    ),
+    Change(
+        "pool-counts-gradients-in-sums",
+        POOL,
+        "    return choices.gradients_in_sums or (is_settled and are_kept)\n",
+        "    return is_settled and are_kept\n",
+        "The pool counts parked gradients that are in the memory of their sums.",
+        (POOL_TESTS,),
+    ),
+    Change(
+        "pool-forgets-waits-for-the-step-before",
+        POOL_TIMES,
+        "        found += [(index, steps + 1) for index in op.waits_previous]\n",
+        "",
+        "What COMPUTE waits for updates of the step before is not told.",
+        (POOL_TIMES_TESTS,),
+    ),
+    Change(
+        "pool-gains-nothing-under-a-cap",
+        POOL_TIMES,
+        "cap and cap + FURTHER_GIB",
+        "cap",
+        "Where GPU memory is capped, more of it is said to save nothing.",
+        (POOL_TIMES_TESTS,),
     ),
     Change(
         "attention-not-halved",
