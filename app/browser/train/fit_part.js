@@ -70,5 +70,4 @@ function itemRow({ name, text, note, colour }) {
     return el("tr", {}, el("th", { scope: "row" }, key, name, small), el("td", {}, text));
 }
 
-export const legendRow = ({ held, text }) =>
-    el("li", {}, el("i", { "data-held": held }), text);
+export const legendRow = ({ held, text }) => el("li", {}, el("i", { "data-held": held }), text);
