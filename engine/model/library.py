@@ -249,6 +249,16 @@ class _DefaultDtype(TorchFunctionMode):
     """These functions do so if they are given Python floats."""
     _EXPLICIT: ClassVar = {torch.Tensor.float, torch.Tensor.to, torch.Tensor.type}
     """These functions make tensors of the dtype that they are asked for."""
+    _FILLING: ClassVar = {
+        "normal_",
+        "uniform_",
+        "trunc_normal_",
+        "kaiming_uniform_",
+        "xavier_uniform_",
+    }
+    """Functions with these names fill a tensor with random numbers. The library puts functions of
+    its own, with the same names, in place of those of torch.
+    """
 
     def __init__(self, dtype: torch.dtype):
         super().__init__()
@@ -258,6 +268,11 @@ class _DefaultDtype(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in self._FILLING:
+            tensor = args[0] if args else kwargs["tensor"]
+            # On the meta device there is nothing to fill, and trying takes most of the time in
+            # which an empty model is made.
+            return tensor if tensor.is_meta else func(*args, **kwargs)
         if kwargs.get("dtype") is not None:
             return func(*args, **kwargs)
         if func in self._ALWAYS_DEFAULT:
