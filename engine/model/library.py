@@ -268,11 +268,15 @@ class _DefaultDtype(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") in self._FILLING:
-            tensor = args[0] if args else kwargs["tensor"]
-            # On the meta device there is nothing to fill, and trying takes most of the time in
-            # which an empty model is made.
-            return tensor if tensor.is_meta else func(*args, **kwargs)
+        tensor = args[0] if args else kwargs.get("tensor")
+        if getattr(func, "__name__", "") in self._FILLING and tensor is not None and tensor.is_meta:
+            # There is nothing to fill, and trying takes much of the time in which an empty model is
+            # made.
+            return tensor
+        return self._made(func, args, kwargs)
+
+    def _made(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Returns what `func` makes, in this dtype where it would make the default one."""
         if kwargs.get("dtype") is not None:
             return func(*args, **kwargs)
         if func in self._ALWAYS_DEFAULT:

@@ -99,7 +99,7 @@ class HeldTicket:
 
 @functools.lru_cache(maxsize=16)
 def _plain(family: str, **changes: Any) -> torch.nn.Module:
-    """Returns a plain model, which is read and never trained: most plans begin with the same one."""
+    """Returns a plain model that is read and never trained. Most plans begin with the same one."""
     return plain_model(tiny_config(family, **changes))
 
 
