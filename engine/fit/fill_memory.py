@@ -165,10 +165,8 @@ class MemoryFiller:
         leaves: as many units as fit live on the device, and no boundary is on the host.
         """
         size, choices = lean
-        if self._may_settle(choices) and not self._kept:
+        if self._may_settle(choices):
             choices = replace(choices, settled_units=self._most_settled(size, choices))
-        elif self._kept:
-            choices = replace(choices, settled_units=len(self.sizer.shape.units))
         return self._without_boundaries(Candidate(size, choices))
 
     def _settled(self, place: Candidate) -> list[Candidate]:
