@@ -124,9 +124,9 @@ class MemoryFiller:
         """Yields the candidates that use the memory that `lean` leaves. host_bytes: those that take
         more bytes of RAM, even without boundaries there, are left out.
         """
-        if self._least_host_bytes(lean) > host_bytes:
-            return
         start = self._with_sums_on_device(lean)
+        if self._least_host_bytes(start) > host_bytes:
+            return
         for place in self._boundary_places(start):
             for settled in self._settled(place):
                 if self._without_boundaries(settled) > host_bytes:
@@ -160,11 +160,11 @@ class MemoryFiller:
         size, choices = candidate
         return self.host_bytes(Candidate(size, replace(choices, host_boundaries=False)))
 
-    def _least_host_bytes(self, lean: Candidate) -> int:
-        """Returns a lower bound of `host_bytes`, for all candidates that use the memory that `lean`
-        leaves: as many units as fit live on the device, and no boundary is on the host.
+    def _least_host_bytes(self, start: Candidate) -> int:
+        """Returns a lower bound of `host_bytes`, for all candidates that use the memory that
+        `start` leaves: as many units as fit live on the device, and no boundary is on the host.
         """
-        size, choices = lean
+        size, choices = start
         if self._may_settle(choices):
             choices = replace(choices, settled_units=self._most_settled(size, choices))
         return self._without_boundaries(Candidate(size, choices))

@@ -178,10 +178,10 @@ def test_a_way_that_fits_is_found_where_one_of_all_candidates_fits(monkeypatch):
             return has_room
 
     monkeypatch.setattr("engine.fit.choose.Planner", Compared)
-    for gib, ram, optimizer in itertools.product(
-        (12, 48, 139), (40, 90, 130), ("adamw", "adamw_8bit")
+    for gib, ram, optimizer, rounds in itertools.product(
+        (12, 48, 139), (40, 90, 130), ("adamw", "adamw_8bit"), ("auto", 2)
     ):
-        shape = big_shape().with_optimizer(optimizer)
-        job = Job(shape, config(train__optimizer=optimizer, train__batch_size=8), 1024)
+        changes = dict(train__optimizer=optimizer, train__batch_size=8, engine__rounds=rounds)
+        job = Job(big_shape().with_optimizer(optimizer), config(**changes), 1024)
         least_choices(job, Target("cuda", gib * GIB, ram * GIB))
     assert True in found and False in found and max(filled) > 1
