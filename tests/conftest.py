@@ -35,6 +35,17 @@ MOST_PROCESSES = 4
 ALONE = "browser and GPU"
 """The group of the tests that need a browser or a GPU has this name."""
 
+FAMILIES = "families"
+SWEEPS = {
+    "test_bf16_logits.py",
+    "test_families.py",
+    "test_packing.py",
+    "test_sampling_families.py",
+}
+"""These files sweep over the same 140 families. In one process, the code of a family is imported
+once, and its packing is tried once.
+"""
+
 LIST = Path(__file__).parent / "second_tier.yaml"
 """This file lists tests of the second tier."""
 
@@ -69,8 +80,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the second tier unless it is asked for. Tests that need the GPU or a browser come
-    first, because they take longest.
+    """Leaves out the second tier unless it is asked for. The groups of several files come first,
+    because they take longest: tests that need the GPU or a browser, and sweeps over families.
     """
     _mark_listed(items)
     config.stash[PLAIN] = {
@@ -82,7 +93,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if _is_wanted(item, config, named)]
     config.stash[LEFT_OUT] = len(left_out)
-    items.sort(key=lambda item: _group(item.nodeid) == ALONE, reverse=True)
+    first = {ALONE: 0, FAMILIES: 1}
+    items.sort(key=lambda item: first.get(_group(item.nodeid), len(first)))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -100,10 +112,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object):
 def _group(nodeid: str) -> str:
     """Returns the group of a test. The tests of a file are one group, with what is made once for
     them. Tests that need the GPU or a browser are one group too, because they would take its memory
-    or its time from each other.
+    or its time from each other. So are the sweeps over all families.
     """
     file = nodeid.split("::")[0]
-    return ALONE if "/browser/" in file or "/gpu/" in file else file
+    if "/browser/" in file or "/gpu/" in file:
+        return ALONE
+    return FAMILIES if file.rpartition("/")[2] in SWEEPS else file
 
 
 def _mark_listed(items: list[pytest.Item]) -> None:

@@ -18,6 +18,7 @@ Each way to do so is a candidate, which the planner compares with all others (`c
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -119,11 +120,17 @@ class MemoryFiller:
             choices = replace(choices, gradients_in_sums=choices.parked_gradients)
         return Candidate(spread.size, choices)
 
-    def filled(self, lean: Candidate) -> Iterator[Candidate]:
-        """Yields the candidates that use the memory that `lean` leaves."""
+    def filled(self, lean: Candidate, host_bytes: float = math.inf) -> Iterator[Candidate]:
+        """Yields the candidates that use the memory that `lean` leaves. host_bytes: those that take
+        more bytes of RAM, even without boundaries there, are left out.
+        """
         start = self._with_sums_on_device(lean)
+        if self._least_host_bytes(start) > host_bytes:
+            return
         for place in self._boundary_places(start):
             for settled in self._settled(place):
+                if self._without_boundaries(settled) > host_bytes:
+                    continue
                 for buffers in self._update_buffers(settled.choices):
                     yield from self._filled_blocks(settled, buffers)
 
@@ -147,6 +154,20 @@ class MemoryFiller:
         shape = self.sizer.shape
         here = state_bytes(shape, replace(candidate.choices, device_homes=()))
         return boundaries + here - state_bytes(shape, self._frame)
+
+    def _without_boundaries(self, candidate: Candidate) -> int:
+        """Returns what `host_bytes` would be without boundaries on the host."""
+        size, choices = candidate
+        return self.host_bytes(Candidate(size, replace(choices, host_boundaries=False)))
+
+    def _least_host_bytes(self, start: Candidate) -> int:
+        """Returns a lower bound of `host_bytes`, for all candidates that use the memory that
+        `start` leaves: as many units as fit live on the device, and no boundary is on the host.
+        """
+        size, choices = start
+        if self._may_settle(choices):
+            choices = replace(choices, settled_units=self._most_settled(size, choices))
+        return self._without_boundaries(Candidate(size, choices))
 
     def _settled(self, place: Candidate) -> list[Candidate]:
         """Returns the candidate with no unit that lives on the device, and with several numbers of

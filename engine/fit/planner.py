@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -171,7 +171,8 @@ class Planner:
         lean = self.leanest()
         if self.free_after_boundaries >= 0 and self.sizer.fits(*lean):  # the most common case
             return True
-        return bool(self._spacious)
+        free = self._free_host_bytes
+        return any(self._filler.host_bytes(way) <= free for way in self._candidates(free))
 
     @functools.cached_property
     def _spacious(self) -> list[Candidate]:
@@ -237,22 +238,24 @@ class Planner:
     @functools.cached_property
     def _fitting(self) -> list[Candidate]:
         """The list holds the candidates that fit on the device, by spread."""
+        return list(self._candidates())
+
+    def _candidates(self, host_bytes: float = math.inf) -> Iterator[Candidate]:
+        """Yields the candidates that fit on the device, by spread. host_bytes: as for
+        `MemoryFiller.filled`.
+        """
         job = self.sizer.job
         # A sum that is rounded once per round is used only if the settings request it.
         exact = not job.rounding and job.config.engine.rounds == AUTO
-        fitting: list[Candidate] = []
         for spread in self._spreads:
             lean = self._filler.leanest(spread)
             if not self.sizer.fits(*lean):
                 continue
-            fitting += [
-                candidate
-                for candidate in self._filler.filled(lean)
-                if not (exact and candidate.choices.gradient_sum == GradientSum.HOST)
-            ]
+            for candidate in self._filler.filled(lean, host_bytes):
+                if not (exact and candidate.choices.gradient_sum == GradientSum.HOST):
+                    yield candidate
             if self.sizer.device == "cpu":  # sizes are tried in order of preference
                 break
-        return fitting
 
     def _timed(self, fitting: Sequence[Candidate]) -> list[Way]:
         """Returns the candidates with their times and with the place where each optimizer runs,

@@ -249,6 +249,16 @@ class _DefaultDtype(TorchFunctionMode):
     """These functions do so if they are given Python floats."""
     _EXPLICIT: ClassVar = {torch.Tensor.float, torch.Tensor.to, torch.Tensor.type}
     """These functions make tensors of the dtype that they are asked for."""
+    _FILLING: ClassVar = {
+        "normal_",
+        "uniform_",
+        "trunc_normal_",
+        "kaiming_uniform_",
+        "xavier_uniform_",
+    }
+    """Functions with these names fill a tensor with random numbers. The library puts functions of
+    its own, with the same names, in place of those of torch.
+    """
 
     def __init__(self, dtype: torch.dtype):
         super().__init__()
@@ -258,6 +268,15 @@ class _DefaultDtype(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        tensor = args[0] if args else kwargs.get("tensor")
+        if getattr(func, "__name__", "") in self._FILLING and tensor is not None and tensor.is_meta:
+            # There is nothing to fill, and trying takes much of the time in which an empty model is
+            # made.
+            return tensor
+        return self._made(func, args, kwargs)
+
+    def _made(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Returns what `func` makes, in this dtype where it would make the default one."""
         if kwargs.get("dtype") is not None:
             return func(*args, **kwargs)
         if func in self._ALWAYS_DEFAULT:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 
 from engine.config.settings import ModelConfig
 from engine.errors import ConfigError
-from engine.fit.choose import choose
+from engine.fit.choose import choose, least_choices
 from engine.fit.job import Job, Target
+from engine.fit.planner import Planner
 from engine.model.activation_sizes import DOCUMENTS
 from engine.model.build import build_model
 from engine.model.measure_shape import shape_of
@@ -159,3 +161,27 @@ def test_boundaries_that_do_not_fit_in_host_memory_are_not_chosen_for_speed():
         return choose(Job(big_shape(), asked, 1024), target).host_boundary_bytes
 
     assert boundaries(125) <= 125 * GIB - big_shape().host_bytes
+
+
+def test_a_way_that_fits_is_found_where_one_of_all_candidates_fits(monkeypatch):
+    """Those that cannot fit are passed over before they are filled, and others once one fits."""
+    found, filled = [], []
+
+    class Compared(Planner):
+        @property
+        def has_room(self) -> bool:
+            has_room = super().has_room
+            usual = self.free_after_boundaries >= 0 and self.sizer.fits(*self.leanest())
+            assert has_room == (usual or bool(self._spacious))
+            found.append(has_room)
+            filled.append(len(self._spacious))
+            return has_room
+
+    monkeypatch.setattr("engine.fit.choose.Planner", Compared)
+    for gib, ram, optimizer, rounds in itertools.product(
+        (12, 48, 139), (40, 90, 130), ("adamw", "adamw_8bit"), ("auto", 2)
+    ):
+        changes = dict(train__optimizer=optimizer, train__batch_size=8, engine__rounds=rounds)
+        job = Job(big_shape().with_optimizer(optimizer), config(**changes), 1024)
+        least_choices(job, Target("cuda", gib * GIB, ram * GIB))
+    assert True in found and False in found and max(filled) > 1

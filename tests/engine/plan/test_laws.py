@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import pytest
@@ -96,6 +97,12 @@ class HeldTicket:
         )
 
 
+@functools.lru_cache(maxsize=16)
+def _plain(family: str, **changes: Any) -> torch.nn.Module:
+    """Returns a plain model that is read and never trained. Most plans begin with the same one."""
+    return plain_model(tiny_config(family, **changes))
+
+
 def planes_after(
     choices: PlanChoices,
     backend=None,
@@ -115,7 +122,7 @@ def planes_after(
     if layers != 3:
         extra["num_hidden_layers"] = layers
     extra["vocab_size"] = vocabulary
-    plain = plain_model(tiny_config(family, tie_word_embeddings=tied, **extra))
+    plain = _plain(family, tie_word_embeddings=tied, **extra)
     run = streamed(
         plain, choices, backend=backend, dtype=dtype, max_grad_norm=0.5, optimizer=optimizer
     )

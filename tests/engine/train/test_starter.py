@@ -20,9 +20,11 @@ from engine.runs.events import ExactMatchMeasured, StepFinished
 from engine.runs.folder import open_run
 from engine.runs.following import replay
 from engine.summaries.listing import list_runs
-from tests.support.soak import growth_after, train_on_the_command_line
+from tests.support.soak import growth_after, only_record, train_on_the_command_line
 
 ASSETS, PRESETS = PROGRAM_ROOT / "assets", PROGRAM_ROOT / "presets"
+WHOLE_STEPS = 450
+WHOLE_SECONDS = "a process of its own trains the whole starter, for 50 seconds"
 
 
 @pytest.fixture(scope="module")
@@ -113,12 +115,23 @@ def test_the_held_out_questions_are_enough_and_new(starter):
     assert not known & {prompt.expected_text for prompt in prompts}
 
 
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory) -> Path:
+    """Returns a folder with the run of the whole starter, which a process of its own trains, with
+    evaluations and checkpoints.
+    """
+    folder = tmp_path_factory.mktemp("whole")
+    settings = ("output.eval_every=40", "output.checkpoint_every=60")
+    train_on_the_command_line(WHOLE_STEPS, folder, *settings)
+    return folder
+
+
 @pytest.mark.parametrize(
     "steps, questions, right, loss",
     [
         pytest.param(120, 20, 4, 0.5, id="short"),
         pytest.param(
-            450, 100, 80, 0.2, id="whole", marks=pytest.mark.everything("it takes 48 seconds")
+            WHOLE_STEPS, 100, 80, 0.2, id="whole", marks=pytest.mark.everything(WHOLE_SECONDS)
         ),
     ],
 )
@@ -126,15 +139,19 @@ def test_the_starter_learns_roman_numerals(tmp_path, request, steps, questions, 
     """No held-out question is answered exactly before training, and at least `right` of `questions`
     are after it.
     """
-    if request.config.option.everything and steps < 450:
+    if steps == WHOLE_STEPS:
+        folder = request.getfixturevalue("whole_run")
+    elif request.config.option.everything:
         pytest.skip("the whole run shows what the short one does")
-    changes = (f"train.steps={steps}", f"output.exact_match_samples={questions}")
-    arguments = [word for change in changes for word in ("--set", change)]
-    starter = PRESETS / "starter.yaml"
-    assert launch.main(["train", str(starter), "--runs-dir", str(tmp_path), *arguments]) == 0
-    (run,) = list_runs(tmp_path)
+    else:
+        folder = tmp_path
+        changes = (f"train.steps={steps}", f"output.exact_match_samples={questions}")
+        arguments = [word for change in changes for word in ("--set", change)]
+        starter = PRESETS / "starter.yaml"
+        assert launch.main(["train", str(starter), "--runs-dir", str(folder), *arguments]) == 0
+    (run,) = list_runs(folder)
     assert run.state == "finished"
-    events = [record.event for record in replay(open_run(tmp_path, run.id).events_path)]
+    events = [record.event for record in replay(open_run(folder, run.id).events_path)]
     before, after = [event for event in events if isinstance(event, ExactMatchMeasured)]
     assert (before.correct, before.total, after.total) == (0, questions, questions)
     assert after.correct >= right
@@ -142,16 +159,11 @@ def test_the_starter_learns_roman_numerals(tmp_path, request, steps, questions, 
     assert len(losses) == steps and losses[-1] < loss < 1 < losses[0]
 
 
-@pytest.mark.everything("it trains 300 steps of the starter, for 40 seconds")
-def test_memory_does_not_grow_with_the_steps_of_packed_rows(tmp_path):
+@pytest.mark.everything(WHOLE_SECONDS)
+def test_memory_does_not_grow_with_the_steps_of_packed_rows(whole_run):
     # When each update left 200 bytes, these steps took 270 KiB more each. The heap of a young
     # process still spreads, by up to 90 KiB a step here. `tests.browser.soak` measures an older
     # one, and test_a_kernel_gives_back_every_array_that_it_was_given finds the cause itself.
-    settings = (
-        "output.exact_match_samples=0",
-        "output.eval_every=40",
-        "output.checkpoint_every=60",
-    )
-    growth = growth_after(train_on_the_command_line(300, tmp_path, *settings), 100)
+    growth = growth_after(only_record(whole_run), 100)
     assert growth.steps > 100
     assert growth.nbytes / growth.steps < 128 << 10
