@@ -36,12 +36,15 @@ class BufferKind(Word):
     """
     STATES = "optimizer states"
     """It covers all planes of the unit except `weight_high` and the gradient, or a piece of them.
-    Those of a unit that lives on the device are there.
+    Those of a unit that lives on the device are there. Of a unit whose moments are on the disk, it
+    covers these alone.
     """
     GRADIENT = "gradient"
     """It is the unit's gradient plane."""
     GRADIENT_RING = "gradient ring"
     """It is host memory that a parked gradient passes through on its way to the optimizer."""
+    STATES_RING = "states ring"
+    """It is host memory in which a piece of the moments that are on the disk is updated."""
     HOST_BOUNDARY = "host boundary"
     """It is host memory that keeps the input of a block for one micro-batch."""
     CLIP = "clip"
@@ -125,7 +128,9 @@ class ContentKind(Word):
     EARLIER_SUM = "earlier sum"
     """It is the sum over the earlier rounds."""
     FETCHED = "fetched"
-    """The buffer holds the optimizer states of a piece of a unit, as fetched from the host."""
+    """The buffer holds the optimizer states of a piece of a unit, as fetched from the host or read
+    from the disk.
+    """
     UPDATED = "updated"
     """The buffer holds the optimizer states of that piece after AdamW."""
     STATES = "states"

@@ -9,7 +9,7 @@ Three passes turn a step into ops:
    - Each prefetch comes as early as its slot and the prefetch depth allow.
    - After a unit's backward its gradient is rounded and sent to the host.
    - After the last round come the summary, the clip factor and the updates. `device_updates` writes
-     the ops of optimizers that run on the device.
+     the ops of optimizers that run on the device, `spilled_updates` those of moments on the disk.
 3. `derive_waits` finds, from what the ops read and write, which op must wait for which.
 """
 
@@ -47,6 +47,7 @@ def build_step_plan(
     end = StepEnd.UPDATES if updates else StepEnd.SUMMARY
     writer = StepWriter(blocks, tied, choices, sizes or PlaneSizes({}), end)
     buffers, device = writer.buffers, writer.device
+    parked_numel = writer.spilled.numel if choices.parked_gradients else 0
     return StepPlan(
         ops=with_waits(writer.write()),
         slots=buffers.slot_units(),
@@ -55,6 +56,8 @@ def build_step_plan(
         rings=buffers.rings(),
         gradient_rings=buffers.gradient_rings(),
         graphs=choices.micro_batches // choices.rounds if choices.graphs else 0,
+        state_rings=writer.spilled.rings(),
+        spill_numel=writer.spilled.numel,
         compiled=choices.compiled,
         device_homes=choices.device_homes,
         placed=device.placed_units(),
@@ -62,7 +65,7 @@ def build_step_plan(
         update_buffers=tuple(device.buffers),
         spare_buffers=tuple(device.spare),
         piece_numel=device.piece_numel,
-        ring_numel=device.ring_numel if choices.parked_gradients else 0,
+        ring_numel=max(device.ring_numel, parked_numel),
         **_of_arena(device),
         rounded_in_sums=buffers.rounded_in_sums,
         outer_in_parked=choices.outer_in_parked,
@@ -131,6 +134,19 @@ def _refuse_contradictions(blocks: list[str], tied: bool, choices: PlanChoices) 
         raise ValueError(f"{choices.update_buffers} buffers for the optimizers of {homes}")
     _refuse_wrong_spares(choices)
     _refuse_wrong_settlers(blocks, choices)
+    _refuse_wrong_spill(blocks, choices)
+
+
+def _refuse_wrong_spill(blocks: list[str], choices: PlanChoices) -> None:
+    """Raises ValueError where the moments of these units cannot be on the disk."""
+    units = 2 + len(blocks)
+    if not 0 <= choices.spilled_units <= units - choices.settled_units:
+        raise ValueError(
+            f"the moments of {choices.spilled_units} units cannot be on the disk where "
+            f"{choices.settled_units} of {units} live on the device"
+        )
+    if choices.spilled_units and choices.device_homes:
+        raise ValueError("moments on the disk cannot be streamed to the device")
 
 
 def _refuse_wrong_settlers(blocks: list[str], choices: PlanChoices) -> None:

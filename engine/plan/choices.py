@@ -30,6 +30,10 @@ class PlanChoices:
     """This many units, counted from embed, live on the device: all their planes stay there from
     step to step. The host has none of them, and nothing of them crosses the bus.
     """
+    spilled_units: int = 0
+    """This many units, counted from the head backwards, have their moments on the disk. They pass
+    through a few buffers on the host in every step. All other planes of theirs are in RAM.
+    """
     kept_blocks: int = 0
     """This many blocks, counted from the last, keep their activations from forward to backward.
     They are not recomputed.
@@ -98,6 +102,12 @@ def settled_of(blocks: Sequence[str], choices: PlanChoices) -> tuple[str, ...]:
     return (EMBED, *blocks, HEAD)[: choices.settled_units]
 
 
+def spilled_of(blocks: Sequence[str], choices: PlanChoices) -> tuple[str, ...]:
+    """Returns the units whose moments are on the disk, in forward order."""
+    units = (EMBED, *blocks, HEAD)
+    return units[len(units) - choices.spilled_units :]
+
+
 def settled_blocks(blocks: int, choices: PlanChoices) -> int:
     """Returns how many of so many blocks live on the device: the first ones."""
     return min(max(0, choices.settled_units - 1), blocks)
@@ -137,6 +147,10 @@ class PlaneSizes:
     buffer_bytes: int = 0
     """An update buffer has this many bytes; 0 stands for 14 an element, as with bfloat16 weights
     and moments in fp32.
+    """
+    spill_numel: int = 0
+    """A piece of the moments on the disk has this many elements; 0 stands for the largest unit of
+    those.
     """
     embed_piece: int = 0
     """The gradient of embed is summed for this many elements at a time where `outer_in_parked`

@@ -26,12 +26,16 @@ class Lane(Word):
     UPDATE = "UPDATE"
     STATES_OUT = "STATES OUT"
     GRADIENTS_OUT = "GRADIENTS OUT"
+    READ = "READ"
+    WRITE = "WRITE"
 
 
 UPDATE_LANES = (Lane.STATES_IN, Lane.UPDATE, Lane.STATES_OUT, Lane.GRADIENTS_OUT)
 """These lanes serve the optimizers: the first three those on the device, the last one those on the
 host, to which it sends parked gradients. They have no ops in other plans.
 """
+DISK_LANES = (Lane.READ, Lane.WRITE)
+"""These lanes read moments from the disk and write them back. They have no ops in other plans."""
 
 
 class OpKind(Word):
@@ -55,6 +59,8 @@ class OpKind(Word):
     SUMMARY = "summary"
     CLIP = "clip"
     UPDATE = "update"
+    READ_STATES = "read_states"
+    WRITE_STATES = "write_states"
     FETCH_STATES = "fetch_states"
     FETCH_GRADIENT = "fetch_gradient"
     DEVICE_UPDATE = "device_update"
@@ -342,12 +348,38 @@ class Clip(Op):
 @dataclass(frozen=True, slots=True)
 class Update(Op):
     """An `Update` runs AdamW on the planes of the unit, on the host. Where gradients are parked, it
-    does so for one `piece`, whose gradient is in `ring`.
+    does so for one `piece`, whose gradient is in `ring`. Where the moments of the unit are on the
+    disk, it does so for one `piece`, whose moments are in `states`.
     """
 
     kind, lane = OpKind.UPDATE, Lane.HOST
     piece: tuple[int, int] | None = field(kw_only=True, default=None)
     ring: Buffer | None = field(kw_only=True, default=None)
+    states: Buffer | None = field(kw_only=True, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class OfSpilled(Op):
+    """An `OfSpilled` is an op on one piece of a unit whose moments are on the disk."""
+
+    piece: tuple[int, int] = field(kw_only=True)
+    """It begins at the first of these elements of the unit and ends before the second."""
+    states: Buffer = field(kw_only=True)
+    """The moments of the piece are in this buffer on the host while they are updated."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStates(OfSpilled):
+    """A `ReadStates` reads the moments of the piece from the disk."""
+
+    kind, lane = OpKind.READ_STATES, Lane.READ
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStates(OfSpilled):
+    """A `WriteStates` writes the updated moments of the piece to the disk."""
+
+    kind, lane = OpKind.WRITE_STATES, Lane.WRITE
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,36 +428,3 @@ class OffloadStates(OfPiece):
     """An `OffloadStates` sends the other updated planes to the host."""
 
     kind, lane = OpKind.OFFLOAD_STATES, Lane.STATES_OUT
-
-
-OP_TYPES: dict[OpKind, type[Op]] = {
-    op.kind: op
-    for op in (
-        Prefetch,
-        FetchBoundary,
-        FetchGrad,
-        Embed,
-        Forward,
-        Recompute,
-        Loss,
-        Backward,
-        EmbedBackward,
-        Reduce,
-        Lend,
-        Reclaim,
-        Summary,
-        UpdateInPlace,
-        StoreBoundary,
-        Offload,
-        OffloadParked,
-        Clip,
-        Update,
-        Applied,
-        FetchStates,
-        FetchGradient,
-        DeviceUpdate,
-        OffloadWeights,
-        OffloadStates,
-    )
-}
-"""Every kind of op has one class. This mapping is used to parse the text of a plan."""

@@ -28,6 +28,10 @@ class StepPlan:
     """Forward and backward of blocks are replayed as CUDA graphs (`engine.graphs`), for so many
     micro-batches that exist at once; 0 where each kernel is launched by itself.
     """
+    state_rings: tuple[Buffer, ...] = ()
+    """Pieces of the moments that are on the disk are updated in these buffers on the host."""
+    spill_numel: int = 0
+    """Such a piece has at most this many elements."""
     compiled: bool = False
     """The kernels of the blocks and of the loss are compiled."""
     device_homes: tuple[str, ...] = ()

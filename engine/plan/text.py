@@ -9,7 +9,42 @@ from dataclasses import fields
 from typing import Any
 
 from engine.plan.buffers import Buffer, read_buffer, read_content
-from engine.plan.ops import OP_TYPES, UPDATE_LANES, Keeps, Lane, Op, OpKind, Uses
+from engine.plan.ops import (
+    Applied,
+    Backward,
+    Clip,
+    DISK_LANES,
+    DeviceUpdate,
+    Embed,
+    EmbedBackward,
+    FetchBoundary,
+    FetchGrad,
+    FetchGradient,
+    FetchStates,
+    Forward,
+    Keeps,
+    Lane,
+    Lend,
+    Loss,
+    Offload,
+    OffloadParked,
+    OffloadStates,
+    OffloadWeights,
+    Op,
+    OpKind,
+    Prefetch,
+    ReadStates,
+    Reclaim,
+    Recompute,
+    Reduce,
+    StoreBoundary,
+    Summary,
+    UPDATE_LANES,
+    Update,
+    UpdateInPlace,
+    Uses,
+    WriteStates,
+)
 from engine.plan.step_plan import StepPlan
 
 _OF_EVERY_OP = ("index", "unit", "reads", "writes", "waits", "waits_previous")
@@ -19,9 +54,43 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "keeps": Keeps,
     "following": str,
     **dict.fromkeys(("first", "adds", "last", "recomputes"), lambda text: text == "yes"),
-    **dict.fromkeys(("slot", "grad", "staging", "ring", "buffer"), read_buffer),
+    **dict.fromkeys(("slot", "grad", "staging", "ring", "buffer", "states"), read_buffer),
 }
 """Each function parses the text of the op field of that name."""
+
+OP_TYPES: dict[OpKind, type[Op]] = {
+    op.kind: op
+    for op in (
+        Prefetch,
+        FetchBoundary,
+        FetchGrad,
+        Embed,
+        Forward,
+        Recompute,
+        Loss,
+        Backward,
+        EmbedBackward,
+        Reduce,
+        Lend,
+        Reclaim,
+        Summary,
+        UpdateInPlace,
+        StoreBoundary,
+        Offload,
+        OffloadParked,
+        Clip,
+        Update,
+        ReadStates,
+        WriteStates,
+        Applied,
+        FetchStates,
+        FetchGradient,
+        DeviceUpdate,
+        OffloadWeights,
+        OffloadStates,
+    )
+}
+"""Every kind of op has one class."""
 
 
 def to_text(plan: StepPlan) -> str:
@@ -57,6 +126,11 @@ def to_text(plan: StepPlan) -> str:
         facts.append(f"elements of a piece of embed: {plan.embed_piece}")
     if plan.gradient_rings:
         facts.append(f"gradient rings: {', '.join(map(str, plan.gradient_rings))}")
+    if plan.state_rings:
+        facts += [
+            f"state rings: {', '.join(map(str, plan.state_rings))}",
+            f"elements of a piece on the disk: {plan.spill_numel}",
+        ]
     if plan.settled:
         facts.append(f"settled: {_places_text(plan.settled)}")
     if plan.held:  # only some passes without gradients have such units
@@ -88,6 +162,8 @@ def _read_plan(text: str) -> StepPlan:
         stagings=_read_units(facts["stagings"]),
         rings=_read_buffers(facts["rings"]),
         gradient_rings=_read_buffers(facts.get("gradient rings", "")),
+        state_rings=_read_buffers(facts.get("state rings", "")),
+        spill_numel=int(facts.get("elements of a piece on the disk", 0)),
         compiled=facts["compiled"] == "yes",
         device_homes=_words(facts["homes on the device"]),
         placed=_read_places(facts["placed"]),
@@ -218,7 +294,8 @@ def grid_rows(plan: StepPlan, indices: Iterable[int], marked: int | None = None)
     texts = [op.label + _target(op) for op in ops]
     width = max([24, *map(len, texts)]) + 2
     used = {op.lane for op in plan.ops}
-    lanes: Sequence[Lane] = [lane for lane in Lane if lane in used or lane not in UPDATE_LANES]
+    sometimes = (*UPDATE_LANES, *DISK_LANES)
+    lanes: Sequence[Lane] = [lane for lane in Lane if lane in used or lane not in sometimes]
     rows = ["   op  " + "".join(lane.ljust(width) for lane in lanes) + "waits for"]
     for op, text in zip(ops, texts):
         cells = dict.fromkeys(lanes, "·") | {op.lane: text}

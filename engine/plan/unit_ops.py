@@ -33,6 +33,7 @@ from engine.plan.ops import (
 )
 from engine.plan.pieces import cut
 from engine.plan.rounds import HostBoundaries, Round, Uses, gradient_of, host_boundary, state_after
+from engine.plan.spilled_updates import SpilledUpdates
 from engine.plan.step_buffers import CLIP, LOSS, SUMMARY, StepBuffers, hidden, host_gradient
 
 
@@ -65,6 +66,7 @@ class UnitOps:
             self._embed_pieces = [*cut(sizes.numel[EMBED], sizes.embed_piece)]
         places = Places(self.buffers.lasting_slots(), self.buffers.shared_sums())
         self.device = DeviceUpdates(blocks, places, choices, sizes, self._drafts)
+        self.spilled = SpilledUpdates(blocks, self.buffers, choices, sizes, self._drafts)
 
     # ------------------------------------------------------------------ forward
 

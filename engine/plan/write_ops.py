@@ -76,6 +76,8 @@ class StepWriter(UnitOps):
 
     def write(self) -> Sequence[Draft]:
         """Returns every op of the step, in program order."""
+        if self._end is StepEnd.UPDATES:
+            self.spilled.read_first()
         for round_ in self._rounds():
             self._forward_pass(round_)
             for micro_batch in round_.micro_batches:
@@ -162,24 +164,33 @@ class StepWriter(UnitOps):
         self._emit(Summary, STEP, reads, {SUMMARY: READY})
 
     def _emit_updates(self) -> None:
-        """Writes the clip factor and the updates, those on the device first."""
+        """Writes the clip factor and the updates: those on the device first, then those of moments
+        that were read from the disk ahead, and then all others.
+        """
         for unit, slot in self.settled:
             self._update_in_place(unit, slot)
         self._emit(Clip, STEP, {SUMMARY: READY}, {CLIP: READY})
         self.device.write()
-        last_round = self._choices.rounds - 1
+        self.spilled.write_first()
+        elsewhere = {*self._choices.device_homes, *self.buffers.settled, *self.spilled.units}
         for unit in self._units():
-            if unit in self._choices.device_homes or unit in self.buffers.settled:
-                continue
-            if self._choices.parked_gradients:
-                self._update_parked(unit)
-                continue
-            gradient = host_gradient(unit, last_round)
-            weights = {Buffer(BufferKind.WEIGHTS, unit): READY}
-            self._emit(Update, unit, {CLIP: READY} | gradient, weights)
-        if self._choices.device_homes or self.settled:
+            if unit not in elsewhere:
+                self._update_on_host(unit)
+                self.spilled.write_next()
+        self.spilled.write_rest()
+        if self._choices.device_homes or self.settled or self.spilled.units:
             states = {Buffer(BufferKind.STATES, unit): READY for unit, _ in self.settled}
+            states |= self.spilled.states()
             self._emit(Applied, STEP, self.device.all_planes() | states, {})
+
+    def _update_on_host(self, unit: str) -> None:
+        """Writes the update of a unit whose planes are all in RAM."""
+        if self._choices.parked_gradients:
+            self._update_parked(unit)
+            return
+        gradient = host_gradient(unit, self._choices.rounds - 1)
+        weights = {Buffer(BufferKind.WEIGHTS, unit): READY}
+        self._emit(Update, unit, {CLIP: READY} | gradient, weights)
 
     def _units(self) -> list[str]:
         return [EMBED, *self._blocks, HEAD]

@@ -13,9 +13,9 @@ import pytest
 
 from engine.plan.build_step import build_forward_plan, build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes
-from engine.plan.ops import OP_TYPES, GradientSum
+from engine.plan.ops import GradientSum
 from engine.plan.step_plan import StepPlan
-from engine.plan.text import from_text, to_text
+from engine.plan.text import OP_TYPES, from_text, to_text
 from engine.plan.validate import validate
 
 FOLDER = Path(__file__).parent / "golden"
@@ -67,6 +67,8 @@ CHOICES = {
         device_homes=("block 2",),
         update_buffers=1,
     ),
+    "spilled": PlanChoices(micro_batches=2, settled_units=1, spilled_units=2),
+    "spilled-and-parked": PlanChoices(micro_batches=2, parked_gradients=True, spilled_units=3),
     "outer-in-parked": PlanChoices(
         micro_batches=2,
         parked_gradients=True,
@@ -100,7 +102,7 @@ FORWARD = {
 def plan_of(name: str) -> StepPlan:
     if name in FORWARD:
         return build_forward_plan(BLOCKS, True, FORWARD[name], held=name == "forward-held")
-    sizes = SMALL_OUTER if CHOICES[name].outer_in_parked else PlaneSizes(NUMEL)
+    sizes = SMALL_OUTER if CHOICES[name].outer_in_parked else PlaneSizes(NUMEL, spill_numel=30)
     return build_step_plan(BLOCKS, name == "vertical", CHOICES[name], sizes)
 
 
