@@ -75,6 +75,10 @@ class LostPlanesError(RamstreamError):
     """Planes that lived on the device are lost with it."""
 
 
+class SpillError(RamstreamError):
+    """Moments on the disk (`engine.disk`) cannot be kept, read or written."""
+
+
 class CheckpointError(RamstreamError):
     """Writing, reading or verifying a checkpoint failed."""
 

@@ -78,9 +78,9 @@ class _Target:
 
     def memory(self, unit: str, plane: str, begin: int, end: int) -> np.ndarray:
         """Returns the memory into which a piece of a plane is read, uint8 [bytes]: its place in the
-        store, or other memory if it is converted later or lives on the device.
+        store, or other memory if it is converted later or is not in RAM.
         """
-        if self.converts(plane) or unit in self.store.settled:
+        if self.converts(plane) or not self.store.is_in_ram(unit, plane):
             return np.empty(end - begin, np.uint8)
         return self.store.content(unit, plane, begin, end)
 
@@ -88,7 +88,7 @@ class _Target:
         """Takes a piece that was read, uint8 [bytes], unless it is in its place already or is
         converted later.
         """
-        if unit in self.store.settled and not self.converts(plane):
+        if not self.store.is_in_ram(unit, plane) and not self.converts(plane):
             self.store.put(unit, plane, begin, piece)
 
     def converts(self, plane: str) -> bool:

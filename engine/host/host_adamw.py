@@ -43,21 +43,27 @@ class AdamWSettings:
     """Moments in bf16 are rounded with random bits that depend on this seed."""
 
 
-class Parked(NamedTuple):
-    """A `Parked` is a piece of a unit's gradient that comes from the device."""
+class Portion(NamedTuple):
+    """A `Portion` is a piece of a unit that is updated by itself."""
 
     start: int
     """It begins at this element of the unit."""
     grad: np.ndarray
     """The gradients are flat, shape [elements]."""
+    moments: tuple[np.ndarray, ...] | None = None
+    """Both moments of the piece, uint8 [bytes] each; None where they are planes of the store."""
 
 
 class _Part(NamedTuple):
-    """A `_Part` is a range of the elements of a unit, with the gradient of these."""
+    """A `_Part` is a range of the elements of a unit, with what is not in planes of the store."""
 
     unit: str
     start: int
     gradient: np.ndarray
+    moments: tuple[np.ndarray, ...]
+    """Both moments are rows of bytes, uint8 [bytes], of which the unit's planes are a part."""
+    place: int
+    """These rows begin at this byte of the unit's planes of moments."""
 
     @property
     def numel(self) -> int:
@@ -69,7 +75,13 @@ class _Part(NamedTuple):
 
     def between(self, start: int, stop: int) -> _Part:
         """Returns the part of these elements of the unit."""
-        return _Part(self.unit, start, self.gradient[start - self.start : stop - self.start])
+        gradient = self.gradient[start - self.start : stop - self.start]
+        return self._replace(start=start, gradient=gradient)
+
+    def moments_of(self, range_: MomentRange) -> list[np.ndarray]:
+        """Returns the bytes of both moments of a range, uint8 [bytes]."""
+        begin = range_.place - self.place
+        return [moment[begin : begin + range_.bytes] for moment in self.moments]
 
 
 class HostAdamW:
@@ -128,33 +140,29 @@ class HostAdamW:
         step: int,
         learning_rate: float,
         clip_factor: float,
-        parked: Parked | None = None,
+        portion: Portion | None = None,
     ) -> None:
         """Applies step number `step` (from 1) to one unit with its gradients times `clip_factor`.
         Returns once the update is complete.
 
-        It reads the plane of gradients and changes every other plane of the unit. With `parked`, it
-        takes these gradients instead, and changes only their elements. A piece must not cut a block
-        of codes. The interpreter's lock is released during the update.
+        It reads the plane of gradients and changes every other plane of the unit. With a `portion`,
+        it takes these gradients instead, and changes only their elements; moments that the portion
+        has are changed there. A portion must not cut a block of codes. The interpreter's lock is
+        released during the update.
         """
-        if parked is None:
-            parked = Parked(0, self._store.array(unit, "grad"))
-        whole = _Part(unit, *parked)
+        if portion is None:
+            portion = Portion(0, self._store.array(unit, "grad"))
+        whole = self._whole(unit, portion)
         *others, keep = self.scalars(step, learning_rate)
         scalars = (np.float32(clip_factor), keep, *others)
         layout = self._store.layouts[unit]
-        if self._store.optimizer == FP32_MOMENTS:
-            planes = [self._store.array(unit, plane)[whole.start : whole.stop] for plane in MOMENTS]
-            self._update_fp32(whole, planes, scalars)
-            return
         key = self.key(unit, step)
         for range_ in layout.moment_ranges(self._store.optimizer):
             here = range_.within(whole.start, whole.stop)
             if here is None:
                 continue
             if here.kind == MomentKind.FP32:
-                moments = [plane.view(np.float32) for plane in self._moments(unit, here)]
-                self._update_fp32(whole.between(here.start, here.stop), moments, scalars)
+                self._update_fp32(whole.between(here.start, here.stop), here, scalars)
                 continue
             for each, factors in _by_decay(here, layout.decay_numel, scalars):
                 part = whole.between(each.start, each.stop)
@@ -165,8 +173,19 @@ class HostAdamW:
         text = f"{self._seed} {step} {unit}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest())
 
-    def _update_fp32(self, part: _Part, moments: list[np.ndarray], scalars: Scalars) -> None:
-        """Updates elements whose moments are these fp32 arrays."""
+    def _whole(self, unit: str, portion: Portion) -> _Part:
+        """Returns the elements of a portion with their moments."""
+        if portion.moments is None:
+            planes = (self._store.array(unit, plane).view(np.uint8) for plane in MOMENTS)
+            return _Part(unit, portion.start, portion.grad, tuple(planes), 0)
+        stop = portion.start + portion.grad.size
+        layout, optimizer = self._store.layouts[unit], self._store.optimizer
+        place, _ = layout.moment_bytes(optimizer, portion.start, stop)
+        return _Part(unit, portion.start, portion.grad, portion.moments, place)
+
+    def _update_fp32(self, part: _Part, range_: MomentRange, scalars: Scalars) -> None:
+        """Updates elements whose moments are in fp32. They are those of `range_`."""
+        moments = [moment.view(np.float32) for moment in part.moments_of(range_)]
         decay_numel = self._store.layouts[part.unit].decay_numel
         decayed = min(max(0, decay_numel - part.start), part.numel)
         planes = (part.gradient, *self._weights_of(part), *moments)
@@ -175,7 +194,7 @@ class HostAdamW:
     def _update_rounded(self, part: _Part, range_: MomentRange, scalars: Scalars, key: int) -> None:
         """Updates elements whose moments are in bf16 or in 8 bits. They are those of `range_`."""
         grad, weights = part.gradient, self._weights_of(part)
-        first, second = self._moments(part.unit, range_)
+        first, second = part.moments_of(range_)
         if range_.kind == MomentKind.CODES:
             codes = (first, first.view(np.float32), second, second.view(np.float32))
             self._workers.share(
@@ -191,11 +210,6 @@ class HostAdamW:
     def _weights_of(self, part: _Part) -> tuple[np.ndarray, ...]:
         planes = [self._store.array(part.unit, plane) for plane in self._weights]
         return tuple(plane[part.start : part.stop] for plane in planes)
-
-    def _moments(self, unit: str, part: MomentRange) -> list[np.ndarray]:
-        """Returns the bytes of both moments of a range, uint8 [bytes]."""
-        end = part.place + part.bytes
-        return [self._store.array(unit, plane)[part.place : end] for plane in MOMENTS]
 
     def close(self) -> None:
         """Ends the threads. The planes stay with the store."""

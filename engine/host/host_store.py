@@ -20,12 +20,14 @@ With another optimizer than `adamw`, the moments are in bf16 or in 8 bits. Then 
 `exp_avg_sq` are rows of bytes (`engine.planes.moments`).
 
 The planes of units that live on the device are there (`engine.host.device_planes`); such a unit has
-no plane of gradients. All other planes are in host memory (`engine.host.ram_planes`).
+no plane of gradients. The moments of some other units may be on the disk
+(`engine.host.disk_planes`). All other planes are in host memory (`engine.host.ram_planes`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -34,22 +36,19 @@ import torch
 from engine.config.settings import Optimizer
 from engine.errors import ModelError
 from engine.host.device_planes import DevicePlanes, PlaneDevice
+from engine.host.disk_planes import DiskPlanes
 from engine.host.fp32_pieces import fp32_pieces
 from engine.host.held_step import HeldStep
 from engine.host.host_kernels import kernel
 from engine.host.host_threads import Workers, ranges
 from engine.host.moment_conversion import Bytes, convert_moments
-from engine.host.ram_planes import Key, RamPlanes, Wanted
+from engine.host.plane_places import PlanePlaces
+from engine.host.ram_planes import Key, RamPlanes
 from engine.plan.buffers import EMBED, HEAD
 from engine.planes.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES, ParameterSpec, UnitLayout
-from engine.planes.moments import FP32_MOMENTS, MOMENTS
+from engine.planes.moments import FP32_MOMENTS
 from engine.planes.update_buffers import UpdateBuffer
 from engine.progress import Progress, untold
-
-DMA_PLANES = ("weight_high", "grad")
-"""The device reads or writes these planes by DMA; only they are registered, and weight_low of units
-with weights that stay in fp32.
-"""
 
 
 class HostStore:
@@ -73,14 +72,10 @@ class HostStore:
     ):
         self.layouts = {layout.unit: layout for layout in layouts}
         self.dtype = dtype
-        self.optimizer: Optimizer = FP32_MOMENTS
-        """The moments are those of this optimizer (`allocate_states`)."""
         self._workers = Workers(threads, "host-store")
         self._ram = RamPlanes(register, unregister, self._workers)
-        self._on_device: DevicePlanes | None = None
-        self.settled: frozenset[str] = frozenset()
-        """These units live on the device."""
-        self._has_gradients = False
+        self._where = PlanePlaces(self.layouts, dtype, self._ram)
+        self._has_states = False
         self._places: dict[Key, tuple[int, ParameterSpec]] = {}
         for layout in layouts:
             for spec, offset in zip(layout.parameters, layout.offsets):
@@ -113,54 +108,58 @@ class HostStore:
         `optimizer`, as `allocate_weights` does for weights. Without `gradients`, which is for plans
         that park them on the device, there is no plane for them.
         """
-        self.optimizer = optimizer
-        self._has_gradients = gradients
+        self._where.optimizer = optimizer
+        self._where.has_gradients = gradients
         states = [plane for plane in self.planes if plane not in WEIGHT_PLANES]
         if not gradients:
             states.remove("grad")
         self._allocate(states, "optimizer states", progress)
+        self._has_states = True
+
+    def _allocate(self, planes: Collection[str], what: str, progress: Progress) -> None:
+        """Allocates these planes of all units."""
+        if any(self._where.has(unit, plane) for unit in self.layouts for plane in planes):
+            raise RuntimeError(f"the {what} are allocated already")
+        self._where.allocate(self.layouts, planes, what, progress)
 
     def release_states(self) -> None:
         """Frees what `allocate_states` allocated. No op may be running on it."""
-        for key in self._tensors():
-            if key[1] not in WEIGHT_PLANES:
-                self._place(key[0]).release([key])
+        self._has_states = False
+        self._where.release([plane for plane in self.planes if plane not in WEIGHT_PLANES])
 
-    def settle(self, units: Collection[str], device: PlaneDevice) -> None:
-        """Makes `units`, and no others, live on `device`. Planes that are allocated already move
-        there, or back to host memory, with what they hold; no op may be running on them. Raises
-        FitError where host memory is short, and torch.OutOfMemoryError where that of the device is.
+    @property
+    def optimizer(self) -> Optimizer:
+        """Returns the optimizer whose moments these are (`allocate_states`)."""
+        return self._where.optimizer
+
+    @property
+    def settled(self) -> frozenset[str]:
+        """Returns the units that live on the device."""
+        return self._where.settled
+
+    @property
+    def spilled(self) -> frozenset[str]:
+        """Returns the units whose moments are on the disk."""
+        return self._where.spilled
+
+    @property
+    def disk(self) -> DiskPlanes:
+        """Returns the moments on the disk. Raises SpillError where there is no folder for them."""
+        return self._where.disk
+
+    def spill_to(self, folder: Path) -> None:
+        """Makes `folder` the place of moments on the disk, before `settle` has any there."""
+        self._where.spill_to(folder)
+
+    def settle(
+        self, units: Collection[str], device: PlaneDevice, spilled: Collection[str] = ()
+    ) -> None:
+        """Makes `units`, and no others, live on `device`, and keeps the moments of `spilled`, and
+        of no others, on the disk. Planes that are allocated already move with what they hold; no op
+        may be running on them. Raises FitError where host memory is short, SpillError where the
+        disk is, and torch.OutOfMemoryError where the memory of the device is.
         """
-        if self._on_device is None:
-            self._on_device = DevicePlanes(device)
-        # Those that leave make room for those that come.
-        for unit in self.settled - set(units):
-            self._move(unit, self.settled - {unit})
-        for unit in sorted(set(units) - self.settled):
-            self._move(unit, self.settled | {unit})
-
-    def _move(self, unit: str, settled: frozenset[str]) -> None:
-        """Moves the planes of a unit to where they belong once `settled` live on the device."""
-        before, old = self.settled, self._place(unit)
-        self.settled = settled
-        there = [key for key in old.tensors if key[0] == unit]
-        planes = [plane for _, plane in there if plane != "grad"]
-        wanted = self._wanted((unit,), planes)
-        new = self._place(unit)
-        try:
-            if isinstance(new, DevicePlanes):
-                new.allocate(wanted)
-            else:
-                if self._has_gradients:
-                    wanted |= self._wanted((unit,), ["grad"])
-                new.allocate(wanted, "units that leave the device", untold)
-        except BaseException:
-            self.settled = before
-            raise
-        for plane in planes:
-            size = wanted[unit, plane].nbytes
-            new.write((unit, plane), 0, old.read((unit, plane), 0, size))
-        old.release(there)
+        self._where.arrange(units, spilled, device)
 
     def update_buffer(self, pieces: int) -> UpdateBuffer:
         """Returns the sizes of a buffer in which the device updates a piece of a unit. pieces: so
@@ -176,8 +175,7 @@ class HostStore:
         """Returns the optimizer whose moments are allocated, and whether planes of gradients are;
         None before `allocate_states`.
         """
-        planes = {plane for _, plane in self._tensors()}
-        return (self.optimizer, self._has_gradients) if planes & set(MOMENTS) else None
+        return (self.optimizer, self._where.has_gradients) if self._has_states else None
 
     @property
     def allocated_bytes(self) -> int:
@@ -187,7 +185,7 @@ class HostStore:
     @property
     def device_bytes(self) -> int:
         """The planes on the device have this many bytes."""
-        return 0 if self._on_device is None else self._on_device.nbytes
+        return self._where.device_bytes
 
     @property
     def pinned_bytes(self) -> int:
@@ -212,9 +210,7 @@ class HostStore:
         """Unregisters and releases all memory at once. Views that still exist read zeros from now
         on. No op may be running on the planes.
         """
-        self._ram.release(list(self._ram.arrays))
-        if self._on_device is not None:
-            self._on_device.release(list(self._on_device.tensors))
+        self._where.release(self.planes)
         self._workers.close()
 
     # ------------------------------------------------------------------ planes and parameters
@@ -229,30 +225,33 @@ class HostStore:
     def tensor(self, unit: str, plane: str) -> torch.Tensor:
         """Returns a whole plane, flat, shape [numel], sharing memory: bfloat16, int16 (weight_low)
         or float32. Moments that are not all in fp32 are uint8 [bytes]. The tensor is on the device
-        if the unit lives there.
+        if the unit lives there. Raises KeyError for moments on the disk.
         """
-        return self._place(unit).tensors[unit, plane]
+        return self._where.tensors()[unit, plane]
 
     def content(self, unit: str, plane: str, begin: int, end: int) -> np.ndarray:
         """Returns the bytes between two places of a plane, uint8 [bytes]: its own memory, or a copy
-        if the unit lives on the device.
+        if it is not in RAM.
         """
-        return self._place(unit).read((unit, plane), begin, end)
+        return self._where.of(unit, plane).read((unit, plane), begin, end)
 
     def put(self, unit: str, plane: str, begin: int, content: np.ndarray) -> None:
         """Writes `content`, uint8 [bytes], from the byte `begin` of a plane on."""
-        self._place(unit).write((unit, plane), begin, content)
+        self._where.of(unit, plane).write((unit, plane), begin, content)
+
+    def is_in_ram(self, unit: str, plane: str) -> bool:
+        """Tells whether the memory that `content` returns is the plane's own."""
+        return self._where.of(unit, plane) is self._ram
 
     def nbytes(self, unit: str, plane: str) -> int:
         """Returns the bytes of a plane."""
-        tensor = self.tensor(unit, plane)
-        return tensor.numel() * tensor.element_size()
+        return self._where.nbytes(unit, plane)
 
     def weight(self, unit: str, name: str) -> torch.Tensor:
         """Returns a parameter's weight_high in the parameter's own shape, in host memory: a view of
         the plane, or a copy if the unit lives on the device.
         """
-        view, place = self.view(unit, name), self._place(unit)
+        view, place = self.view(unit, name), self._where.of(unit, "weight_high")
         return place.on_host(view) if isinstance(place, DevicePlanes) else view
 
     def view(self, unit: str, name: str) -> torch.Tensor:
@@ -318,7 +317,7 @@ class HostStore:
         """
         here = self.content(unit, plane, 0, self.nbytes(unit, plane))
         convert_moments(self.layouts[unit], plane, (read, optimizer), (here, self.optimizer))
-        if unit in self.settled:
+        if not self.is_in_ram(unit, plane):
             self.put(unit, plane, 0, here)
 
     def master(self, unit: str, name: str) -> torch.Tensor:
@@ -338,52 +337,3 @@ class HostStore:
 
         self._workers.run(join_range, ranges(0, spec.numel))
         return result
-
-    # ------------------------------------------------------------------ inside
-
-    def _place(self, unit: str) -> RamPlanes | DevicePlanes:
-        """Returns where the planes of a unit are."""
-        if unit not in self.settled:
-            return self._ram
-        assert self._on_device is not None  # `settle` made it
-        return self._on_device
-
-    def _tensors(self) -> dict[Key, torch.Tensor]:
-        """Returns all planes that are allocated, wherever they are."""
-        return self._ram.tensors | (self._on_device.tensors if self._on_device else {})
-
-    def _allocate(self, planes: Collection[str], what: str, progress: Progress) -> None:
-        """Allocates these planes of all units."""
-        if any((unit, plane) in self._tensors() for unit in self.layouts for plane in planes):
-            raise RuntimeError(f"the {what} are allocated already")
-        settled = self._wanted(self.settled, [plane for plane in planes if plane != "grad"])
-        if self._on_device is not None:
-            self._on_device.allocate(settled)
-        others = [unit for unit in self.layouts if unit not in self.settled]
-        try:
-            self._ram.allocate(self._wanted(others, planes), what, progress)
-        except BaseException:
-            if self._on_device is not None:
-                self._on_device.release(settled)
-            raise
-
-    def _wanted(self, units: Iterable[str], planes: Collection[str]) -> dict[Key, Wanted]:
-        wanted: dict[Key, Wanted] = {}
-        for unit in units:
-            layout = self.layouts[unit]
-            sizes = layout.plane_bytes(self.dtype, self.optimizer)
-            for plane in planes:
-                is_for_dma = plane in DMA_PLANES
-                if plane == "weight_low" and layout.exact_numel > 0:
-                    is_for_dma = True
-                wanted[unit, plane] = Wanted(sizes[plane], self._numpy_type(plane), is_for_dma)
-        return wanted
-
-    def _numpy_type(self, plane: str) -> type[np.generic]:
-        if plane in MOMENTS and self.optimizer != FP32_MOMENTS:
-            return np.uint8
-        if PLANE_ITEM_BYTES[self.dtype][plane] == 4:
-            return np.float32
-        if plane == "weight_low":
-            return np.int16
-        return np.uint16

@@ -148,13 +148,13 @@ class PlaneSizes:
     """An update buffer has this many bytes; 0 stands for 14 an element, as with bfloat16 weights
     and moments in fp32.
     """
-    spill_numel: int = 0
-    """A piece of the moments on the disk has this many elements; 0 stands for the largest unit of
-    those.
-    """
     embed_piece: int = 0
     """The gradient of embed is summed for this many elements at a time where `outer_in_parked`
     says so (`engine.planes.embed_pieces`); 0 where that is not possible.
     """
     item_bytes: int = 2
     """A weight takes this many bytes on the device."""
+    spill_numel: int = 0
+    """A piece of the moments on the disk has this many elements; 0 stands for the largest unit of
+    those.
+    """

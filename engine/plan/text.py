@@ -10,10 +10,11 @@ from typing import Any
 
 from engine.plan.buffers import Buffer, read_buffer, read_content
 from engine.plan.ops import (
+    DISK_LANES,
+    UPDATE_LANES,
     Applied,
     Backward,
     Clip,
-    DISK_LANES,
     DeviceUpdate,
     Embed,
     EmbedBackward,
@@ -39,7 +40,6 @@ from engine.plan.ops import (
     Reduce,
     StoreBoundary,
     Summary,
-    UPDATE_LANES,
     Update,
     UpdateInPlace,
     Uses,

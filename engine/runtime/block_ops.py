@@ -37,8 +37,11 @@ Optimizers on the device (lanes STATES IN, UPDATE and STATES OUT) work on pieces
 HOST:
 
 - `clip` reads loss and norms, stops the run where one is not finite, and computes the clip factor.
-- `update` applies AdamW to the planes of a unit.
+- `update` applies AdamW to the planes of a unit, or to a piece of them.
 - `home` does no work: by its waits, it finishes once all pieces of a step are on the host.
+
+READ and WRITE: `read_states` and `write_states` move moments between the disk and ring buffers on
+the host, in which `update` changes them.
 
 `BlockOps` makes no choices and has no threads. The executor calls ``work(op, step)`` to get the
 function that the backend runs on the op's lane. Copies are submitted without waiting
@@ -54,7 +57,7 @@ from typing import Any
 import torch
 
 from engine.errors import NonFiniteError
-from engine.host.host_adamw import Parked
+from engine.host.host_adamw import Portion
 from engine.plan.ops import (
     Applied,
     Clip,
@@ -217,15 +220,27 @@ def _update(context: OpContext, op: Update, step: StepUnderWay) -> None:
     assert result is not None  # every update waits for `clip`
     held, number = context.store.held, step.inputs.number
     held.begin(number, op.unit)
-    parked = None
-    if op.ring is not None and op.piece is not None:
-        start, stop = op.piece
+    count, rate = held.update_number(number), step.inputs.learning_rate
+    adamw.update(op.unit, count, rate, result.clip_factor, _portion(context, op))
+
+
+def _portion(context: OpContext, op: Update) -> Portion | None:
+    """Returns the piece that an update is of, or None if it is of a whole unit."""
+    if op.piece is None:
+        return None
+    start, stop = op.piece
+    if op.ring is None:
+        gradient = context.store.array(op.unit, "grad")[start:stop]
+    else:
         ring = context.gradient_rings[op.ring][: stop - start]
         # Numpy has no bf16, so the kernels read its bits as uint16.
         is_bf16 = ring.dtype == torch.bfloat16
-        parked = Parked(start, ring.view(torch.uint16).numpy() if is_bf16 else ring.numpy())
-    count, rate = held.update_number(number), step.inputs.learning_rate
-    adamw.update(op.unit, count, rate, result.clip_factor, parked)
+        gradient = ring.view(torch.uint16).numpy() if is_bf16 else ring.numpy()
+    if op.states is None:
+        return Portion(start, gradient)
+    ring_of_states = context.state_rings[op.states]
+    moments = context.store.disk.moments_in(op.unit, start, ring_of_states)
+    return Portion(start, gradient, moments)
 
 
 WORK: dict[OpKind, Work] = {
@@ -251,6 +266,8 @@ WORK: dict[OpKind, Work] = {
     OpKind.DEVICE_UPDATE: update_ops.device_update,
     OpKind.OFFLOAD_WEIGHTS: update_ops.offload_weights,
     OpKind.OFFLOAD_STATES: update_ops.offload_states,
+    OpKind.READ_STATES: update_ops.read_states,
+    OpKind.WRITE_STATES: update_ops.write_states,
     OpKind.APPLIED: _applied,
     OpKind.CLIP: _clip,
     OpKind.UPDATE: _update,

@@ -7,7 +7,8 @@ Which lane runs where:
 - The copy lanes (H2D, D2H) and the three lanes of optimizers on the device (STATES IN, UPDATE,
   STATES OUT) have a stream and a thread each. A prefetch must wait for a host update. Since the
   lane has its own thread, this wait does not delay the launches of COMPUTE.
-- HOST ops run on a separate thread.
+- HOST ops run on a separate thread, and so do those of READ and WRITE, which move moments between
+  host and disk. Below, an op of any of these three counts as a HOST op.
 
 What waits for what:
 
@@ -46,7 +47,7 @@ import torch
 
 from engine.errors import GpuMemoryError, RamstreamError
 from engine.graphs.graph_recorder import CudaRecorder
-from engine.plan.ops import UPDATE_LANES, Lane
+from engine.plan.ops import DISK_LANES, UPDATE_LANES, Lane
 from engine.runtime.backend import Ticket
 from engine.words import GIB
 
@@ -122,7 +123,7 @@ class _DeviceTicket(_Ticket):
 
 
 class _HostTicket(_Ticket):
-    """A host ticket identifies an op of the host thread. It counts as issued once the op has
+    """A host ticket identifies an op of HOST, READ or WRITE. It counts as issued once the op has
     finished.
     """
 
@@ -157,7 +158,7 @@ class CudaBackend:
         self._streams: dict[Lane, torch.cuda.Stream] = {
             lane: torch.cuda.Stream(self.device)
             for lane in Lane
-            if lane not in (Lane.COMPUTE, Lane.HOST)
+            if lane not in (Lane.COMPUTE, Lane.HOST, *DISK_LANES)
         }
         self._downloads = torch.cuda.Stream(self.device)
         self._streams[Lane.COMPUTE] = torch.cuda.default_stream(self.device)
@@ -198,7 +199,7 @@ class CudaBackend:
         return ticket
 
     def _new_ticket(self, lane: Lane) -> _Ticket:
-        if lane == Lane.HOST:
+        if lane in (Lane.HOST, *DISK_LANES):
             return _HostTicket(self)
         return _DeviceTicket(self)
 
@@ -239,18 +240,18 @@ class CudaBackend:
         ticket.issued.set()
 
     def _run_on_host(
-        self, ticket: _HostTicket, waits: Sequence[_Ticket], work: Callable[[], None]
+        self, lane: Lane, ticket: _HostTicket, waits: Sequence[_Ticket], work: Callable[[], None]
     ) -> None:
-        """Runs an op on the host thread, once the ops that it waits for have finished."""
+        """Runs an op on its lane's thread, once the ops that it waits for have finished."""
         try:
-            self._require(Lane.HOST, waits)
+            self._require(lane, waits)
             for wait in waits:
                 if isinstance(wait, _DeviceTicket):
                     # The planes must have arrived before the host reads them.
                     self._synchronize(wait)
             ticket.run(work)
         except BaseException as error:  # noqa: BLE001  kept for whoever waits for this op
-            self._fail(Lane.HOST, ticket, error)
+            self._fail(lane, ticket, error)
         ticket.issued.set()
 
     def _fail(self, lane: Lane, ticket: _Ticket, error: BaseException) -> None:
@@ -276,7 +277,7 @@ class CudaBackend:
                 return
             ticket, waits, work = item
             if isinstance(ticket, _HostTicket):
-                self._run_on_host(ticket, waits, work)
+                self._run_on_host(lane, ticket, waits, work)
             else:
                 self._launch(lane, cast("_DeviceTicket", ticket), waits, work)
             # The closure holds the tensors of a step. Release them now, because the wait for the

@@ -29,6 +29,8 @@ class EngineParts:
     """The logits of this many positions exist at once."""
     gradient_rings: dict[Buffer, torch.Tensor]
     """Parked gradients pass through these flat tensors [numel] on the host."""
+    state_rings: dict[Buffer, memoryview]
+    """Moments that are on the disk pass through these buffers on the host, in whole pages."""
     host_boundaries: dict[tuple[str, int], torch.Tensor]
     """Boundaries on the host, by (unit, micro-batch), are flat tensors [numel]."""
 
@@ -47,6 +49,7 @@ class OpContext:
         self.adamw = parts.adamw
         self.loss_chunk = parts.loss_chunk
         self.gradient_rings = parts.gradient_rings
+        self.state_rings = parts.state_rings
         self.host_boundaries = parts.host_boundaries
         self.units = {unit.name: unit for unit in parts.model.units}
         self.positions = {unit.name: place for place, unit in enumerate(parts.model.units)}

@@ -1,6 +1,7 @@
 """Some host memory is read and written by the device while a step runs: boundaries, the inputs of
 blocks, wait there until the backward of their block, and pieces of parked gradients pass through it
-on their way to the optimizer. This file allocates that memory and registers it with the device.
+on their way to the optimizer. This file allocates that memory and registers it with the device. It
+also allocates the memory that moments on the disk pass through.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ import weakref
 from collections.abc import Hashable, Sequence
 from typing import Generic, TypeVar
 
+import numpy as np
 import torch
 
-from engine.host.mapped_memory import map_memory
+from engine.host.host_store import HostStore
+from engine.host.mapped_memory import map_memory, populate
 from engine.plan.buffers import Buffer
 from engine.plan.ops import StoreBoundary
 from engine.plan.step_plan import StepPlan
+from engine.planes.spilled import state_ring_bytes
 from engine.runtime.backend import Backend
 
 K = TypeVar("K", bound=Hashable)
@@ -70,3 +74,23 @@ def gradient_rings(
 ) -> RegisteredBuffers[Buffer]:
     """Returns the ring buffers of a plan whose gradients are parked."""
     return RegisteredBuffers(plan.gradient_rings, plan.ring_numel, dtype, backend)
+
+
+class StateRings:
+    """A `StateRings` owns the buffers that moments on the disk pass through on the host. The device
+    does not use them, so they are not registered. They begin at whole pages.
+    """
+
+    def __init__(self, rings: Sequence[Buffer], store: HostStore):
+        units = [store.layouts[unit].moment_counts for unit in store.spilled]
+        size = state_ring_bytes(units, store.optimizer)
+        self.nbytes = len(rings) * size
+        self.buffers: dict[Buffer, memoryview] = {}
+        for ring in rings if size else ():
+            memory = map_memory(size)
+            populate(np.frombuffer(memory, np.uint8).ctypes.data, size)
+            self.buffers[ring] = memoryview(memory)
+
+    def close(self) -> None:
+        """Frees the memory. May be called twice."""
+        self.buffers.clear()

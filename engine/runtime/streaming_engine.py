@@ -32,9 +32,10 @@ from engine.host.host_adamw import HostAdamW
 from engine.host.host_store import HostStore
 from engine.model.units import TORCH_DTYPES, StreamedModel
 from engine.plan.build_step import build_forward_plan, build_step_plan
-from engine.plan.choices import PlanChoices, PlaneSizes, settled_of
+from engine.plan.choices import PlanChoices, PlaneSizes, settled_of, spilled_of
 from engine.plan.step_plan import Span, StepPlan
 from engine.plan.validate import validate
+from engine.planes import spilled
 from engine.planes.embed_pieces import embed_piece
 from engine.planes.update_buffers import small_pieces
 from engine.runtime.backend import Backend
@@ -53,7 +54,7 @@ from engine.runtime.forward_passes import (
     sweeps,
 )
 from engine.runtime.op_context import EngineParts
-from engine.runtime.registered_buffers import gradient_rings, host_boundaries
+from engine.runtime.registered_buffers import StateRings, gradient_rings, host_boundaries
 from engine.runtime.step import DeviceBatch, StepInputs, StepUnderWay, upload_batches
 
 
@@ -111,7 +112,7 @@ class StreamingEngine:
         if settings.choices.parked_gradients:
             self._update_buffer = self._update_buffer.without_gradients
         settled = settled_of(self._blocks, settings.choices)
-        store.settle(settled, backend)
+        store.settle(settled, backend, spilled_of(self._blocks, settings.choices))
         if adamw is not None:
             self.plan = self._step_plan()
         else:
@@ -123,6 +124,7 @@ class StreamingEngine:
         dtype = TORCH_DTYPES[model.dtype]
         self._boundaries = host_boundaries(self.plan, boundary_numel, dtype, backend)
         self._gradient_rings = gradient_rings(self.plan, dtype, backend)
+        self._state_rings = StateRings(self.plan.state_rings, store)
         self.state = DeviceState(
             model,
             self.plan,
@@ -142,6 +144,7 @@ class StreamingEngine:
             adamw=adamw,
             loss_chunk=settings.loss_chunk,
             gradient_rings=self._gradient_rings.tensors,
+            state_rings=self._state_rings.buffers,
             host_boundaries=self._boundaries.tensors,
         )
         boundary_bytes = boundary_numel * dtype.itemsize
@@ -163,6 +166,7 @@ class StreamingEngine:
             self._update_buffer.bytes,
             embed_piece(self.model.units[0].layout, largest, self.model.tied),
             TORCH_DTYPES[self.model.dtype].itemsize,
+            spilled.SPILL_NUMEL,
         )
         return build_step_plan(self._blocks, self.model.tied, self.choices, sizes, updates)
 
@@ -409,6 +413,7 @@ class StreamingEngine:
             self._graphs.close()
         self._boundaries.close()
         self._gradient_rings.close()
+        self._state_rings.close()
         self.state.close()
 
 

@@ -6,6 +6,9 @@
   back.
 - `update_in_place` (COMPUTE) applies AdamW to a unit that lives on the device, where its planes
   are.
+
+Moments on the disk are updated by the host, in pieces: `read_states` (READ) brings a piece to a
+ring buffer on the host, and `write_states` (WRITE) takes it back.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from engine.plan.ops import (
     OffloadStates,
     OffloadWeights,
     OfPiece,
+    ReadStates,
     UpdateInPlace,
+    WriteStates,
 )
 from engine.planes.layout import WEIGHT_PLANES
 from engine.planes.moments import FP32_MOMENTS, MOMENTS
@@ -142,6 +147,18 @@ def offload_states(context: OpContext, op: OffloadStates, step: StepUnderWay) ->
     for between in zip(bounds[::2], bounds[1::2]):
         _send_range(context, op, "weight_low", between)
     _copy_states(context, op, ["exp_avg", "exp_avg_sq"], to_device=False)
+
+
+def read_states(context: OpContext, op: ReadStates, _step: StepUnderWay) -> None:
+    """Reads the moments of the piece from the disk into its ring buffer."""
+    ring = context.state_rings[op.states]
+    context.store.disk.read_piece(op.unit, op.piece[0], ring)
+
+
+def write_states(context: OpContext, op: WriteStates, _step: StepUnderWay) -> None:
+    """Writes the updated moments of the piece from its ring buffer to the disk."""
+    ring = context.state_rings[op.states]
+    context.store.disk.write_piece(op.unit, op.piece[0], ring)
 
 
 def _send_range(context: OpContext, op: OfPiece, name: str, between: tuple[int, int]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -186,8 +187,11 @@ def streamed(
     seed: int = 0,
     config=None,
     optimizer: str = "adamw",
+    disk: Path | None = None,
 ) -> Streamed:
-    """The same model, streamed. `config`: where the model was made from a part of it."""
+    """The same model, streamed. `config`: where the model was made from a part of it. `disk`: the
+    folder of moments that are on the disk.
+    """
     backend = backend or CpuBackend()
     model = build_model(config or plain.config, ModelConfig(source="tiny", dtype=dtype))
     on_device = backend.device.type != "cpu"
@@ -198,6 +202,8 @@ def streamed(
         backend.unregister if on_device else None,
         threads=2,
     )
+    if disk is not None:
+        store.spill_to(disk)
     store.allocate_weights()
     pour(plain, model, store)
     store.allocate_states(optimizer=optimizer, gradients=not choices.parked_gradients)

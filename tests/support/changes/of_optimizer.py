@@ -156,7 +156,7 @@ OPTIMIZER = (
     ),
     Change(
         "all-planes-registered",
-        STORE,
+        "engine/host/plane_places.py",
         'DMA_PLANES = ("weight_high", "grad")',
         'DMA_PLANES = ("weight_high", "exp_avg", "grad")',
         "Planes that the device never copies are pinned.",
