@@ -4,6 +4,7 @@ plan, whichever lane is late. Each test also runs without a GPU (`tests.support.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -80,6 +81,8 @@ def test_an_error_of_the_disk_ends_the_steps(lanes, lane, mixed, tmp_path, monke
     with pytest.raises(SpillError, match="the disk is gone"):
         for step in (2, 3, 4):
             run.engine.train_step(step, random_batches(2, seed=step), 1e-2)
+        run.engine.drain()
+    with contextlib.suppress(SpillError):  # the lanes must have ended
         run.engine.drain()
     assert run.store.held.is_mixed == mixed and run.store.held.step == 1
     run.close()
