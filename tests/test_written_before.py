@@ -207,6 +207,7 @@ SINCE_THEN = {
     "train.optimizer": "adamw",
     "engine.gradients": "auto",
     "engine.states": "auto",
+    "engine.disk": None,
     "data.lost_turns": "turn_by_turn",
     "data.typed_tokens": "text",
     "data.columns.history": None,

@@ -33,6 +33,8 @@ PART_COLOURS = {
     MemoryItem.EXP_AVG_SQ: VIOLET,
     MemoryItem.GRAD: ORANGE,
     MemoryItem.GRADIENT_RING: ORANGE,
+    MemoryItem.STATES_RING: VIOLET,
+    MemoryItem.SPILLED_MOMENTS: VIOLET,
     MemoryItem.HOST_BOUNDARIES: AMBER,
     MemoryItem.LOADING_PEAK: PINK,
     MemoryItem.CHECKPOINT_COPIES: BLUE,

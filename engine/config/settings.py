@@ -235,6 +235,12 @@ class EngineConfig:
     fast.
     """
 
+    disk: str | None = None
+    """AdamW's moments that do not fit in RAM go to files in this folder, on a local disk, and
+    are read and written back in every step. null keeps all of them in memory. Only what does not
+    fit goes there, which wears the drive: `check` says by how much. Results have the same bits.
+    """
+
     kernels: Literal["auto", "compiled", "eager"] = AUTO
     """Kernels are compiled by torch (fused: faster, and half of the activations) or run one by one.
     `auto` compiles in bfloat16 on a GPU where Triton and a C compiler are there.
@@ -253,6 +259,8 @@ class EngineConfig:
                 "engine.gpu_memory_gib",
                 f"{self.gpu_memory_gib} is not above 0; give null for all that is free.",
             )
+        if self.disk is not None and not self.disk.strip():
+            raise ConfigError("engine.disk", "the name is empty; give a folder, or null for none.")
         if self.slots != AUTO:
             at_least("engine.slots", self.slots, 1)
         if self.residency != AUTO:

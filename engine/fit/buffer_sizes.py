@@ -11,9 +11,13 @@ from engine.model.shape import ModelShape, UnitShape
 from engine.plan.arena import Arena, lay_out_arena
 from engine.plan.choices import PlanChoices, seconds_of_pairs, settled_blocks
 from engine.plan.ops import GradientSum
+from engine.plan.spilled_updates import STATE_RINGS
 from engine.plan.step_buffers import GRADIENT_RINGS
 from engine.planes.layout import EXACT_ITEM_BYTES
+from engine.planes.moments import MOMENTS
+from engine.planes.spilled import PAGE, SPILL_NUMEL, state_ring_bytes
 from engine.planes.update_buffers import UpdateBuffer, small_pieces
+from engine.words import counted
 
 
 def buffers_in_words(buffers: int, spare: int) -> str:
@@ -172,7 +176,42 @@ def gradient_ring_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     elsewhere = len(choices.device_homes) + choices.settled_units
     if not choices.parked_gradients or elsewhere == len(shape.units):
         return 0
-    return GRADIENT_RINGS * ring_numel(shape) * shape.item_bytes
+    # Parked gradients of moments on the disk come in pieces as large as those of the moments.
+    spilled = max((unit.numel for unit in spilled_units(shape, choices)), default=0)
+    numel = max(ring_numel(shape), min(SPILL_NUMEL, spilled))
+    return GRADIENT_RINGS * numel * shape.item_bytes
+
+
+def spilled_units(shape: ModelShape, choices: PlanChoices) -> tuple[UnitShape, ...]:
+    """Returns the units whose moments are on the disk."""
+    return shape.units[len(shape.units) - choices.spilled_units :]
+
+
+def spilled_in_words(shape: ModelShape, choices: PlanChoices) -> str:
+    """Returns the units whose moments are on the disk, in words."""
+    if choices.spilled_units == len(shape.units):
+        return "all units"
+    count = choices.spilled_units - 1
+    return f"the last {counted(count, 'block')} and the head" if count else "the head"
+
+
+def state_rings_bytes(shape: ModelShape, choices: PlanChoices) -> int:
+    """Returns the bytes of the host buffers that moments on the disk pass through."""
+    units = spilled_units(shape, choices)
+    size = state_ring_bytes([unit.moment_counts for unit in units], shape.optimizer)
+    return min(STATE_RINGS, _spilled_pieces(units)) * size
+
+
+def spilled_bytes(shape: ModelShape, choices: PlanChoices) -> int:
+    """Returns the most bytes that moments take on the disk. A step reads and writes them once."""
+    units = spilled_units(shape, choices)
+    # Each piece of a moment is filled up to a whole page.
+    moment = shape.last_moment_bytes[choices.spilled_units] + PAGE * _spilled_pieces(units)
+    return len(MOMENTS) * moment if units else 0
+
+
+def _spilled_pieces(units: Sequence[UnitShape]) -> int:
+    return sum(-(-unit.numel // SPILL_NUMEL) for unit in units)
 
 
 def ring_numel(shape: ModelShape) -> int:
@@ -187,11 +226,14 @@ def update_buffer(shape: ModelShape, choices: PlanChoices) -> UpdateBuffer:
 
 
 def state_bytes(shape: ModelShape, choices: PlanChoices) -> int:
-    """Returns the bytes that planes and parked gradients take on the host."""
-    planes = shape.plane_bytes(choices.settled_units)
+    """Returns the bytes that planes, parked gradients and what passes between host and disk take
+    on the host.
+    """
+    planes = shape.plane_bytes(choices.settled_units, choices.spilled_units)
     if choices.parked_gradients:
         del planes["grad"]
-    return sum(planes.values()) + gradient_ring_bytes(shape, choices)
+    rings = gradient_ring_bytes(shape, choices) + state_rings_bytes(shape, choices)
+    return sum(planes.values()) + rings
 
 
 def boundary_count(shape: ModelShape, choices: PlanChoices) -> int:

@@ -14,23 +14,27 @@ form all call the same function.
 - Simulation. The closed form is wrong by a few per cent where the bus limits the step, so the plans
   of the best few candidates are built and simulated (`predict`). The one with the shortest
   simulated step is returned.
+- Where no candidate fits in RAM and `engine.disk` names a folder, the moments of so many units go
+  there as do not fit, and all ways to take less RAM are compared anew.
 - Where no candidate fits, the leanest one, which takes the least memory, is returned. The report
   then says that it does not fit.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
 from engine.config.settings import AUTO
 from engine.fit.buffer_sizes import state_bytes
-from engine.fit.fill_memory import ON_HOST, Candidate, MemoryFiller
+from engine.fit.fill_memory import ON_HOST, Candidate, Elsewhere, MemoryFiller
 from engine.fit.frames import frames_of, parking
 from engine.fit.job import Job, Target, refuse_contradictions
 from engine.fit.planner import ALIKE, WORTH_SIMULATING, Chosen, Planner, Way
 from engine.fit.sizes import COMFORTABLE, DeviceMemory, Sizer, size_of_device
 from engine.fit.spreads import Spread, spreads
+from engine.machine.disk_rates import with_disk
 from engine.machine.rates import TYPICAL
 from engine.machine.read_machine import compiler_problem
 from engine.plan.choices import PlanChoices
@@ -60,9 +64,9 @@ def choose(job: Job, target: Target, quick: bool = False) -> Chosen:
     machines. Raises ConfigError where settings contradict each other or the model.
     """
     over: Chosen | None = None
-    # The whole limit is used where nothing fits comfortably.
-    for share in (_comfortable(job, target), 1.0):
-        maker = _PlannerMaker(job, target, quick, share)
+    # The whole limit is used where nothing fits comfortably, the disk where nothing fits in RAM.
+    for spills, share in itertools.product(_places(target), (_comfortable(job, target), 1.0)):
+        maker = _PlannerMaker(job, target, quick, share, spills)
         planners = maker.planners()
         least = min(planner.least_seconds for planner in planners)
         if least < math.inf:
@@ -89,16 +93,22 @@ def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
     The function is about a thousand times as fast as `choose`, and raises the same errors.
     """
     found = []
-    for planner in _PlannerMaker(job, target, quick=True, share=1.0).planners():
-        lean = planner.leanest()
-        found.append(planner.chosen(lean))
-        settled = planner.balanced(target.host_free)
-        if settled is not None:
-            found.append(planner.chosen(settled))
-        if lean.choices.host_boundaries and job.config.engine.save_level not in ON_HOST:
-            on_device = replace(lean.choices, host_boundaries=False)
-            found.append(planner.chosen(Candidate(lean.size, on_device)))
+    for spills in _places(target):
+        for planner in _PlannerMaker(job, target, True, 1.0, spills).planners():
+            lean = planner.leanest()
+            found.append(planner.chosen(lean))
+            settled = planner.balanced(target.host_free)
+            if settled is not None:
+                found.append(planner.chosen(settled))
+            if lean.choices.host_boundaries and job.config.engine.save_level not in ON_HOST:
+                on_device = replace(lean.choices, host_boundaries=False)
+                found.append(planner.chosen(Candidate(lean.size, on_device)))
     return tuple(found)
+
+
+def _places(target: Target) -> tuple[bool, ...]:
+    """Returns whether moments may go to the disk, for each try in turn."""
+    return (False, True) if target.disk_free else (False,)
 
 
 def _kernels_compiled(job: Job, target: Target) -> bool:
@@ -114,10 +124,10 @@ def _kernels_compiled(job: Job, target: Target) -> bool:
 
 class _PlannerMaker:
     """A `_PlannerMaker` makes the planners of one job. share: automatic choices fill this share of
-    the device's memory.
+    the device's memory. spills: moments that do not fit in RAM go to the disk.
     """
 
-    def __init__(self, job: Job, target: Target, quick: bool, share: float):
+    def __init__(self, job: Job, target: Target, quick: bool, share: float, spills: bool):
         refuse_contradictions(job)
         if job.rounding:
             compiled = job.rounding.get("compiled", False)
@@ -127,6 +137,7 @@ class _PlannerMaker:
         self._target = target
         self._quick = quick
         self._sizer = Sizer(job, _device_memory(job, target, share), compiled)
+        self._spills = spills
         self._settles = True
         """Units may live on the device."""
 
@@ -136,7 +147,8 @@ class _PlannerMaker:
         otherwise.
         """
         memory = self._sizer.memory
-        if size_of_device(memory.device, memory.limit) == "small":
+        is_small = size_of_device(memory.device, memory.limit) == "small"
+        if is_small and not self._spills:  # what lives on the GPU need not go to the disk
             self._settles = False
             planners = self._of_frames()
             if any(planner.has_room for planner in planners):
@@ -150,6 +162,7 @@ class _PlannerMaker:
 
         Where a group fits only with its boundaries on the device, the next one is looked at too:
         with less RAM for states, boundaries may go to the host, and micro-batches may be larger.
+        Where moments go to the disk, all are looked at: the less RAM the rest takes, the fewer go.
         """
         planners: list[Planner] = []
         found: list[Planner] = []
@@ -157,9 +170,9 @@ class _PlannerMaker:
             group = [self._planner(frame) for frame in frames]
             roomy = [each for each in group if each.has_room]
             is_enough = any(each.free_after_boundaries >= 0 for each in roomy)
-            if is_enough or found:
+            if (is_enough or found) and not self._spills:
                 return [*found, *roomy]
-            found = roomy
+            found = [*found, *roomy]
             planners += group
         if found:
             return found
@@ -175,7 +188,7 @@ class _PlannerMaker:
         """
         choices = way.choices
         unfit = choices.parked_gradients or choices.gradient_sum == GradientSum.HOST
-        if unfit or self._quick or parking(self._job, self._target) is not None:
+        if unfit or self._spills or self._quick or parking(self._job, self._target) is not None:
             return None
         frame = PlanChoices(parked_gradients=True)
         return self._planner(frame, Spread(way.size, choices.micro_batches, choices.rounds))
@@ -184,9 +197,11 @@ class _PlannerMaker:
         """Returns the planner of one frame. only: it considers this spread alone."""
         job, target, quick = self._job, self._target, self._quick
         free = target.host_free - state_bytes(job.shape, frame) - HOST_RESERVE_BYTES
-        filler = MemoryFiller(self._sizer, free, quick, frame, self._settles)
+        elsewhere = Elsewhere(self._settles, target.disk_free if self._spills else 0)
+        filler = MemoryFiller(self._sizer, free, quick, frame, elsewhere)
         ways = list(spreads(job, self._sizer.device, quick)) if only is None else [only]
-        return Planner(filler, ways, target.rates or TYPICAL[target.device], free, quick)
+        rates = with_disk(target.rates or TYPICAL[target.device], job.config)
+        return Planner(filler, ways, rates, free, quick)
 
 
 def _comfortable(job: Job, target: Target) -> float:

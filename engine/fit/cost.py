@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.config.settings import Optimizer
+from engine.machine.disk_rates import ASSUMED_RATE
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.shape import ModelShape, UnitShape
 from engine.plan.buffers import EMBED, HEAD
@@ -33,6 +34,7 @@ from engine.plan.ops import (
     Offload,
     OffloadParked,
     OfPiece,
+    OfSpilled,
     Op,
     OpKind,
     Prefetch,
@@ -45,6 +47,7 @@ from engine.plan.ops import (
 )
 from engine.plan.step_plan import StepPlan
 from engine.planes.layout import PLANE_ITEM_BYTES
+from engine.planes.moments import MOMENTS
 
 BUS_SHARE = 0.9
 """The copies of states reach this share of the bandwidth of the bus to the device, because
@@ -125,6 +128,8 @@ class _OpSeconds:
         """Returns the seconds of one op."""
         if isinstance(op, OfPiece):
             return self._of_piece(op)
+        if isinstance(op, OfSpilled):
+            return self._cost.spilled(op.kind, op.unit, op.piece[1] - op.piece[0])
         if isinstance(op, UpdateInPlace):
             return self._cost.in_place(self._numel[op.unit])
         if op.lane == Lane.COMPUTE:
@@ -244,6 +249,11 @@ class Cost:
         self._compiled = compiled
         self.hidden_bytes = micro_batch.tokens * shape.hidden_width * shape.item_bytes
         self._numel = {unit.name: unit.numel for unit in shape.units}
+        self._moment_bytes = {
+            unit.name: len(MOMENTS) * unit.moment_counts.bytes(shape.optimizer) / unit.numel
+            for unit in shape.units
+        }
+        """The moments of an element of each unit take this many bytes, on average."""
         self._share = block_share(shape)
         # On the CPU the overhead already accounts for the slowness of small products.
         slow = 0 if rates.overhead else HALF_SPEED_WIDTH
@@ -343,6 +353,24 @@ class Cost:
             case OpKind.OFFLOAD_WEIGHTS:
                 return numel * weight / self.rates.d2h_busy
         return numel * (self.state_bytes - grad - weight) / self.rates.d2h_busy
+
+    def spilled(self, kind: OpKind, unit: str, numel: int) -> float:
+        """Returns the seconds in which the moments of so many elements of a unit are read from the
+        disk, or written.
+        """
+        rate = self.rates.disk_read if kind == OpKind.READ_STATES else self.rates.disk_write
+        return numel * self._moment_bytes[unit] / (rate or ASSUMED_RATE)
+
+    def spilled_wait(self, choices: PlanChoices) -> float:
+        """Returns how long the first forward pass waits for moments that go to the disk and back.
+        The disk works while the units before them go forward.
+        """
+        units = self.shape.units[len(self.shape.units) - choices.spilled_units :]
+        kinds = (OpKind.READ_STATES, OpKind.WRITE_STATES)
+        ways = [sum(self.spilled(kind, each.name, each.numel) for each in units) for kind in kinds]
+        before = max(0, len(self.shape.blocks) - max(0, choices.spilled_units - 1))
+        passes = choices.micro_batches // choices.rounds
+        return max(0.0, max(ways) - passes * self.first_forwards[before])
 
     def gradient(self, unit: str, touches: int) -> float:
         """Returns the seconds of work on a unit's fp32 sum. touches: bytes that are read or written

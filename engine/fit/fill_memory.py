@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from engine.config.settings import AUTO
-from engine.fit.buffer_sizes import host_boundary_bytes, state_bytes
+from engine.fit.buffer_sizes import host_boundary_bytes, spilled_bytes, state_bytes
 from engine.fit.sizes import Sizer
 from engine.fit.spreads import Spread
 from engine.plan.buffers import HEAD
@@ -61,13 +61,21 @@ class UpdateBuffers(NamedTuple):
     pieces: int = 1
 
 
+class Elsewhere(NamedTuple):
+    """An `Elsewhere` says which states may be elsewhere than in RAM."""
+
+    settles: bool = True
+    """Units may live on the device."""
+    disk_bytes: int = 0
+    """Moments that do not fit in RAM may take this many bytes of the disk."""
+
+
 class MemoryFiller:
     """A `MemoryFiller` fills the device's memory for the spreads of one job.
 
     free_host_bytes: bytes of RAM that may hold boundaries which would also fit on the device.
     quick: fewer ways are tried. frame: all candidates park gradients, share a slot and keep
-    boundaries as it does, and have its slots unless the settings say how many. settles: units may
-    live on the device.
+    boundaries as it does, and have its slots unless the settings say how many.
     """
 
     def __init__(
@@ -76,10 +84,11 @@ class MemoryFiller:
         free_host_bytes: int,
         quick: bool,
         frame: PlanChoices,
-        settles: bool = True,
+        elsewhere: Elsewhere,
     ):
         self._frame = frame
-        self._settles = settles and sizer.job.config.engine.states == AUTO
+        self._settles = elsewhere.settles and sizer.job.config.engine.states == AUTO
+        self._disk_bytes = elsewhere.disk_bytes
         self.sizer = sizer
         self._engine = sizer.job.config.engine
         self._rounding = sizer.job.rounding
@@ -124,6 +133,8 @@ class MemoryFiller:
         """Yields the candidates that use the memory that `lean` leaves. host_bytes: those that take
         more bytes of RAM, even without boundaries there, are left out.
         """
+        if self._disk_bytes:  # what does not fit goes to the disk
+            host_bytes = math.inf
         start = self._with_sums_on_device(lean)
         if self._least_host_bytes(start) > host_bytes:
             return
@@ -146,10 +157,11 @@ class MemoryFiller:
 
     def host_bytes(self, candidate: Candidate) -> int:
         """Returns the bytes that a candidate takes on the host beyond the planes of all units: its
-        boundaries, without the planes of units that live on the device.
+        boundaries, without the planes of units that live on the device and the moments that are on
+        the disk.
         """
-        boundaries, settled = self.boundary_bytes(candidate), candidate.choices.settled_units
-        if not settled:
+        boundaries, choices = self.boundary_bytes(candidate), candidate.choices
+        if not (choices.settled_units or choices.spilled_units):
             return boundaries
         shape = self.sizer.shape
         here = state_bytes(shape, replace(candidate.choices, device_homes=()))
@@ -168,6 +180,22 @@ class MemoryFiller:
         if self._may_settle(choices):
             choices = replace(choices, settled_units=self._most_settled(size, choices))
         return self._without_boundaries(Candidate(size, choices))
+
+    def spilled(self, candidate: Candidate) -> Candidate:
+        """Returns the candidate with the moments of as few units on the disk as make the rest fit
+        in RAM. If the disk has no room for them, or RAM is still too short, none are there.
+        """
+        size, choices = candidate
+        if not self._disk_bytes or choices.device_homes:
+            return candidate
+        most = len(self.sizer.shape.units) - choices.settled_units
+        for count in range(most + 1):
+            found = Candidate(size, replace(choices, spilled_units=count))
+            if spilled_bytes(self.sizer.shape, found.choices) > self._disk_bytes:
+                break
+            if self.host_bytes(found) <= self._free_host_bytes:
+                return found
+        return candidate
 
     def _settled(self, place: Candidate) -> list[Candidate]:
         """Returns the candidate with no unit that lives on the device, and with several numbers of
@@ -190,8 +218,10 @@ class MemoryFiller:
         if not self._may_settle(choices):
             return []
         most = self._most_settled(size, choices)
+        in_ram = replace(choices, spilled_units=0)
         counts = range(1, most + 1)
-        return [Candidate(size, replace(choices, settled_units=count)) for count in counts]
+        found = [Candidate(size, replace(in_ram, settled_units=count)) for count in counts]
+        return [self.spilled(way) for way in found]
 
     def _most_settled(self, size: int, choices: PlanChoices) -> int:
         """Returns how many units fit on the device beside these choices."""
@@ -247,14 +277,18 @@ class MemoryFiller:
         if not self.sizer.fits(size, on_device):
             return [start]
         places = [Candidate(size, on_device)]
-        if choices.host_boundaries and self.host_bytes(start) <= self._free_host_bytes:
+        if (
+            choices.host_boundaries
+            and self.host_bytes(self.spilled(start)) <= self._free_host_bytes
+        ):
             places.append(start)
         return places
 
     def _update_buffers(self, choices: PlanChoices) -> list[UpdateBuffers]:
         """Returns the update buffers to try."""
         nothing_streamed = choices.settled_units == len(self.sizer.shape.units)
-        if nothing_streamed or self.sizer.device == "cpu":
+        # States that are streamed to the device do not go to the disk.
+        if nothing_streamed or self._disk_bytes or self.sizer.device == "cpu":
             return [UpdateBuffers(0)]
         found = [UpdateBuffers(0)]
         whole = self.sizer.buffers_over_sums(choices)

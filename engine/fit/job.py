@@ -48,6 +48,8 @@ class Target:
     """This many bytes of RAM are free before the planes are allocated."""
     rates: Rates | None = None
     """These are the rates of the machine; None where they are not known."""
+    disk_free: int = 0
+    """Moments that do not fit in RAM may take this many bytes of the disk; 0 where they may not."""
     here: bool = True
     """The target is this machine. Any other is assumed to be able to compile kernels."""
 

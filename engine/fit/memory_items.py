@@ -47,6 +47,8 @@ class MemoryItem(Word):
     GRAD = "grad"
     GRADIENT_RING = "Gradient ring"
     """Parked gradients pass through it on their way to the optimizer."""
+    STATES_RING = "Moments in transit"
+    """Moments that are on the disk pass through it when they are updated."""
     HOST_BOUNDARIES = "Boundaries on the host"
     DATA = "Tokenised data"
     LOADING_PEAK = "Loading peak"
@@ -83,6 +85,7 @@ class MemoryItem(Word):
     CHECKPOINTS = "Checkpoints"
     EXPORT = "Export"
     RECORD = "Record"
+    SPILLED_MOMENTS = "Moments on the disk"
 
     UNKNOWN = ""
     """The item is of a kind that only another version of this program knows. It counts as memory

@@ -14,15 +14,18 @@ from typing import Any
 
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
-from engine.fit.buffer_sizes import gradient_ring_bytes, settled_in_words, state_bytes
+from engine.fit.buffer_sizes import state_bytes
 from engine.fit.checkpoint_needs import copy_bytes
 from engine.fit.choose import choose, least_choices
 from engine.fit.cost import MicroBatch, largest_product
 from engine.fit.disk_items import best_items, disk_items
 from engine.fit.job import Job, Target
 from engine.fit.memory_items import MEMORY, Item, MemoryItem, PartName
+from engine.fit.plane_items import plane_items
 from engine.fit.planner import Chosen
 from engine.fit.predict import predicted_seconds
+from engine.fit.spill import shares_disk_of_runs, spill_of, spill_room
+from engine.machine.disk_rates import with_disk
 from engine.machine.known_machines import known_rates
 from engine.machine.rates import Rates, stored_cpu_rates, stored_rates
 from engine.machine.read_machine import Machine
@@ -31,7 +34,6 @@ from engine.model.shape import ModelShape
 from engine.paths import resolve_source
 from engine.plan.buffers import Word
 from engine.planes.layout import WEIGHT_PLANES
-from engine.planes.moments import KINDS, MOMENTS
 from engine.words import GIB, MIB, in_gib
 
 TIGHT_SHARE = 0.9
@@ -59,13 +61,6 @@ DATA_UNKNOWN_BYTES = 256 * MIB
 loaded.
 """
 
-PLANE_NOTES = {
-    "weight_high": "weights as the device sees them",
-    "weight_low": "the rest of the fp32 masters",
-    "exp_avg": "AdamW's first moment",
-    "exp_avg_sq": "AdamW's second moment",
-    "grad": "gradients",
-}
 PART_WORDS = {PartName.HOST: "RAM", PartName.GPU: "GPU memory", PartName.DISK: "disk"}
 
 
@@ -183,7 +178,12 @@ class Needs:
         self.chosen = chosen
         self.device = device_of(config, machine)
         self._facts = facts
+        self.spill = spill_of(config, shape, chosen.choices, config.train.steps or facts.steps)
+        """These moments are on the disk; None where none are."""
         written = disk_items(config, shape, self.checkpoints_before)
+        if self.spill is not None and shares_disk_of_runs(config, machine):
+            words = f"{self.spill.units}; freed when the run ends"
+            written += (Item(MemoryItem.SPILLED_MOMENTS, self.spill.bytes, words),)
         disk = Part(written, machine.disk_free if machine.disk_path else None)
         best = best_items(config, shape)
         with_best = replace(disk, items=(*written, *best))
@@ -223,7 +223,7 @@ class Needs:
         rates = rates_of_steps(shape, self.chosen, self._facts.rates, row_length, self.device)
         if rates is None:
             return None
-        choices = self.chosen.choices
+        choices, rates = self.chosen.choices, with_disk(rates, self.config)
         return predicted_seconds(shape, choices, rates, self.micro_batch, self.device)
 
     @property
@@ -253,14 +253,7 @@ class Needs:
         if output.checkpoint != "none" or output.export or self.keeps_best:
             words = "pages of checkpoint or export on their way to the disk"
             items.append(Item(MemoryItem.MARGIN, HOST_MARGIN_BYTES, words))
-        for plane, size in self.shape.plane_bytes(self.chosen.choices.settled_units).items():
-            if plane == "grad" and self.chosen.choices.parked_gradients:
-                ring = gradient_ring_bytes(self.shape, self.chosen.choices)
-                words = "parked gradients on their way to the optimizer"
-                items.append(Item(MemoryItem.GRADIENT_RING, ring, words))
-                continue
-            if size:
-                items.append(Item(MemoryItem(plane), size, self._plane_note(plane, size)))
+        items += plane_items(self.shape, self.chosen.choices)
         boundaries = self.chosen.host_boundary_bytes
         if boundaries:
             items.append(
@@ -301,18 +294,6 @@ class Needs:
                 "what is still loaded and compiled as it trains",
             ),
         ]
-
-    def _plane_note(self, plane: str, size: int) -> str:
-        """Returns a text on what a plane holds. The bytes a parameter of moments are those of its
-        real `size`, since small parameters and embeddings may keep theirs more exactly.
-        """
-        shape, choices = self.shape, self.chosen.choices
-        kind = f", {KINDS[shape.optimizer]}" if plane in MOMENTS else ""
-        numel = shape.plane_numel - shape.first_numels[choices.settled_units]
-        text = f"{PLANE_NOTES[plane]}{kind}, {size / numel:.3g} bytes a parameter"
-        if choices.settled_units:
-            text += f"; without {settled_in_words(shape, choices)}"
-        return text
 
     def _loading_peak(self) -> Item:
         """Returns the memory that reading weights takes beyond that of training."""
@@ -391,6 +372,7 @@ def _target(config: TrainConfig, machine: Machine, rates: Rates | None) -> Targe
         gpu_limit=gpu_limit(config, machine),
         host_free=machine.ram_available,
         rates=rates,
+        disk_free=spill_room(config, machine),
         here=machine.here,
     )
 

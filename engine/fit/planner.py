@@ -210,7 +210,7 @@ class Planner:
         ways = self._spreads
         fewest_rounds = ways[0].rounds
         smallest = min((way for way in ways if way.rounds == fewest_rounds), key=attrgetter("size"))
-        return self._filler.leanest(smallest)
+        return self._filler.spilled(self._filler.leanest(smallest))
 
     def balanced(self, host_free: int) -> Candidate | None:
         """Returns the leanest candidate with so many units that live on the device that RAM, of
@@ -253,7 +253,7 @@ class Planner:
                 continue
             for candidate in self._filler.filled(lean, host_bytes):
                 if not (exact and candidate.choices.gradient_sum == GradientSum.HOST):
-                    yield candidate
+                    yield self._filler.spilled(candidate)
             if self.sizer.device == "cpu":  # sizes are tried in order of preference
                 break
 
@@ -286,6 +286,8 @@ class Planner:
         first forward pass waits for updates.
         """
         homes, waited = choose_homes(self._cost(size), choices)
+        if choices.spilled_units:
+            waited = max(waited, self._cost(size).spilled_wait(choices))
         if homes:
             return replace(choices, device_homes=homes), waited
         without_buffers = replace(

@@ -14,6 +14,7 @@ from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.simulate import Simulated, simulate
 from engine.plan.step_plan import StepPlan
+from engine.planes.spilled import SPILL_NUMEL
 
 
 @functools.lru_cache(maxsize=256)
@@ -37,6 +38,7 @@ def predicted_step(
         buffer.bytes,
         shape.embed_piece,
         shape.item_bytes,
+        SPILL_NUMEL,
     )
     blocks = [unit.name for unit in shape.blocks]
     plan = build_step_plan(blocks, shape.tied, choices, sizes)

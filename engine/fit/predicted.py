@@ -64,7 +64,11 @@ def loading_peak(items: Sequence[Item], model: Mapping[str, Any]) -> float:
     general = _total(item for item in items if item.kind.is_there_from_the_start)
     loading = [item for item in items if item.kind == MemoryItem.LOADING_PEAK]
     if _total(loading):
-        others = (MemoryItem.GRADIENT_RING, MemoryItem.HOST_BOUNDARIES)
+        others = (
+            MemoryItem.GRADIENT_RING,
+            MemoryItem.STATES_RING,
+            MemoryItem.HOST_BOUNDARIES,
+        )
         kept = _total(item for item in items if item.kind.is_plane or item.kind in others)
         return general + kept + _total(loading)
     weights = _total(item for item in items if item.kind.is_weights)

@@ -28,6 +28,7 @@ from engine.fit.needs import (
 from engine.fit.planner import Chosen
 from engine.fit.pool import Pool, pool_of
 from engine.fit.remedies import Remedy, moves_in_words, needs_with, remedies_for
+from engine.fit.spill import Spill
 from engine.machine.known_machines import known_machine
 from engine.machine.read_machine import Machine
 from engine.model.find_shape import shape_from_source
@@ -65,6 +66,8 @@ class FitReport:
     """It says which units live where, in the same bytes."""
     chosen: Chosen
     """The needs are those of this plan. A run that gets the report trains with it."""
+    spill: Spill | None = None
+    """These moments are on the disk."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data, in the form that the record and the screen use."""
@@ -80,6 +83,7 @@ class FitReport:
             "choices": self.choices,
             "time": self.time,
             "pool": self.pool.to_dict(),
+            "spill": self.spill.to_dict() if self.spill is not None else None,
         }
 
 
@@ -128,6 +132,7 @@ def estimate(
         time=_time(needs, config.train.steps or facts.steps, measured),
         pool=pool_of(needs),
         chosen=needs.chosen,
+        spill=needs.spill,
     )
 
 

@@ -62,9 +62,22 @@ def store_rates(device_name: str, rates: Rates) -> None:
     """Writes `rates` to the file. Where the folder is not writable, nothing is stored, and the
     rates are measured again next time.
     """
+    store_entry(_key(device_name), rates.to_dict())
+
+
+def kept_entry(name: str) -> dict[str, Any] | None:
+    """Returns what is kept under a name in the file; None where there is nothing."""
+    found = _read().get(name)
+    return found if isinstance(found, dict) else None
+
+
+def store_entry(name: str, values: dict[str, Any]) -> None:
+    """Keeps `values` under a name in the file, with the time. Where the folder is not writable,
+    nothing is kept.
+    """
     path = rates_file()
     everything = _read()
-    everything[_key(device_name)] = rates.to_dict() | {"measured": time.time()}
+    everything[name] = values | {"measured": time.time()}
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         # Not durable: after a crash the rates are measured again.
@@ -123,6 +136,13 @@ class Rates:
     """
     adamw_8bit: float = 0.0
     """It is the same with moments in 8 bits."""
+    disk_read: float = 0.0
+    """Moments are read from their disk at this many bytes a second while others are written. The
+    disk is another in every run (`engine.machine.disk_rates`), so this is not kept with the rest;
+    it is 0 where no moments are on a disk.
+    """
+    disk_write: float = 0.0
+    """It is the same for writing."""
 
     def updates(self, optimizer: Optimizer, busy: bool = False) -> float:
         """Returns the parameters a second that the host updates with `optimizer`. busy: while
@@ -138,14 +158,17 @@ class Rates:
         return 1 / (1 / alone + slower * UPDATE_BYTES[optimizer] / UPDATE_BYTES["adamw"])
 
     def to_dict(self) -> dict[str, float]:
-        return asdict(self)
+        """Returns the rates that are kept, by their names."""
+        return {name: rate for name, rate in asdict(self).items() if name not in _OF_DISK}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Rates:
         """Reads rates from a dict by their names. Raises TypeError, KeyError or ValueError."""
-        return cls(**{name: float(values[name]) for name in cls.__dataclass_fields__})
+        names = [name for name in cls.__dataclass_fields__ if name not in _OF_DISK]
+        return cls(**{name: float(values[name]) for name in names})
 
 
+_OF_DISK = ("disk_read", "disk_write")
 UPDATE_BYTES: dict[Optimizer, float] = {"adamw": 26, "adamw_bf16": 18, "adamw_8bit": 14.06}
 """AdamW reads and writes this many bytes of host memory per parameter, with bf16 weights."""
 PACKED_BYTES, PACKED_WIDTH = 49, 76

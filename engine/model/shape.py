@@ -148,22 +148,31 @@ class ModelShape:
     def plane_numel(self) -> int:
         return sum(unit.numel for unit in self.units)
 
-    def plane_bytes(self, settled: int = 0) -> dict[str, int]:
+    def plane_bytes(self, settled: int = 0, spilled: int = 0) -> dict[str, int]:
         """Returns the bytes of each plane over all units but the first `settled`, which live on the
-        device. HostStore allocates them in host memory.
+        device, without the moments of the last `spilled`, which are on the disk. HostStore
+        allocates them in host memory.
         """
-        if settled not in self._plane_bytes:
+        if (settled, spilled) not in self._plane_bytes:
             found = dict.fromkeys(PLANE_ITEM_BYTES[self.dtype], 0)
             for unit in self.units[settled:]:
                 sizes = plane_bytes(self.dtype, self.optimizer, unit.moment_counts)
                 for plane, size in sizes.items():
                     found[plane] += size
-            self._plane_bytes[settled] = found
-        return dict(self._plane_bytes[settled])
+            for plane in MOMENTS:
+                found[plane] -= self.last_moment_bytes[spilled]
+            self._plane_bytes[settled, spilled] = found
+        return dict(self._plane_bytes[settled, spilled])
 
     @functools.cached_property
-    def _plane_bytes(self) -> dict[int, dict[str, int]]:
+    def _plane_bytes(self) -> dict[tuple[int, int], dict[str, int]]:
         return {}
+
+    @functools.cached_property
+    def last_moment_bytes(self) -> list[int]:
+        """Entry n is the bytes that one moment of the last n units takes."""
+        sizes = (unit.moment_counts.bytes(self.optimizer) for unit in reversed(self.units))
+        return list(itertools.accumulate(sizes, initial=0))
 
     @functools.cached_property
     def settled_bytes(self) -> list[int]:

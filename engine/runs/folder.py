@@ -248,12 +248,13 @@ def lasting_config(config: TrainConfig) -> TrainConfig:
 
     The run can then be executed from any working directory.
     """
-    start = config.model.start_from
+    start, disk = config.model.start_from, config.engine.disk
     return config.with_values(
         {
             "model.start_from": None if start is None else lasting_source(start),
             "model.source": lasting_source(config.model.source),
             "data.source": lasting_sources(config.data.source),
+            "engine.disk": None if disk is None else str(Path(disk).expanduser().absolute()),
         }
     )
 

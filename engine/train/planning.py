@@ -33,7 +33,9 @@ from engine.fit.predict import predicted_step
 from engine.fit.predicted import predictions
 from engine.fit.report import FitReport, estimate
 from engine.fit.sizes import CUDA_CONTEXT_BYTES
+from engine.fit.spill import spill_room
 from engine.machine.cgroups import give_back_free_memory, private_memory, sample_host_memory
+from engine.machine.disk_rates import with_disk
 from engine.machine.rates import Rates, store_rates, stored_cpu_rates, stored_rates
 from engine.machine.read_machine import Machine, read_machine
 from engine.memory.memory_account import MemoryAccount, data_bytes
@@ -117,7 +119,8 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     longest_row = max(job.data.train.longest, job.data.eval.longest, 1)
     row_length = padded_length(longest_row, config.data.max_seq_len)
     gpu_limit = _limit_gpu_memory(backend, config) if device != "cpu" else None
-    target = Target(device, gpu_limit, sample_host_memory()[1], rates)
+    room = spill_room(config, read_machine(session.folder.path))
+    target = Target(device, gpu_limit, sample_host_memory()[1], rates, room)
     report, rounding = _judged(session, job, shape, row_length, target)
     # The plan is the report's own. Another choice among the same ways, with the free memory of a
     # moment later, could need more RAM than the report has promised.
@@ -169,6 +172,7 @@ def simulated_step(job: Job, chosen: Chosen, target: Target, length: int) -> Pla
     step_rates = rates_of_steps(shape, chosen, target.rates, job.row_length, device)
     if step_rates is None:
         return None
+    step_rates = with_disk(step_rates, job.config)
     varlen = shape.varlen(job.config.data.packing, device)
     micro_batch = MicroBatch(chosen.micro_batch_size, length, varlen)
     return _as_event(*predicted_step(shape, chosen.choices, step_rates, micro_batch, device))

@@ -39,6 +39,7 @@ from engine.fit.cost import MEASURED_FLOPS_FORMULA, largest_product
 from engine.fit.planner import Chosen
 from engine.host.host_adamw import AdamWSettings, HostAdamW
 from engine.host.host_store import HostStore
+from engine.machine.spill_folder import check_spill_folder
 from engine.memory.explain import note_memory
 from engine.memory.memory_account import data_bytes
 from engine.memory.memory_shortage import ShareName
@@ -47,7 +48,6 @@ from engine.model.build import build_model
 from engine.model.hub import fetch
 from engine.model.pretrained_files import load_config, load_tokenizer
 from engine.model.units import StreamedModel
-from engine.plan.choices import settled_of
 from engine.plan.text import grid
 from engine.progress import Progress
 from engine.runs.events import DataPrepared, PlanBuilt, RunStarted
@@ -56,10 +56,10 @@ from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.open_backend import open_backend
 from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
 from engine.sampling.generate import Sampler
+from engine.train.open_store import open_store, tell_places
 from engine.train.planning import Planned, TrainingJob, make_plan, planned_as_before
 from engine.train.resume import changed_settings, kept_rounding, refuse_other_data
 from engine.train.session import Session
-from engine.words import in_gib
 
 
 @dataclass
@@ -183,6 +183,8 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     set that cannot be used, or a job that does not fit.
     """
     config = session.config
+    if config.engine.disk is not None:
+        check_spill_folder(config.engine.disk)
     download = session.progress("download", check)
     fetch(config.model.source, False, download, check)
     hf_config = load_config(config.model.source)
@@ -243,16 +245,8 @@ def _build(
     account = planned.account
     try:
         check()
-        on_device = backend.device.type != "cpu"
-        store = HostStore(
-            model.layouts,
-            model.dtype,
-            backend.register if on_device else None,
-            backend.unregister if on_device else None,
-        )
+        store = open_store(config, job, planned.chosen.choices)
         allocated.callback(store.close)
-        blocks = [unit.name for unit in model.blocks]
-        store.settle(settled_of(blocks, planned.chosen.choices), backend)
         account.holds(
             lambda: {ShareName.PLANES: store.allocated_bytes, ShareName.DATA: data_bytes(data)}
         )
@@ -291,7 +285,7 @@ def _build(
             loading_peak=loading_peak,
         )
         session.recorder.emit(prepared.build_engine(planned))
-        _tell_refused_memory(session, prepared)
+        tell_places(session, prepared.engine, store)
         if planned.simulated is not None:
             session.recorder.emit(planned.simulated)
     except BaseException as error:
@@ -313,20 +307,6 @@ def _plan_built(planned: Planned, engine: StreamingEngine) -> PlanBuilt:
         "host_boundaries_bytes": engine.boundary_bytes,
     }
     return PlanBuilt(chosen.choices.to_dict() | details, grid(engine.plan))
-
-
-def _tell_refused_memory(session: Session, prepared: Prepared) -> None:
-    """Tells in the log what it costs that the system refused to register memory for transfers."""
-    refused = prepared.engine.refused_bytes
-    if refused:
-        rate = prepared.backend.unregistered_rate() / 1e9
-        session.log(
-            "warning",
-            f"The system refused to lock {in_gib(refused)} of host memory for transfers, as WSL2 "
-            f"does beyond a limit, so its copies pass through the driver at {rate:.1f} GB/s. "
-            "Results are the same; steps take longer where copies cannot hide under computing. A "
-            "higher limit of locked memory (ulimit -l) helps, if the system has one.",
-        )
 
 
 def _refuse_foreign_tokens(config: TrainConfig, model: StreamedModel, data: PreparedData) -> None:

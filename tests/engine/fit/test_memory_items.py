@@ -30,6 +30,7 @@ HOST = (
     "exp_avg_sq",
     "grad",
     "Gradient ring",
+    "Moments in transit",
     "Boundaries on the host",
     "Tokenised data",
     "Loading peak",
@@ -55,7 +56,7 @@ DEVICE = (
     "CUDA context",
     "Allocator slack",
 )
-DISK = ("Best weights", "Checkpoints", "Export", "Record")
+DISK = ("Best weights", "Checkpoints", "Export", "Record", "Moments on the disk")
 NAMES = HOST + DEVICE + DISK
 COLOURS = {
     "weight_high": BLUE,
@@ -64,6 +65,8 @@ COLOURS = {
     "exp_avg_sq": VIOLET,
     "grad": ORANGE,
     "Gradient ring": ORANGE,
+    "Moments in transit": VIOLET,
+    "Moments on the disk": VIOLET,
     "Boundaries on the host": AMBER,
     "Loading peak": PINK,
     "Checkpoint copies": BLUE,
@@ -114,6 +117,7 @@ def test_a_prediction_leaves_out_what_is_set_aside_and_what_is_only_there_while_
         "exp_avg_sq",
         "grad",
         "Gradient ring",
+        "Moments in transit",
         "Boundaries on the host",
         "Loading peak",
     }
@@ -173,6 +177,7 @@ def test_shares_of_the_host_while_weights_are_read():
         "exp_avg_sq",
         "grad",
         "Gradient ring",
+        "Moments in transit",
         "Boundaries on the host",
         "Loading peak",
     }

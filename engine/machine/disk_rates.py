@@ -1,0 +1,83 @@
+"""The rates of the disk that moments are on (`engine.disk`). They are measured by `bench --disk`
+and kept with those of the machine. No torch is needed.
+
+The cache of a drive takes the first gigabytes at a rate that the drive does not keep. So a rate
+counts as drained only if so much was written that no cache holds it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engine.config.settings import TrainConfig
+from engine.machine.rates import Rates, kept_entry, store_entry
+from engine.machine.spill_folder import disk_name
+
+DRAINED_BYTES = 60 * 10**9
+"""Consumer drives cache less than this many bytes."""
+ASSUMED_RATE = 1.0e9
+"""A drained drive is assumed to read and write this many bytes a second at once. Good consumer
+drives write 1.5e9 to 2.5e9 when their cache is full.
+"""
+RATED_BYTES = 600 * 10**12
+"""A consumer drive of a terabyte is rated for this many written bytes."""
+
+
+@dataclass(frozen=True)
+class DiskRates:
+    """The rates of a disk are bytes a second in each direction, measured in both at once."""
+
+    read: float = ASSUMED_RATE
+    write: float = ASSUMED_RATE
+    written: int = 0
+    """The measurement wrote this many bytes; 0 where the rates are assumed."""
+
+    @property
+    def is_drained(self) -> bool:
+        """Tells whether the rates are those that the drive keeps."""
+        return self.written >= DRAINED_BYTES
+
+    @property
+    def origin(self) -> str:
+        """Returns in words where the rates are from."""
+        if not self.written:
+            return "assumed; `bench --disk` measures it"
+        return "measured" if self.is_drained else "measured briefly, before any cache was full"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the rates as plain data."""
+        return {"read": self.read, "write": self.write, "written": self.written}
+
+
+def stored_disk_rates(folder: Path) -> DiskRates | None:
+    """Returns the rates that were measured on the disk of a folder; None where there are none."""
+    try:
+        found = kept_entry(disk_name(folder))
+        if found is None:
+            return None
+        rates = DiskRates(float(found["read"]), float(found["write"]), int(found["written"]))
+    except (OSError, TypeError, KeyError, ValueError):
+        return None
+    sound = all(math.isfinite(rate) and rate > 0 for rate in (rates.read, rates.write))
+    return rates if sound else None
+
+
+def store_disk_rates(folder: Path, rates: DiskRates) -> None:
+    """Keeps the rates of the disk of a folder."""
+    store_entry(disk_name(folder), rates.to_dict())
+
+
+def disk_rates_of(config: TrainConfig) -> DiskRates:
+    """Returns the rates of the disk of `engine.disk`: those that were measured, or assumed ones."""
+    if config.engine.disk is None:
+        return DiskRates()
+    return stored_disk_rates(Path(config.engine.disk).expanduser()) or DiskRates()
+
+
+def with_disk(rates: Rates, config: TrainConfig) -> Rates:
+    """Returns the rates of a machine with those of the disk of `engine.disk`."""
+    disk = disk_rates_of(config)
+    return replace(rates, disk_read=disk.read, disk_write=disk.write)

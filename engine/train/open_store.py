@@ -1,0 +1,66 @@
+"""The store of a run is opened here, with each plane in the place that the plan gives it. The log
+is told what is unusual about these places.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.config.settings import TrainConfig
+from engine.host.host_store import HostStore
+from engine.plan.choices import PlanChoices, settled_of, spilled_of
+from engine.runtime.streaming_engine import StreamingEngine
+from engine.train.planning import TrainingJob
+from engine.train.session import Session
+from engine.words import in_gib
+
+
+def open_store(config: TrainConfig, job: TrainingJob, choices: PlanChoices) -> HostStore:
+    """Returns a store in which nothing is allocated yet."""
+    model, backend = job.model, job.backend
+    on_device = backend.device.type != "cpu"
+    store = HostStore(
+        model.layouts,
+        model.dtype,
+        backend.register if on_device else None,
+        backend.unregister if on_device else None,
+    )
+    if config.engine.disk is not None:
+        store.spill_to(Path(config.engine.disk).expanduser())
+    blocks = [unit.name for unit in model.blocks]
+    store.settle(settled_of(blocks, choices), backend, spilled_of(blocks, choices))
+    return store
+
+
+def tell_places(session: Session, engine: StreamingEngine, store: HostStore) -> None:
+    """Tells in the log which moments are on the disk, and what it costs that the system refused to
+    register memory for transfers.
+    """
+    if store.spilled:
+        _tell_spilled(session, store)
+    refused = engine.refused_bytes
+    if refused:
+        rate = engine.backend.unregistered_rate() / 1e9
+        session.log(
+            "warning",
+            f"The system refused to lock {in_gib(refused)} of host memory for transfers, as WSL2 "
+            f"does beyond a limit, so its copies pass through the driver at {rate:.1f} GB/s. "
+            "Results are the same; steps take longer where copies cannot hide under computing. A "
+            "higher limit of locked memory (ulimit -l) helps, if the system has one.",
+        )
+
+
+def _tell_spilled(session: Session, store: HostStore) -> None:
+    disk = store.disk
+    session.log(
+        "info",
+        f"Moments of {len(store.spilled)} of {len(store.layouts)} units, {in_gib(disk.nbytes)}, "
+        f"are on the disk, in {disk.folder}. Their files have no names, and the system frees them "
+        "when this process ends. They are no checkpoint.",
+    )
+    if not disk.is_direct:
+        session.log(
+            "warning",
+            f"The file system of {disk.folder} has no direct access (O_DIRECT), so moments on the "
+            "disk pass through the page cache: they take RAM there, and steps may be slower.",
+        )
