@@ -203,6 +203,14 @@ def _optimizer(case: _Case) -> _Cause:
     )
 
 
+def _disk(case: _Case) -> _Cause:
+    return _Cause(
+        f"{case.worker[0].upper()}{case.worker[1:]} waits {case.percent} for moments on the disk",
+        advice="More tokens a step, smaller moments (train.optimizer) or more RAM would help.",
+        offer=case.more_tokens,
+    )
+
+
 def _h2d(case: _Case) -> _Cause:
     return _late(
         case,
@@ -269,6 +277,7 @@ def _other(case: _Case) -> _Cause:
 
 CAUSES: dict[str, Callable[[_Case], _Cause]] = {
     "optimizer": _optimizer,
+    "disk": _disk,
     "h2d": _h2d,
     "d2h": _d2h,
     "data": _data,

@@ -15,6 +15,7 @@ PART_WORDS = {
     "h2d": "weights coming in (H2D)",
     "d2h": "gradients going out (D2H)",
     "optimizer": "the optimizer",
+    "disk": "moments on the disk",
     "other": "launches and the rest",
 }
 """These are the parts of a step, from the bottom of their drawing to the top."""
@@ -22,9 +23,11 @@ PART_WORDS = {
 
 def step_parts(steps: StepTable, first: int = 0) -> dict[str, np.ndarray]:
     """Returns seconds[steps] of each of `PART_WORDS` from row `first` on, which add up to the
-    duration of the step. Causes that this version does not know are counted as `other`.
+    duration of the step. The disk is among them only where a step waited for it. Causes that this
+    version does not know are counted as `other`.
     """
-    parts = {cause: np.array(steps.exposed[cause][first:]) for cause in EXPOSED_CAUSES}
+    causes = [*EXPOSED_CAUSES, *(["disk"] if "disk" in steps.exposed else [])]
+    parts = {cause: np.array(steps.exposed[cause][first:]) for cause in causes}
     for cause in steps.exposed:
         if cause not in parts:
             parts["other"] = parts["other"] + np.array(steps.exposed[cause][first:])
@@ -34,7 +37,7 @@ def step_parts(steps: StepTable, first: int = 0) -> dict[str, np.ndarray]:
     parts["other"] = parts["other"] - data
     seconds = np.array(steps.seconds[first:])
     parts["compute"] = np.maximum(0.0, seconds - sum(parts.values()))
-    return {name: parts[name] for name in PART_WORDS}
+    return {name: parts[name] for name in PART_WORDS if name in parts}
 
 
 def recent_shares(snapshot: RunSnapshot) -> dict[str, float]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NotRequired, TypeVar
 
-from engine.plan.ops import UPDATE_LANES, Lane
+from engine.plan.ops import DISK_LANES, UPDATE_LANES, Lane
 from engine.runs.events import Span, Wait
 
 MAX_SPANS = 1500
@@ -22,9 +22,11 @@ LANES = (
     Lane.STATES_OUT,
     Lane.GRADIENTS_OUT,
     Lane.HOST,
+    Lane.READ,
+    Lane.WRITE,
 )
 """These are the lanes from top to bottom: transfers to the device, work on it, transfers
-from it, and the host.
+from it, the host, and the disk.
 """
 GAPS_SEEN = 500
 """A gap between spans is drawn if it is longer than the drawn time divided by this number."""
@@ -74,11 +76,12 @@ def within(pieces: Sequence[Piece], window: Window | None) -> list[Piece]:
 
 
 def lane_names(spans: Sequence[Span]) -> list[Lane]:
-    """Returns the lanes of a step. The lanes of optimizers on the device are included only if they
-    have spans, the other lanes always.
+    """Returns the lanes of a step. The lanes of optimizers on the device and of the disk are
+    included only if they have spans, the other lanes always.
     """
     used = {span["lane"] for span in spans}
-    return [lane for lane in LANES if lane in used or lane not in UPDATE_LANES]
+    sometimes = (*UPDATE_LANES, *DISK_LANES)
+    return [lane for lane in LANES if lane in used or lane not in sometimes]
 
 
 def lanes_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.verdict.step_shares import PART_WORDS
-from app.view.drawing import BLUE, GREEN, GREY, ORANGE, PINK, TEAL
+from app.view.drawing import AMBER, BLUE, GREEN, GREY, ORANGE, PINK, TEAL
 
 _COLOURS = {
     "compute": GREEN,
@@ -11,6 +11,7 @@ _COLOURS = {
     "h2d": BLUE,
     "d2h": ORANGE,
     "optimizer": PINK,
+    "disk": AMBER,
     "other": GREY,
 }
 PARTS = {name: (words, _COLOURS[name]) for name, words in PART_WORDS.items()}

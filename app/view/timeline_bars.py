@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from app.view.drawing import BLUE, GREEN, GREY, ORANGE, PINK, TEAL, VIOLET, escaped, rounded
+from app.view.drawing import AMBER, BLUE, GREEN, GREY, ORANGE, PINK, TEAL, VIOLET, escaped, rounded
 from app.view.spans import MergedSpan, longest
 from app.words import in_short_time
 from engine.plan.ops import Lane, OpKind
@@ -42,6 +42,7 @@ OP_GROUPS = {
         PINK,
         (OpKind.UPDATE, OpKind.DEVICE_UPDATE, OpKind.UPDATE_IN_PLACE, OpKind.APPLIED),
     ),
+    "Moments on the disk": (AMBER, (OpKind.READ_STATES, OpKind.WRITE_STATES)),
 }
 """Each colour of the timeline represents these ops, in the order of the legend."""
 
@@ -50,6 +51,7 @@ WAITS = {
     "h2d": (BLUE, "weights (H2D)"),
     "d2h": (ORANGE, "gradients out (D2H)"),
     "optimizer": (PINK, "the optimizer"),
+    "disk": (AMBER, "moments on the disk"),
     "other": (GREY, "other work"),
 }
 """Stretches in which COMPUTE waited are red, with hatching in the colour of the cause."""
@@ -60,6 +62,8 @@ OP_WORDS: dict[str, str] = {
     OpKind.OFFLOAD: "gradients out",
     OpKind.OFFLOAD_PARKED: "parked gradients out",
     OpKind.UPDATE: "optimizer",
+    OpKind.READ_STATES: "moments from the disk",
+    OpKind.WRITE_STATES: "moments to the disk",
     OpKind.SUMMARY: "loss and norms out",
     OpKind.STORE_BOUNDARY: "boundary to host",
     OpKind.FETCH_BOUNDARY: "boundary from host",
@@ -86,6 +90,8 @@ LANE_WORDS = {
     Lane.STATES_OUT: "States out",
     Lane.GRADIENTS_OUT: "Gradients",
     Lane.HOST: "Host",
+    Lane.READ: "Disk read",
+    Lane.WRITE: "Disk write",
 }
 
 SECOND_TONE = 0.74

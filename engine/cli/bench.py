@@ -72,6 +72,7 @@ BOUNDS = {
     "h2d": "the bus to the device",
     "d2h": "the bus from the device",
     "optimizer": "the optimizer",
+    "disk": "the disk of moments",
     "other": "Python, which launches the work",
 }
 

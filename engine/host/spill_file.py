@@ -19,8 +19,6 @@ from pathlib import Path
 from engine.errors import SpillError
 from engine.files import FULL, is_full_in_words
 
-_GOES_ON = "what the run has saved before counts"
-
 
 class SpillFile:
     """A `SpillFile` reserves `nbytes` bytes in `folder`, which read as zeros at first. Any thread
@@ -100,9 +98,9 @@ class SpillFile:
         if error.errno in FULL:
             return SpillError(
                 f"{is_full_in_words(error)}: moments that engine.disk keeps in {folder} cannot "
-                f"{what}; free some of its space, or name another folder. Of this run, {_GOES_ON}."
+                f"{what}; free some of its space, or name another folder."
             )
         return SpillError(
             f"Moments that engine.disk keeps in {folder} cannot {what} ({error.strerror}); check "
-            f"that disk, or name another folder. Of this run, {_GOES_ON}."
+            "that disk, or name another folder."
         )

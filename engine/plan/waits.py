@@ -15,11 +15,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.plan.ops import UPDATE_LANES, Lane, OfMicroBatch
+from engine.plan.ops import DISK_LANES, UPDATE_LANES, Lane, OfMicroBatch
 from engine.plan.step_plan import Span
 
-CAUSES = {Lane.H2D: "h2d", Lane.D2H: "d2h", Lane.HOST: "optimizer"} | dict.fromkeys(
-    UPDATE_LANES, "optimizer"
+CAUSES = (
+    {Lane.H2D: "h2d", Lane.D2H: "d2h", Lane.HOST: "optimizer"}
+    | dict.fromkeys(UPDATE_LANES, "optimizer")
+    | dict.fromkeys(DISK_LANES, "disk")
 )
 OTHER = "other"
 """The cause of a wait that no op explains, such as launch overhead, is given as this."""
@@ -28,7 +30,7 @@ OTHER = "other"
 @dataclass(frozen=True)
 class Wait:
     """A wait is an interval in which COMPUTE waited, in seconds on the clock of the spans. `cause`
-    is what it waited for: h2d, d2h, optimizer or other.
+    is what it waited for: h2d, d2h, optimizer, disk or other.
     """
 
     start: float
@@ -37,10 +39,12 @@ class Wait:
 
 
 def seconds_by_cause(waits: Iterable[Wait]) -> dict[str, float]:
-    """Returns the seconds of all four causes, 0.0 for those that do not occur."""
+    """Returns the seconds of all causes, 0.0 for those that do not occur. The disk is among them
+    only where it occurs.
+    """
     exposed = dict.fromkeys(["h2d", "d2h", "optimizer", OTHER], 0.0)
     for wait in waits:
-        exposed[wait.cause] += wait.end - wait.start
+        exposed[wait.cause] = exposed.get(wait.cause, 0.0) + wait.end - wait.start
     return exposed
 
 

@@ -177,7 +177,9 @@ class StepFinished(Event, frozen=True):
     and padding are not counted.
     """
     exposed: dict[str, Number] = {}
-    """The COMPUTE lane waited this many seconds for each cause: h2d, d2h, optimizer, other."""
+    """The COMPUTE lane waited this many seconds for each cause: h2d, d2h, optimizer, other
+    and, where moments are there, disk.
+    """
     data_seconds: Number = 0.0
     """This many of the seconds with cause `other` were spent assembling the step's rows."""
 

@@ -44,7 +44,9 @@ class Span(TypedDict):
 
 
 class Wait(TypedDict):
-    """The COMPUTE lane waited from `start` to `end`, for h2d, d2h, optimizer or other."""
+    """The COMPUTE lane waited from `start` to `end`, for h2d, d2h, optimizer, disk or
+    other.
+    """
 
     start: Number
     end: Number

@@ -30,6 +30,8 @@ ROWS = (
     Lane.STATES_OUT,
     Lane.HOST,
     Lane.GRADIENTS_OUT,
+    Lane.READ,
+    Lane.WRITE,
 )
 """The rows are in this order from top to bottom; each row is a thread of the trace, numbered from
 1.

@@ -19,7 +19,7 @@ from app.watch.run_words import details
 from app.words import in_step_time
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes
-from engine.plan.ops import Lane
+from engine.plan.ops import DISK_LANES, Lane
 from engine.plan.simulate import simulate
 from engine.plan.step_plan import Span
 from engine.plan.waits import as_records
@@ -31,6 +31,8 @@ ROWS = [Lane.H2D, Lane.STATES_IN, Lane.COMPUTE, Lane.UPDATE, Lane.D2H, Lane.STAT
 ROW_WORDS = ["H2D", "States in", "Compute", "Update", "D2H", "States out", "Host"]
 PARKED = {Lane.GRADIENTS_OUT}
 """It has ops only in plans whose gradients are parked."""
+DISK = set(DISK_LANES)
+"""They have ops only in plans with moments on the disk."""
 STATES_OPS = ("fetch_states", "fetch_gradient", "offload_weights", "offload_states")
 
 
@@ -41,11 +43,13 @@ def fold(*events):
     return snapshot
 
 
-def spans_of(homes=("embed", "block 2"), blocks=4, micro_batches=2):
+def spans_of(homes=("embed", "block 2"), blocks=4, micro_batches=2, spilled=0):
     """Returns a step as the engine records it, for a plan whose ops take a millisecond each."""
     names = [f"block {k}" for k in range(blocks)]
     numel = dict.fromkeys(["embed", *names, "head"], 1000) | {"embed": 2500}
-    choices = PlanChoices(micro_batches=micro_batches, device_homes=homes, update_buffers=2)
+    choices = PlanChoices(
+        micro_batches=micro_batches, device_homes=homes, update_buffers=2, spilled_units=spilled
+    )
     plan = build_step_plan(names, False, choices, PlaneSizes(numel))
     starts = simulate(plan, lambda op: 0.001).starts
     return as_records([Span(op, start, start + 0.001) for op, start in zip(plan.ops, starts)])
@@ -63,13 +67,21 @@ def test_every_lane_with_spans_has_a_row(step):
     figure = timeline_figure(step)
     go.Figure(figure)
     json.dumps(figure, allow_nan=False)
-    assert set(ROWS) | PARKED == set(Lane) == set(LANE_WORDS)
+    assert set(ROWS) | PARKED | DISK == set(Lane) == set(LANE_WORDS)
     assert [trace["name"] for trace in figure["data"]] == [*ROWS, "waiting"]
     assert (
         figure["layout"]["yaxis"]["categoryarray"] == ROW_WORDS[::-1]
     )  # Plotly draws the first at the bottom
     for trace, words in zip(figure["data"], [*ROW_WORDS, "Compute"]):
         assert trace["x"] and set(trace["y"]) == {words}
+
+
+def test_the_disk_has_rows_where_moments_are_there():
+    timeline = StepTimeline(step=1, spans=spans_of((), spilled=2))
+    figure = timeline_figure(timeline)
+    rows = figure["layout"]["yaxis"]["categoryarray"][::-1]
+    assert rows == ["H2D", "Compute", "D2H", "Host", "Disk read", "Disk write"]
+    assert "Moments on the disk" in [entry["label"] for entry in timeline_legend(timeline)]
 
 
 def test_lanes_without_spans_have_no_row():
