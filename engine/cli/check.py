@@ -41,6 +41,7 @@ from engine.fit.pool_times import costs_of, gains
 from engine.fit.report import FitReport, estimate, with_times
 from engine.machine.known_machines import known_name, machines, named_machine, with_figures
 from engine.machine.read_machine import Machine, read_machine
+from engine.machine.spill_folder import check_spill_folder
 from engine.model.find_shape import shape_from_source
 from engine.model.shape import ModelShape
 from engine.planes.moments import KINDS
@@ -220,6 +221,8 @@ def run_check(
     """Returns the report as text or JSON, and the exit code: 1 when the job does not fit. `data` is
     a sentence on the data, or empty. Runs are kept in `runs_dir`.
     """
+    if config.engine.disk is not None and machine.here:
+        check_spill_folder(config.engine.disk)
     shape = shape_from_source(config.model)
     report = with_times(estimate(config, machine, shape), config, machine, shape)
     tracked = destinations(config.output.trackers, runs_dir)
@@ -307,6 +310,8 @@ def report_as_text(report: FitReport, machine: Machine) -> str:
         f"step ({time['formula']})"
     )
     lines += _time_in_words(time)
+    if report.spill is not None:
+        lines += ["", "Disk of moments", *(f"  {said}" for said in report.spill.sentences())]
     return "\n".join([*lines, *_notes(machine)])
 
 
@@ -333,6 +338,8 @@ def _plan_as_text(choices: Mapping[str, Any], blocks: int) -> list[str]:
         f"  {choices.get('kept_blocks', 0)} of {blocks} blocks keep their activations, boundaries "
         f"{boundaries}, logits of {choices['loss_chunk']} positions at once",
     ]
+    if choices.get("spilled_units"):
+        lines.append(f"  {choices['spilled_units']} of {blocks + 2} units have moments on the disk")
     if choices.get("device_homes") is not None:
         # The embedding and the head are units as well.
         lines += [f"  {line}" for line in _updates_in_words(choices, blocks + 2)]

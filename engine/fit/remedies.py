@@ -3,8 +3,8 @@ with the leanest plan before it is returned. `needs_with` says what the job then
 takes, and `moves_in_words` which units then live elsewhere. No torch.
 
 Remedies are ordered by what they cost the user: first what changes nothing but speed, then what
-only adds sums in another order, then moments of AdamW in bf16 and in 8 bits, and last fewer and
-shorter rows.
+only adds sums in another order, then moments of AdamW in bf16 and in 8 bits, then fewer and
+shorter rows. Moments on the disk come last: they change no result, but wear the drive.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from engine.fit.exactness import Exactness, sentences
 from engine.fit.memory_items import MEMORY, PartName
 from engine.fit.needs import PART_WORDS, Needs, Verdict, least_needs, needs_of
 from engine.fit.planner import Chosen
-from engine.fit.remedy_options import Changes, Kind, Option, all_together, groups_of_kinds
+from engine.fit.remedy_options import (
+    Changes,
+    Kind,
+    Option,
+    all_together,
+    groups_of_kinds,
+    kinds_of_spilling,
+)
 from engine.machine.read_machine import Machine
 from engine.model.shape import ModelShape
 from engine.plan.choices import PlanChoices
@@ -141,11 +148,12 @@ class _Search:
         """
 
     def remedies(self) -> tuple[Remedy, ...]:
+        found: list[Remedy] = []
         for kinds in groups_of_kinds(self._needs):
             found = self._of_group(kinds)
             if found:
-                return tuple(found)
-        return ()
+                break
+        return (*found, *self._of_group(kinds_of_spilling(self._needs)))
 
     def _of_group(self, kinds: list[Kind]) -> list[Remedy]:
         self._partial = {}
@@ -210,6 +218,8 @@ class _Search:
 
     def _remedy(self, option: Option, result: Needs) -> Remedy:
         text = f"{option.text}: {_outcome(result, self._bad)}"
+        if result.spill is not None:
+            text += f", {result.spill.in_words}"
         exactness = option.exactness
         if _rounds_gradients(result) and not _rounds_gradients(self._needs):
             kept = set(exactness) - {Exactness.SAME_BITS, Exactness.OTHER_ORDER}

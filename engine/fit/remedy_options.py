@@ -13,6 +13,7 @@ from engine.config.settings import AUTO, TrainConfig
 from engine.fit.exactness import Exactness
 from engine.fit.memory_items import MEMORY, MemoryItem, PartName
 from engine.fit.needs import Needs
+from engine.fit.spill import offered_folder
 from engine.planes.moments import KINDS
 from engine.words import counted
 
@@ -175,6 +176,17 @@ def _kinds_of_places(needs: Needs) -> list[Kind]:
     if engine.rounds != AUTO:
         found.append(Kind(MEMORY, [_set_to_auto("rounds", Exactness.OTHER_ORDER)]))
     return found
+
+
+def kinds_of_spilling(needs: Needs) -> list[Kind]:
+    """Returns the kind of change that moves moments to the disk. It changes no result, but steps
+    take much longer, and the drive wears.
+    """
+    folder = offered_folder(needs.machine) if needs.config.engine.disk is None else None
+    if folder is None:
+        return []
+    words = "Keep moments that do not fit in RAM on the disk"
+    return [Kind((PartName.HOST,), [Option(words, {"engine.disk": folder})])]
 
 
 def _other_boundaries(needs: Needs) -> list[Option]:

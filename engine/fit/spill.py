@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.settings import TrainConfig
+from engine.errors import ConfigError
 from engine.files import disk_free
 from engine.fit.buffer_sizes import spilled_bytes, spilled_in_words
 from engine.machine.disk_rates import RATED_BYTES, DiskRates, disk_rates_of
 from engine.machine.read_machine import Machine
+from engine.machine.spill_folder import check_spill_folder
 from engine.model.shape import ModelShape
 from engine.plan.choices import PlanChoices
 from engine.words import counted, in_gib
@@ -63,6 +65,15 @@ class Spill:
         steps = counted(self.steps or 0, "step")
         return f"The run of {steps} writes {in_tb(self.run_bytes)}: {share}"
 
+    @property
+    def in_words(self) -> str:
+        """Returns how much is on the disk and how that wears the drive, in a few words."""
+        written = f"{in_gib(self.bytes)} of moments on the disk, written in each step"
+        percent = 100 * 1000 * self.bytes / RATED_BYTES
+        if self.rated_share is None:
+            return f"{written} ({percent:.2g} % of a drive's rated life in 1,000 steps)"
+        return f"{written} ({100 * self.rated_share:.2g} % of a drive's rated life in this run)"
+
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data, in the form that the record and the screen use."""
         return {
@@ -92,6 +103,22 @@ def spill_room(config: TrainConfig, machine: Machine) -> int:
     if config.engine.disk is None:
         return 0
     return disk_free(config.engine.disk) if machine.here else _ENOUGH
+
+
+def offered_folder(machine: Machine) -> str | None:
+    """Returns the folder that a report offers for moments: that of runs, if it can take them. A
+    machine that is only estimated has no folders, so a word stands for one.
+    """
+    if not machine.here:
+        return "FOLDER"
+    if not machine.disk_path:
+        return None
+    folder = _existing(Path(machine.disk_path))
+    try:
+        check_spill_folder(str(folder))
+    except ConfigError:
+        return None
+    return str(folder)
 
 
 def shares_disk_of_runs(config: TrainConfig, machine: Machine) -> bool:
