@@ -16,6 +16,7 @@ QUANTITIES = {
     "gpu_peak_bytes": "GPU memory",
     "step_seconds": "Step",
     "checkpoint_bytes": "Checkpoint",
+    "spilled_bytes": "Moments to the disk in a step",
 }
 """The quantities are in the order in which they are shown, each with its description. A name that
 ends in `_bytes` means bytes, one in `_seconds` seconds.
@@ -43,6 +44,9 @@ def predictions(report: Mapping[str, Any], checkpoint_bytes: int | None = None) 
     gpu = items_of(report, PartName.GPU)
     if gpu:
         found["gpu_peak_bytes"] = _total(gpu)
+    spill = report.get("spill")
+    if spill:
+        found["spilled_bytes"] = spill["step_bytes"]
     seconds = (report.get("time") or {}).get("step_seconds")
     if seconds:
         found["step_seconds"] = seconds

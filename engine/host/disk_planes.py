@@ -27,6 +27,8 @@ class DiskPlanes:
         self._files: dict[str, SpillFile] = {}
         self._pieces: dict[str, dict[int, SpilledPiece]] = {}
         """Each unit has its pieces here, by the element that they begin at."""
+        self.written_bytes = 0
+        """The updates of steps have written this many bytes. One lane counts them."""
 
     @property
     def nbytes(self) -> int:
@@ -74,6 +76,7 @@ class DiskPlanes:
         """Writes both moments of that piece from a ring buffer."""
         piece = self._pieces[unit][start]
         self._files[unit].write(ring[: len(MOMENTS) * piece.room], piece.offset)
+        self.written_bytes += len(MOMENTS) * piece.room
 
     def moments_in(self, unit: str, start: int, ring: memoryview) -> tuple[np.ndarray, ...]:
         """Returns both moments of that piece in a ring buffer, uint8 [bytes] each, sharing its

@@ -68,6 +68,11 @@ class Forecast:
         """Adds the size of a checkpoint that was written."""
         self._measured["checkpoint_bytes"] = nbytes
 
+    def spilled(self, nbytes: int) -> None:
+        """Says that the steps so far have written this many bytes of moments to the disk."""
+        if self._steps and nbytes:
+            self._measured["spilled_bytes"] = nbytes / self._steps
+
     def event(self, step: int, moment: str, seconds: float | None = None) -> ForecastChecked:
         """Returns the current comparison; `seconds` are those of a step, used while there is no
         median.

@@ -24,6 +24,7 @@ from engine.runtime.streaming_engine import AppliedStep
 from engine.train.forecast import Forecast
 from engine.train.prepare import Prepared
 from engine.train.session import Session
+from engine.words import in_gib
 
 TIMELINES_KEPT = 500
 """A record holds at most this many timelines, since they take nearly all of its bytes."""
@@ -55,6 +56,7 @@ class Observer:
         self, session: Session, prepared: Prepared, watch: MemoryWatch, forecast: Forecast
     ):
         self._every = session.config.output.timeline_every
+        self._session = session
         self._recorder = session.recorder
         self._prepared = prepared
         self._watch = watch
@@ -144,7 +146,14 @@ class Observer:
         """Records the comparison of predictions and measurements, as far as they are known so
         far.
         """
+        store = self._prepared.store
+        if store.spilled:
+            self._forecast.spilled(store.disk.written_bytes)
         self._recorder.emit(self._forecast.event(step, moment))
+        if store.spilled and moment == "end":
+            written = in_gib(store.disk.written_bytes)
+            text = f"This session has written {written} of moments to {store.disk.folder}."
+            self._session.log("info", text)
 
     def tell_compiling(self, where: str = "the first step") -> None:
         """Writes to the log, once, how long compiling took in the first step or in the dry run."""

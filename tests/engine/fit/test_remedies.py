@@ -97,6 +97,7 @@ def test_smaller_moments_come_after_what_keeps_results_and_before_fewer_and_shor
         "train.optimizer",
         "train.batch_size",
         "data.max_seq_len",
+        "engine.disk",
     ]
     assert report.remedies[1].changes == {"engine.save_level": "boundary_pairs"}
     exactness = [remedy.exactness for remedy in report.remedies]
@@ -106,6 +107,7 @@ def test_smaller_moments_come_after_what_keeps_results_and_before_fewer_and_shor
         (Exactness.ROUNDED_MOMENTS,),
         (Exactness.FEWER_TOKENS,),
         (Exactness.FEWER_TOKENS,),
+        (Exactness.SAME_BITS,),
     ]
 
 
@@ -218,7 +220,10 @@ def test_a_remedy_fits_as_promised_and_its_seconds_are_the_report_s(name):
     report, config, machine, shape = report_of(name)
     assert report.verdict != Verdict.FITS and report.remedies
     assert all(remedy.seconds is None for remedy in report.remedies)
-    costs = [max(map(list(Exactness).index, remedy.exactness)) for remedy in report.remedies]
+    # What goes to the disk changes no result, but wears the drive, so it comes last.
+    others = [each for each in report.remedies if "engine.disk" not in each.changes]
+    assert report.remedies[: len(others)] == tuple(others)
+    costs = [max(map(list(Exactness).index, remedy.exactness)) for remedy in others]
     assert costs == sorted(costs)
     timed = with_times(report, config, machine, shape)
     quick = with_times(report, config, machine, shape, quick=True)
