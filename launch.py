@@ -186,6 +186,11 @@ def _eval(given: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
+    if arguments.disk is not None:
+        from engine.bench.disk_bench import bench_disk
+
+        show(bench_disk(arguments.disk, arguments.json, lambda text: print(text, file=sys.stderr)))
+        return 0
     from engine.cli.bench import Measuring, Trainings, bench
 
     trainings = Trainings(arguments.preset, arguments.set, arguments.then)

@@ -76,7 +76,7 @@ class LostPlanesError(RamstreamError):
 
 
 class SpillError(RamstreamError):
-    """Moments on the disk (`engine.disk`) cannot be kept, read or written."""
+    """The disk refuses to keep, read or write moments (`engine.disk`)."""
 
 
 class CheckpointError(RamstreamError):

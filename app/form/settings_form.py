@@ -75,6 +75,7 @@ LABELS = {
     "train.patience": "End early after (evaluations)",
     "engine.gpu_memory_gib": "GPU memory cap (GiB)",
     "engine.states": "Where the model lives",
+    "engine.disk": "Disk for moments that fit nowhere else (folder)",
     "output.checkpoint": "Kind of checkpoints",
     "output.checkpoint_every": "Checkpoint every (steps)",
     "output.keep_checkpoints": "Checkpoints to keep",
@@ -168,6 +169,7 @@ SHORT_HELP = {
         "moved. The others live in RAM and pass through the GPU in each step."
     ),
     "engine.gradients": "On the GPU they take 2 bytes a parameter there instead of in RAM.",
+    "engine.disk": "A folder on a local disk. Each step then writes there, which wears it.",
 }
 
 

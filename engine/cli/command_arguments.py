@@ -136,4 +136,9 @@ def bench_arguments(bench: argparse.ArgumentParser) -> None:
         metavar="ROWS",
         help="after each training, also time an evaluation of so many rows, and its kernels alone",
     )
+    bench.add_argument(
+        "--disk",
+        metavar="FOLDER",
+        help="measure the disk for moments (engine.disk) alone; it writes 60 GB to FOLDER",
+    )
     bench.add_argument("--json", action="store_true")

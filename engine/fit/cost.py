@@ -367,10 +367,12 @@ class Cost:
         """
         units = self.shape.units[len(self.shape.units) - choices.spilled_units :]
         kinds = (OpKind.READ_STATES, OpKind.WRITE_STATES)
-        ways = [sum(self.spilled(kind, each.name, each.numel) for each in units) for kind in kinds]
+        seconds = dict.fromkeys(kinds, 0.0)
+        for kind, unit in itertools.product(kinds, units):
+            seconds[kind] += self.spilled(kind, unit.name, unit.numel)
         before = max(0, len(self.shape.blocks) - max(0, choices.spilled_units - 1))
         passes = choices.micro_batches // choices.rounds
-        return max(0.0, max(ways) - passes * self.first_forwards[before])
+        return max(0.0, max(seconds.values()) - passes * self.first_forwards[before])
 
     def gradient(self, unit: str, touches: int) -> float:
         """Returns the seconds of work on a unit's fp32 sum. touches: bytes that are read or written

@@ -48,7 +48,7 @@ class MemoryItem(Word):
     GRADIENT_RING = "Gradient ring"
     """Parked gradients pass through it on their way to the optimizer."""
     STATES_RING = "Moments in transit"
-    """Moments that are on the disk pass through it when they are updated."""
+    """It holds moments that are on the disk while they are updated."""
     HOST_BOUNDARIES = "Boundaries on the host"
     DATA = "Tokenised data"
     LOADING_PEAK = "Loading peak"

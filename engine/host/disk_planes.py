@@ -44,8 +44,8 @@ class DiskPlanes:
         return unit in self._files
 
     def allocate(self, layouts: Iterable[UnitLayout], optimizer: Optimizer) -> None:
-        """Reserves space for zeroed moments of these units. Raises SpillError where the disk has
-        none; then none is reserved.
+        """Allocates zeroed moments of these units. Raises SpillError where the disk has no space
+        for them; then none is taken.
         """
         made: list[str] = []
         try:

@@ -51,7 +51,9 @@ class Portion(NamedTuple):
     grad: np.ndarray
     """The gradients are flat, shape [elements]."""
     moments: tuple[np.ndarray, ...] | None = None
-    """Both moments of the piece, uint8 [bytes] each; None where they are planes of the store."""
+    """These are both moments of the piece, uint8 [bytes] each. It is None where they are in planes
+    of the store.
+    """
 
 
 class _Part(NamedTuple):

@@ -108,8 +108,7 @@ class HostStore:
         `optimizer`, as `allocate_weights` does for weights. Without `gradients`, which is for plans
         that park them on the device, there is no plane for them.
         """
-        self._where.optimizer = optimizer
-        self._where.has_gradients = gradients
+        self._where.keep(optimizer, gradients)
         states = [plane for plane in self.planes if plane not in WEIGHT_PLANES]
         if not gradients:
             states.remove("grad")

@@ -47,6 +47,11 @@ class PlanePlaces:
         self.has_gradients = False
         """Units that do not live on the device have a plane of gradients."""
 
+    def keep(self, optimizer: Optimizer, gradients: bool) -> None:
+        """Says whose moments the planes will hold, and whether there are gradients among them."""
+        self.optimizer = optimizer
+        self.has_gradients = gradients
+
     def spill_to(self, folder: Path) -> None:
         """Makes `folder` the place of moments on the disk, before any are there."""
         self._on_disk = DiskPlanes(folder)

@@ -1,5 +1,5 @@
-"""The rates of the disk that moments are on (`engine.disk`). They are measured by `bench --disk`
-and kept with those of the machine. No torch is needed.
+"""The file keeps the rates of the disk that moments are on (`engine.disk`). They are measured by
+`bench --disk` and stored with those of the machine. No torch is needed.
 
 The cache of a drive takes the first gigabytes at a rate that the drive does not keep. So a rate
 counts as drained only if so much was written that no cache holds it.

@@ -31,8 +31,9 @@ class PlanChoices:
     step to step. The host has none of them, and nothing of them crosses the bus.
     """
     spilled_units: int = 0
-    """This many units, counted from the head backwards, have their moments on the disk. They pass
-    through a few buffers on the host in every step. All other planes of theirs are in RAM.
+    """This many units keep their moments on the disk. They are counted from the head backwards. The
+    moments pass through a few buffers on the host in every step. All other planes of theirs are in
+    RAM.
     """
     kept_blocks: int = 0
     """This many blocks, counted from the last, keep their activations from forward to backward.

@@ -30,7 +30,7 @@ class EngineParts:
     gradient_rings: dict[Buffer, torch.Tensor]
     """Parked gradients pass through these flat tensors [numel] on the host."""
     state_rings: dict[Buffer, memoryview]
-    """Moments that are on the disk pass through these buffers on the host, in whole pages."""
+    """Each buffer holds moments that are on the disk while they are updated, in whole pages."""
     host_boundaries: dict[tuple[str, int], torch.Tensor]
     """Boundaries on the host, by (unit, micro-batch), are flat tensors [numel]."""
 

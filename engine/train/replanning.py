@@ -225,5 +225,6 @@ _COUNTED = {
     "kept_blocks": "blocks with activations kept",
     "resident_blocks": "blocks resident",
     "settled_units": "units that live on the GPU",
+    "spilled_units": "units with moments on the disk",
     "update_buffers": "update buffers",
 }
