@@ -67,6 +67,15 @@ def test_a_step_has_more_pieces_than_ring_buffers(tmp_path):
     run.close()
 
 
+def test_a_step_is_over_once_its_moments_are_on_the_disk(tmp_path):
+    """A checkpoint of the step may read them from then on."""
+    run = run_of(dataclasses.replace(BASE, spilled_units=2), tmp_path)
+    *ops, last = run.engine.plan.ops
+    assert last.kind == OpKind.APPLIED
+    assert ops[max(op.index for op in ops if op.kind == OpKind.WRITE_STATES)].index in last.waits
+    run.close()
+
+
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("frame", in_tiers(FRAMES, ("plain", "parked"), PLAN_SWEEP))
 def test_the_bits_are_those_of_moments_in_ram(frame, tied, tmp_path):
