@@ -361,19 +361,6 @@ class Cost:
         rate = self.rates.disk_read if kind == OpKind.READ_STATES else self.rates.disk_write
         return numel * self._moment_bytes[unit] / (rate or ASSUMED_RATE)
 
-    def spilled_wait(self, choices: PlanChoices) -> float:
-        """Returns how long the first forward pass waits for moments that go to the disk and back.
-        The disk works while the units before them go forward.
-        """
-        units = self.shape.units[len(self.shape.units) - choices.spilled_units :]
-        kinds = (OpKind.READ_STATES, OpKind.WRITE_STATES)
-        seconds = dict.fromkeys(kinds, 0.0)
-        for kind, unit in itertools.product(kinds, units):
-            seconds[kind] += self.spilled(kind, unit.name, unit.numel)
-        before = max(0, len(self.shape.blocks) - max(0, choices.spilled_units - 1))
-        passes = choices.micro_batches // choices.rounds
-        return max(0.0, max(seconds.values()) - passes * self.first_forwards[before])
-
     def gradient(self, unit: str, touches: int) -> float:
         """Returns the seconds of work on a unit's fp32 sum. touches: bytes that are read or written
         for each element.

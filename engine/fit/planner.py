@@ -18,7 +18,7 @@ from engine.fit.fill_memory import Candidate, MemoryFiller
 from engine.fit.memory_items import Item
 from engine.fit.predict import predicted_seconds
 from engine.fit.spreads import Spread
-from engine.fit.update_placement import choose_homes
+from engine.fit.update_placement import choose_homes, wait_for_disk
 from engine.machine.rates import Rates
 from engine.plan.choices import PlanChoices, recorded_passes, settled_blocks
 from engine.plan.ops import GradientSum
@@ -287,7 +287,7 @@ class Planner:
         """
         homes, waited = choose_homes(self._cost(size), choices)
         if choices.spilled_units:
-            waited = max(waited, self._cost(size).spilled_wait(choices))
+            waited = max(waited, wait_for_disk(self._cost(size), choices))
         if homes:
             return replace(choices, device_homes=homes), waited
         without_buffers = replace(

@@ -8,11 +8,12 @@ and chooses the earlier. All times are seconds from the end of the step's backwa
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.fit.buffer_sizes import shared_sum_bytes, update_buffer
+from engine.fit.buffer_sizes import shared_sum_bytes, spilled_units, update_buffer
 from engine.fit.cost import Cost, host_rate
 from engine.model.shape import UnitShape
 from engine.plan.arena import lay_out_arena
@@ -35,6 +36,19 @@ def choose_homes(cost: Cost, choices: PlanChoices) -> tuple[tuple[str, ...], flo
     ways = [_Placement(cost, choices, buffers) for buffers in {0, choices.update_buffers}]
     best = min(ways, key=lambda placement: placement.waited)
     return best.units, best.waited
+
+
+def wait_for_disk(cost: Cost, choices: PlanChoices) -> float:
+    """Returns how long the first forward pass waits for moments that go to the disk and back. The
+    disk works while the units before them go forward.
+    """
+    shape = cost.shape
+    seconds = dict.fromkeys((OpKind.READ_STATES, OpKind.WRITE_STATES), 0.0)
+    for kind, unit in itertools.product(seconds, spilled_units(shape, choices)):
+        seconds[kind] += cost.spilled(kind, unit.name, unit.numel)
+    before = max(0, len(shape.blocks) - max(0, choices.spilled_units - 1))
+    passes = choices.micro_batches // choices.rounds
+    return max(0.0, max(seconds.values()) - passes * cost.first_forwards[before])
 
 
 class _Placement:
