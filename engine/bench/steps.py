@@ -22,7 +22,7 @@ from engine.host.host_adamw import AdamWSettings, HostAdamW
 from engine.host.host_store import HostStore
 from engine.model.build import build_model
 from engine.model.units import StreamedModel
-from engine.plan.choices import PlanChoices, settled_of
+from engine.plan.choices import PlanChoices, settled_of, spilled_of
 from engine.plan.ops import Lane, OpKind
 from engine.plan.step_plan import Span
 from engine.plan.waits import as_records, overlap_seconds, seconds_by_cause, waits_of
@@ -109,9 +109,8 @@ class Planes:
         is_there = self.store.states == (optimizer, gradients)
         if not is_there:
             self.store.release_states()
-        self.store.settle(
-            settled_of([block.name for block in self.model.blocks], choices), self.backend
-        )
+        blocks = [block.name for block in self.model.blocks]
+        self.store.settle(settled_of(blocks, choices), self.backend, spilled_of(blocks, choices))
         if not is_there:
             self.adamw.close()
             self.store.allocate_states(optimizer=optimizer, gradients=gradients)
@@ -121,7 +120,7 @@ class Planes:
         """Brings the weights of all units to host memory, if some live on the device. The states of
         the optimizer are freed then.
         """
-        if self.store.settled:
+        if self.store.settled or self.store.spilled:
             self.store.release_states()
             self.store.settle((), self.backend)
 

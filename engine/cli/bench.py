@@ -43,9 +43,12 @@ from engine.fit.planner import Chosen
 from engine.fit.predict import predicted_seconds
 from engine.fit.report import estimate
 from engine.fit.sizes import CUDA_CONTEXT_BYTES
+from engine.fit.spill import spill_room
 from engine.machine.cgroups import sample_host_memory
+from engine.machine.disk_rates import with_disk
 from engine.machine.rates import ONE_THREAD, store_rates
 from engine.machine.read_machine import read_machine
+from engine.machine.spill_folder import check_spill_folder
 from engine.model.library import errors_only
 from engine.model.measure_shape import shape_of
 from engine.model.pretrained_files import load_config
@@ -242,8 +245,12 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
     if bench.device == "cuda":
         limit = config.engine.within_cap(backend.memory()["free"] + CUDA_CONTEXT_BYTES)
     length, rows = config.data.max_seq_len, config.train.batch_size
-    rates = bench.ceilings.rates()
-    chosen = choose(Job(shape, config, length), Target(bench.device, limit, bench.free, rates))
+    rates = with_disk(bench.ceilings.rates(), config)
+    if config.engine.disk is not None:
+        bench.planes.store.spill_to(check_spill_folder(config.engine.disk))
+    room = spill_room(config, read_machine())
+    target = Target(bench.device, limit, bench.free, rates, room)
+    chosen = choose(Job(shape, config, length), target)
     bench.planes.use(shape.optimizer, chosen.choices)
     try:
         if limit is not None and config.engine.gpu_memory_gib is not None:
@@ -298,7 +305,8 @@ def _as_figures(
     share = sum(exposed.values()) / took
     longest_wait = max(exposed, key=lambda cause: exposed[cause])
     micro_batch = MicroBatch(chosen.micro_batch_size, length)
-    predicted = predicted_seconds(shape, choices, ceilings.rates(), micro_batch, bench.device)
+    rates = with_disk(ceilings.rates(), config)
+    predicted = predicted_seconds(shape, choices, rates, micro_batch, bench.device)
     assert ceilings.sweep is not None  # only a measurement for plans omits it
     # With moments in fp32, a sweep over the same memory is compared.
     alone = ceilings.adamw_kinds.get(shape.optimizer, ceilings.sweep)

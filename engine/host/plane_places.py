@@ -54,7 +54,8 @@ class PlanePlaces:
 
     def spill_to(self, folder: Path) -> None:
         """Makes `folder` the place of moments on the disk, before any are there."""
-        self._on_disk = DiskPlanes(folder)
+        if self._on_disk is None or self._on_disk.folder != folder:
+            self._on_disk = DiskPlanes(folder)
 
     @property
     def disk(self) -> DiskPlanes:

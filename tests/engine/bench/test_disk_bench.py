@@ -8,9 +8,13 @@ import pytest
 
 import launch
 from engine.bench import disk_bench
+from engine.bench.steps import Planes, RunSettings, random_rows, run_steps
 from engine.errors import RunError
 from engine.machine import disk_rates
 from engine.machine.disk_rates import stored_disk_rates
+from engine.plan.choices import PlanChoices
+from engine.runtime.cpu_backend import CpuBackend
+from tests.support.tiny import VOCAB, tiny_config
 
 
 @pytest.fixture
@@ -45,3 +49,17 @@ def test_a_folder_without_space_is_refused(small, monkeypatch):
 def test_a_folder_that_takes_no_moments_is_refused(small, capsys):
     assert launch.main(["bench", "--disk", str(small / "nowhere")]) == 2
     assert "there is no folder" in capsys.readouterr().err
+
+
+def test_a_training_with_moments_on_the_disk_is_benched(tmp_path):
+    planes = Planes.open(tiny_config("llama"), CpuBackend())
+    planes.store.spill_to(tmp_path)
+    choices = PlanChoices(micro_batches=2, spilled_units=3)
+    planes.use("adamw_8bit", choices)
+    assert planes.store.disk.nbytes > 0
+    batches = random_rows([2, 2], 16, VOCAB)
+    found = run_steps(planes, batches, RunSettings(choices, 3, 1e-3, 32))
+    assert len(found.steps) == 3 and planes.store.disk.written_bytes > 0
+    planes.leave_device()
+    assert not planes.store.disk.nbytes and not planes.store.spilled
+    planes.close()
