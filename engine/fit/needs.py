@@ -14,14 +14,13 @@ from typing import Any
 
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
-from engine.fit.buffer_sizes import state_bytes
+from engine.fit.buffer_sizes import plane_items, state_bytes
 from engine.fit.checkpoint_needs import copy_bytes
 from engine.fit.choose import choose, least_choices
 from engine.fit.cost import MicroBatch, largest_product
 from engine.fit.disk_items import best_items, disk_items
 from engine.fit.job import Job, Target
 from engine.fit.memory_items import MEMORY, Item, MemoryItem, PartName
-from engine.fit.plane_items import plane_items
 from engine.fit.planner import Chosen
 from engine.fit.predict import predicted_seconds
 from engine.fit.spill import shares_disk_of_runs, spill_of, spill_room

@@ -55,7 +55,7 @@ def held_by(kind: MemoryItem) -> Held:
     """Returns what an item of a report is for. That of gradients on the device is for both the
     model and a step, and counts as a step's here.
     """
-    if kind.is_plane or kind == MemoryItem.SETTLED_UNITS:
+    if kind.is_plane or kind in (MemoryItem.SETTLED_UNITS, MemoryItem.SPILLED_MOMENTS):
         return Held.MODEL
     if kind.is_overhead:
         return Held.PROGRAM
@@ -218,8 +218,9 @@ def _placement(index: int, count: int, choices: PlanChoices) -> Placement:
     if index < choices.settled_units:
         return Placement(PartName.GPU, PartName.GPU, PartName.GPU)
     gradient = PartName.GPU if choices.parked_gradients else PartName.HOST
+    moments = PartName.DISK if index >= count - choices.spilled_units else PartName.HOST
     is_resident = count - 1 - choices.resident_blocks <= index < count - 1
-    return Placement(PartName.HOST, PartName.HOST, gradient, is_copied=is_resident)
+    return Placement(PartName.HOST, moments, gradient, is_copied=is_resident)
 
 
 def units_in_words(start: int, stop: int, of: int) -> str:

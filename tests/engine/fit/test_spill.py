@@ -9,13 +9,17 @@ from dataclasses import replace
 import pytest
 
 from engine.errors import ConfigError
-from engine.fit.buffer_sizes import gradient_ring_bytes, spilled_bytes, state_bytes
+from engine.fit.buffer_sizes import (
+    gradient_ring_bytes,
+    plane_items,
+    spilled_bytes,
+    state_bytes,
+)
 from engine.fit.choose import choose
 from engine.fit.cost import MicroBatch
 from engine.fit.job import Job, Target
-from engine.fit.memory_items import MemoryItem
+from engine.fit.memory_items import MemoryItem, PartName
 from engine.fit.needs import Verdict
-from engine.fit.plane_items import plane_items
 from engine.fit.predict import predicted_step
 from engine.fit.report import estimate
 from engine.machine import disk_rates, spill_folder
@@ -134,6 +138,18 @@ def test_a_report_tells_what_is_on_the_disk_and_what_it_costs():
     kinds = {item.kind: item for item in report.host.items}
     assert "are on the disk" in kinds[MemoryItem.EXP_AVG].note
     assert kinds[MemoryItem.STATES_RING].bytes > 0
+    on_disk = report.pool.living_in(PartName.DISK)
+    assert [each.placement.planes_in(PartName.DISK) for each in on_disk] == [("moments",)] * len(
+        on_disk
+    )
+    assert sum(each.stop - each.start for each in on_disk) == report.choices["spilled_units"]
+    for part in report.pool.parts:
+        of_items = {
+            PartName.HOST: report.host,
+            PartName.GPU: report.gpu,
+            PartName.DISK: report.disk,
+        }
+        assert part.total == of_items[part.name].total
     told = report.to_dict()["spill"]
     assert told["step_bytes"] == found.bytes and len(told["sentences"]) == 3
     assert "TB" in told["sentences"][1] and "assumed" in told["sentences"][2]
