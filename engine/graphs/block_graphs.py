@@ -20,6 +20,7 @@ be recorded, it runs as it is from then on, and `problem` says why.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -137,7 +138,8 @@ class BlockGraphs:
 
     def close(self) -> None:
         """Frees the recordings."""
-        self.recorder.wait()
+        with contextlib.suppress(RuntimeError):  # the device may be lost
+            self.recorder.wait()
         self._by_shape.clear()
 
 
