@@ -196,7 +196,11 @@ class Sizer:
                 together * hidden,
                 f"{together} micro-batch{'es' if together > 1 else ''} of {tokens:,} tokens",
             ),
-            Item(MemoryItem.ROTARY_EMBEDDINGS, together * rotary, "made once for all blocks"),
+            Item(
+                MemoryItem.ROTARY_EMBEDDINGS,
+                together * rotary * (2 if choices.graphs else 1),  # graphs read copies
+                "made once for all blocks",
+            ),
             Item(
                 MemoryItem.KEPT_ACTIVATIONS,
                 kept,

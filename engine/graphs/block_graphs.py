@@ -30,21 +30,26 @@ import torch
 
 from engine.errors import first_line
 from engine.graphs.graph_recorder import Recorder, Recording, Work
-from engine.graphs.static_arguments import StaticArguments, size_of
+from engine.graphs.static_arguments import Sizes, StaticArguments, sizes_of
 from engine.model.attention_documents import Documents
 from engine.model.skeleton import BlockArguments
 from engine.plan.ops import Backward, Forward, Recompute
 from engine.plan.step_plan import StepPlan
 
-MOST_SHAPES = 8
-"""Steps of so many shapes are recorded, and all others run as they are."""
+MOST_SHAPES = 16
+"""Steps may have so many shapes. Where they have more, blocks run as they are: each new shape takes
+a rehearsal, and the recordings of all shapes are made anew.
+"""
 
 BlockOp = Forward | Recompute | Backward
 Place = tuple[str, str, int, bool]
 """A recording is for one kind of op, unit and place among the micro-batches that exist together,
 and either for the first round or for all later ones, which add to sums that are there.
 """
-Shape = tuple[tuple[int, ...], bool, tuple[int, int]]
+Shape = tuple[tuple[int, ...], bool, bool]
+"""A micro-batch has this shape of token ids, may have rows that all count from 0, and may have rows
+that are whole documents.
+"""
 
 
 class Batch(Protocol):
@@ -68,7 +73,8 @@ class UnderWay(Protocol):
 
 
 def _shape_of(batch: Batch) -> Shape:
-    return tuple(batch.input_ids.shape), batch.position_ids is None, size_of(batch.documents)
+    whole = batch.documents is None or batch.documents.whole
+    return tuple(batch.input_ids.shape), batch.position_ids is None, whole
 
 
 class Border(Enum):
@@ -114,20 +120,35 @@ class BlockGraphs:
         self.together = plan.graphs
         self.problem = ""
         """It says why blocks run as they are, and is empty where they are replayed."""
-        self._by_shape: dict[tuple[Shape, ...], StepGraphs] = {}
+        self.unfit = ""
+        """It says why a step did not fit its recordings. There are none from the next one on."""
+        self._by_shape: dict[tuple[tuple[Shape, ...], Sizes], StepGraphs] = {}
 
     def of_step(self, batches: Sequence[Batch]) -> StepGraphs | None:
         """Returns the recordings for the next step, or None where it runs as it is."""
+        if self.unfit and not self.problem:
+            self.give_up(ValueError(self.unfit))
         if self.problem:
             return None
+        sizes = sizes_of(batch.documents for batch in batches)
         shapes = tuple(_shape_of(batch) for batch in batches)
-        graphs = self._by_shape.get(shapes)
+        graphs = self._by_shape.get((shapes, sizes))
         if graphs is None:
             if len(self._by_shape) == MOST_SHAPES:
+                self.give_up(ValueError(f"steps have more than {MOST_SHAPES} shapes"))
                 return None
-            graphs = self._by_shape[shapes] = StepGraphs(self)
+            # A rehearsal takes its memory beside that of recordings, for which there is no room.
+            self.forget()
+            graphs = self._by_shape[shapes, sizes] = StepGraphs(self, sizes)
         graphs.begin()
         return graphs
+
+    def forget(self) -> None:
+        """Frees all recordings, which are made anew when their steps come again."""
+        self.recorder.wait()
+        for graphs in self._by_shape.values():
+            graphs.forget()
+        self.recorder.clear()
 
     def give_up(self, error: Exception) -> None:
         """Makes blocks run as they are from now on, because one cannot be recorded."""
@@ -141,20 +162,25 @@ class BlockGraphs:
         with contextlib.suppress(RuntimeError):  # the device may be lost
             self.recorder.wait()
         self._by_shape.clear()
+        with contextlib.suppress(RuntimeError):
+            self.recorder.clear()
 
 
 class StepGraphs:
     """A `StepGraphs` has the recordings of the steps of one shape."""
 
-    def __init__(self, owner: BlockGraphs):
+    def __init__(self, owner: BlockGraphs, sizes: Sizes):
         self._owner = owner
+        self._sizes = sizes
         self._recorder = owner.recorder
         self._stage = Stage.REHEARSAL
         self._borders: dict[tuple[int, Border], torch.Tensor] = {}
         self._arguments: dict[int, StaticArguments] = {}
         self._recordings: dict[Place, Recording] = {}
         self._given: dict[int, list[BlockArguments]] = {}
-        """The step under way was given these arguments, by micro-batch."""
+        """The step under way was given these arguments, by micro-batch. They are kept only while an
+        op may turn out to be impossible to record.
+        """
         self._apart: set[int] = set()
         """These micro-batches of the step under way run as they are."""
         self._finished = True
@@ -165,13 +191,18 @@ class StepGraphs:
         """Begins a step."""
         if not self._finished and self._stage == Stage.RECORDING:
             # The step was given up. Recordings of a part of it are of no use.
-            self._recorder.wait()
-            self._recordings.clear()
+            self._owner.forget()
         self._finished = False
         self._given.clear()
         self._apart.clear()
         if self._stage == Stage.RECORDING:
             self._recorder.tidy()
+
+    def forget(self) -> None:
+        """Lets go of what was recorded. What is needed to record again is kept."""
+        self._recordings.clear()
+        if self._stage == Stage.REPLAY:
+            self._stage = Stage.RECORDING
 
     def finish(self) -> None:
         """Ends the block ops of a step."""
@@ -187,17 +218,32 @@ class StepGraphs:
         `embed` has left in the step.
         """
         place, given = micro_batch % self._owner.together, step.arguments[micro_batch]
-        static = self._arguments.get(place)
-        if static is None:
-            static = self._arguments[place] = StaticArguments(given)
-        elif not static.take(given):
-            if self._stage == Stage.REPLAY:
+        try:
+            static = self._taken(place, given)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001  arguments may be anything
+            if self._stage == Stage.REPLAY:  # others of this step are replayed
+                self._owner.unfit = first_line(error)
                 self._apart.add(micro_batch)
             else:
-                self._give_up(ValueError("its arguments change from step to step"), step)
+                self._give_up(error, step)
             return
-        self._given[micro_batch] = given
+        if self._stage != Stage.REPLAY:
+            self._given.pop(micro_batch - self._owner.together, None)
+            self._given[micro_batch] = given
         step.arguments[micro_batch] = static.arguments
+
+    def _taken(self, place: int, given: list[BlockArguments]) -> StaticArguments:
+        """Returns the arguments that stay, with the values of the given ones. Raises ValueError
+        where they differ in more than values.
+        """
+        static = self._arguments.get(place)
+        if static is None:
+            static = self._arguments[place] = StaticArguments(given, self._sizes)
+        elif not static.take(given):
+            raise ValueError("its arguments change from step to step")
+        return static
 
     def run(self, op: BlockOp, step: UnderWay, body: Work, renew: Callable[[], None]) -> None:
         """Runs an op of a block, whose work as it is is `body`. renew: it makes what a backward

@@ -49,6 +49,9 @@ class Recorder(Protocol):
     def wait(self) -> None:
         """Waits until no recording is running."""
 
+    def clear(self) -> None:
+        """Releases the memory of recordings, which nobody may hold any more."""
+
 
 class CudaRecorder:
     """A `CudaRecorder` has a stream of its own to record on, since the default stream cannot be
@@ -90,6 +93,11 @@ class CudaRecorder:
 
     def wait(self) -> None:
         torch.cuda.synchronize(self._device)
+
+    def clear(self) -> None:
+        # A pool without recordings may be gone, or still be held by tensors of a step that failed.
+        self._pool = torch.cuda.graph_pool_handle()
+        torch.cuda.empty_cache()
 
     @contextlib.contextmanager
     def _own_stream(self) -> Iterator[None]:

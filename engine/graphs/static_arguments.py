@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,14 +21,23 @@ def next_power(number: int, least: int = 1) -> int:
     return 1 << (max(number, least) - 1).bit_length()
 
 
-def size_of(documents: Documents | None) -> tuple[int, int]:
-    """Returns how many documents, and of what length, recordings for such rows allow for. Rows with
-    the same sizes share their recordings. Whole rows have recordings of their own: (0, 0).
+class Sizes(NamedTuple):
+    """Recordings allow for so many documents in a micro-batch, and for documents of this length."""
+
+    pieces: int
+    longest: int
+
+
+def sizes_of(documents: Iterable[Documents | None]) -> Sizes:
+    """Returns the sizes for micro-batches with these documents. They are the same for all, so that
+    many steps share their recordings. Whole rows need no sizes, which are 0 if there are no others.
     """
-    if documents is None or documents.whole:
-        return 0, 0
-    count = sum(len(row) for row in documents.lengths)
-    return next_power(count, LEAST_PIECES), next_power(documents.longest)
+    cut = [each for each in documents if each is not None and not each.whole]
+    if not cut:
+        return Sizes(0, 0)
+    counts = [sum(len(row) for row in each.lengths) for each in cut]
+    longest = max(each.longest for each in cut)
+    return Sizes(next_power(max(counts), LEAST_PIECES), next_power(longest))
 
 
 class FixedDocuments:
@@ -38,9 +47,9 @@ class FixedDocuments:
     It has nothing else of `Documents`, so work that asks for more cannot be recorded.
     """
 
-    def __init__(self, documents: Documents, chunk: int | None):
+    def __init__(self, documents: Documents, chunk: int | None, sizes: Sizes):
         self._chunk = chunk
-        self._pieces, self.longest = size_of(documents)
+        self._pieces, self.longest = sizes
         pieces = len(self._bounds(documents)) - 1
         self._pieces = next_power(pieces, self._pieces)
         self._starts = documents.upload(self._padded(documents))
@@ -72,7 +81,8 @@ class StaticArguments:
     Their tensors are copies that stay where they are. `take` fills them anew.
     """
 
-    def __init__(self, given: Sequence[BlockArguments]):
+    def __init__(self, given: Sequence[BlockArguments], sizes: Sizes):
+        self._sizes = sizes
         leaves, self._structure = _flat(given)
         self._tensors: list[torch.Tensor] = []
         self._patterns: list[Pattern] = []
@@ -100,7 +110,7 @@ class StaticArguments:
                 self._places[id(leaf)] = len(self._patterns)
                 documents: Any = leaf.documents
                 if not documents.whole:  # whole rows of one shape are always the same
-                    documents = FixedDocuments(documents, leaf.chunk)
+                    documents = FixedDocuments(documents, leaf.chunk, self._sizes)
                 self._patterns.append(Pattern(documents, leaf.window, leaf.chunk))
             return self._patterns[self._places[id(leaf)]]
         return leaf

@@ -178,7 +178,8 @@ class Observer:
                 LogLine(
                     "warning",
                     f"The kernels of a block could not be recorded in {where} ({unrecorded}), so "
-                    "they are launched one by one. Small steps take longer; results are the same.",
+                    "they are launched one by one from there on. Small steps take longer; results "
+                    "are the same.",
                 )
             )
         for what, problem in self._prepared.engine.uncompiled:

@@ -59,6 +59,9 @@ class AgainRecorder:
     def wait(self) -> None:
         self.told.append("wait")
 
+    def clear(self) -> None:
+        self.told.append("clear")
+
 
 class RecordingBackend(CpuBackend):
     """A backend of the CPU that records by running again."""

@@ -5,6 +5,7 @@ what cannot be recorded runs as it is. The CPU's recordings run the recorded wor
 from __future__ import annotations
 
 import dataclasses
+from itertools import groupby
 
 import pytest
 import torch
@@ -28,16 +29,16 @@ FRAMES = {
 STEPS = 5
 
 
-def planes_after(choices, recorder=None, shapes=((2, 12),), tied=False):
+def planes_after(choices, recorder=None, shapes=((2, 12),), tied=False, each=STEPS):
     """The planes of weights and moments after some steps, and why blocks are not recorded. shapes:
-    rows and tokens of the steps in turn.
+    rows and tokens of the steps in turn, so many times.
     """
     plain = plain_model(tiny_config("qwen3", tie_word_embeddings=tied))
     backend = None if recorder is None else RecordingBackend(recorder)
     choices = dataclasses.replace(choices, graphs=recorder is not None)
     run = streamed(plain, choices, backend=backend, dtype="bfloat16", max_grad_norm=0.5)
-    for step in range(1, STEPS * len(shapes) + 1):
-        rows, tokens = shapes[step % len(shapes)]
+    for step in range(1, each * len(shapes) + 1):
+        rows, tokens = shapes[(step - 1) % len(shapes)]
         batches = random_batches(choices.micro_batches, rows, tokens, seed=step)
         run.engine.train_step(step, batches, 1e-2)
     run.engine.drain()
@@ -72,7 +73,33 @@ def test_each_shape_has_its_own_recordings():
     recorder = AgainRecorder()
     planes, _ = planes_after(WHOLE, recorder, shapes)
     assert_same_bits(planes, planes_after(WHOLE, shapes=shapes)[0])
-    assert recorder.told.count("record") == recorder.told.count("rehearse") == 3 * 2 * 6
+    # A new shape lets go of the recordings of those before, which are made again.
+    assert recorder.told.count("rehearse") == 3 * 2 * 6
+    assert recorder.told.count("record") == 3 * 2 * 6
+    replayed = [recorder.told.count(word) for word in ("replay", "record")]
+    assert replayed == [(STEPS - 1) * 3 * 12, 3 * 12]
+
+
+def test_a_shape_that_comes_late_has_no_recordings_beside_its_rehearsal():
+    recorder = AgainRecorder()
+    shapes = ((2, 12), (2, 12), (2, 12), (1, 9), (2, 12), (1, 9))
+    planes, problem = planes_after(WHOLE, recorder, shapes, each=1)
+    assert_same_bits(planes, planes_after(WHOLE, shapes=shapes, each=1)[0])
+    assert not problem
+    words = [word for word in recorder.told if word in ("rehearse", "record", "replay", "clear")]
+    runs = [(word, len(list(same))) for word, same in groupby(words)]
+    # The last clear is that of the end.
+    first, late = [("clear", 1), ("rehearse", 12)], [("clear", 1), ("rehearse", 12)]
+    assert runs[:2] == first
+    assert late == runs[runs.index(("clear", 1), 2) :][:2]
+    assert recorder.told.count("record") == 12 + 12 + 12
+
+
+def test_too_many_shapes_are_told():
+    shapes = [(rows, tokens) for rows in (1, 2) for tokens in range(3, 12)]
+    planes, problem = planes_after(WHOLE, AgainRecorder(), shapes, each=1)
+    assert "more than 16 shapes" in problem
+    assert_same_bits(planes, planes_after(WHOLE, shapes=shapes, each=1)[0])
 
 
 @pytest.mark.parametrize("number", [1, 4, 7, 12])

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine.graphs.static_arguments import FixedDocuments, StaticArguments, size_of
+from engine.graphs.static_arguments import FixedDocuments, Sizes, StaticArguments, sizes_of
 from engine.model.attention_documents import Documents, Pattern
 from engine.model.skeleton import BlockArguments
 
 KIND = object()
+SIZES = Sizes(16, 8)
 
 
 def documents(*rows):
@@ -29,7 +30,7 @@ def arguments(seed, pattern=None, tokens=6, kind=KIND):
 
 
 def test_tensors_stay_where_they_are_and_get_new_values():
-    static = StaticArguments(arguments(1))
+    static = StaticArguments(arguments(1), SIZES)
     first, second = static.arguments
     tables = first.kwargs["position_embeddings"]
     assert second.args[0] is tables[0]
@@ -41,7 +42,7 @@ def test_tensors_stay_where_they_are_and_get_new_values():
 
 
 def test_what_differs_in_more_than_values_does_not_fit():
-    static = StaticArguments(arguments(1))
+    static = StaticArguments(arguments(1), SIZES)
     assert not static.take(arguments(1, tokens=7))
     assert not static.take(arguments(1, kind=object()))
     assert not static.take(arguments(1)[:1])
@@ -54,7 +55,7 @@ def test_what_differs_in_more_than_values_does_not_fit():
 
 def test_documents_are_followed_by_empty_ones():
     before, after = documents([2, 3, 1], [6]), documents([1, 1, 4], [2, 4])
-    static = StaticArguments(arguments(1, Pattern(before, window=3)))
+    static = StaticArguments(arguments(1, Pattern(before, window=3)), SIZES)
     pattern = static.arguments[0].kwargs["attention_mask"]
     assert static.arguments[1].kwargs["attention_mask"] is pattern
     assert (pattern.window, pattern.chunk) == (3, None)
@@ -68,8 +69,9 @@ def test_documents_are_followed_by_empty_ones():
 
 
 def test_too_many_documents_or_a_longer_one_do_not_fit():
-    fixed = FixedDocuments(documents([3] * 10), None)
-    assert size_of(documents([3] * 10)) == (16, 4)
+    fixed = FixedDocuments(documents([3] * 10), None, sizes_of([documents([3] * 10)]))
+    assert sizes_of([documents([3] * 10)]) == (16, 4)
+    assert sizes_of([None, documents([3] * 10), documents([9] + [1] * 20)]) == (32, 16)
     assert fixed.take(documents([3] * 10))
     assert fixed.take(documents([1] * 14 + [16 // 4] * 2))
     assert not fixed.take(documents([1] * 17))
@@ -80,14 +82,14 @@ def test_too_many_documents_or_a_longer_one_do_not_fit():
 
 def test_whole_rows_keep_their_documents():
     whole = documents([6], [6])
-    static = StaticArguments(arguments(1, Pattern(whole)))
+    static = StaticArguments(arguments(1, Pattern(whole)), SIZES)
     assert static.arguments[0].kwargs["attention_mask"].documents is whole
     assert static.take(arguments(2, Pattern(documents([6], [6]))))
     assert not static.take(arguments(2, Pattern(documents([2, 4], [6]))))
-    assert size_of(whole) == size_of(None) != size_of(documents([2, 4], [6]))
+    assert sizes_of([whole, None]) == (0, 0) != sizes_of([whole, documents([2, 4], [6])])
 
 
 def test_chunks_of_documents_are_counted():
-    fixed = FixedDocuments(documents([40, 40]), 4)
+    fixed = FixedDocuments(documents([40, 40]), 4, SIZES)
     assert fixed.starts(4).tolist() == [*range(0, 81, 4)] + [80] * 12
     assert np.all(np.diff(fixed.starts(4).numpy()) >= 0)
