@@ -161,16 +161,22 @@ class PlanePlaces:
         new = ["grad"] if has_moments and self.has_gradients and "grad" not in names else []
         try:
             self.allocate([unit], [*kept, *new], "planes that move to RAM", untold)
+            for plane in kept:
+                self._copy((unit, plane), old[plane])
         except BaseException:
+            # What was copied so far is no plane. The old ones are whole, and count.
+            self._release([(unit, plane) for plane in [*kept, *new]])
             self.settled, self.spilled = before
             raise
-        for plane in kept:
-            place, size = self.of(unit, plane), self.nbytes(unit, plane)
-            for begin in range(0, size, MOVED_BYTES):
-                content = old[plane].read((unit, plane), begin, min(begin + MOVED_BYTES, size))
-                place.write((unit, plane), begin, content)
         for plane in moved:
             _release_in(old[plane], unit, plane)
+
+    def _copy(self, key: Key, old: RamPlanes | DevicePlanes | DiskPlanes) -> None:
+        """Copies a plane from its old place to the one where it belongs."""
+        place, size = self.of(*key), self.nbytes(*key)
+        for begin in range(0, size, MOVED_BYTES):
+            content = old.read(key, begin, min(begin + MOVED_BYTES, size))
+            place.write(key, begin, content)
 
     def _release(self, keys: Iterable[Key]) -> None:
         for unit, plane in keys:

@@ -34,7 +34,7 @@ class SpillFile:
         try:
             self._descriptor = self._opened()
             if nbytes:
-                os.posix_fallocate(self._descriptor, 0, nbytes)
+                self._reserve()
         except OSError as error:
             self.close()
             raise self._error("be reserved", error) from error
@@ -64,6 +64,21 @@ class SpillFile:
                 raise
         self.is_direct = False
         return self._made(0)
+
+    def _reserve(self) -> None:
+        try:
+            os.posix_fallocate(self._descriptor, 0, self.nbytes)
+            return
+        except OSError as error:
+            if not self.is_direct or error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+        # Where a file system cannot reserve space, the C library writes a byte to each of its
+        # blocks, which is no whole page.
+        cached = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDWR)
+        try:
+            os.posix_fallocate(cached, 0, self.nbytes)
+        finally:
+            os.close(cached)
 
     def _made(self, flags: int) -> int:
         try:

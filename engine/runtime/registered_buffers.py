@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import torch
 
+from engine.errors import FitError
 from engine.host.host_store import HostStore
 from engine.host.mapped_memory import map_memory, populate
 from engine.plan.buffers import Buffer
@@ -20,6 +21,7 @@ from engine.plan.ops import StoreBoundary
 from engine.plan.step_plan import StepPlan
 from engine.planes.spilled import state_ring_bytes
 from engine.runtime.backend import Backend
+from engine.words import in_gib
 
 K = TypeVar("K", bound=Hashable)
 
@@ -78,7 +80,8 @@ def gradient_rings(
 
 class StateRings:
     """A `StateRings` owns the buffers that moments on the disk pass through on the host. The device
-    does not use them, so they are not registered. They begin at whole pages.
+    does not use them, so they are not registered. They begin at whole pages. Raises FitError where
+    RAM is too short for them.
     """
 
     def __init__(self, rings: Sequence[Buffer], store: HostStore):
@@ -88,7 +91,11 @@ class StateRings:
         self.buffers: dict[Buffer, memoryview] = {}
         for ring in rings if size else ():
             memory = map_memory(size)
-            populate(np.frombuffer(memory, np.uint8).ctypes.data, size)
+            if not populate(np.frombuffer(memory, np.uint8).ctypes.data, size):
+                raise FitError(
+                    f"RAM ran out: the buffers for moments on the disk take {in_gib(self.nbytes)}; "
+                    "close other programs, or lower train.batch_size."
+                )
             self.buffers[ring] = memoryview(memory)
 
     def close(self) -> None:

@@ -4,16 +4,24 @@ counts.
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
+from engine.errors import SpillError
 from engine.host.disk_planes import DiskPlanes
+from engine.host.host_store import HostStore
 from engine.host.mapped_memory import map_memory
+from engine.host.spill_file import SpillFile
 from engine.machine.spill_folder import mount_of
 from engine.planes.layout import ParameterSpec, lay_out
 from engine.planes.spilled import PAGE, SPILL_NUMEL, spilled_pieces, state_ring_bytes
+from engine.runtime.cpu_backend import CpuBackend
 
 ROUNDS = 3
 
@@ -52,6 +60,49 @@ def test_the_kernel_counts_the_bytes_that_steps_write(optimizer, tmp_path):
     assert disk.nbytes == pytest.approx(2 * layout.moment_counts.bytes(optimizer), abs=4 * PAGE)
     assert disk.is_direct
     disk.release(["block 0"])
+
+
+def test_a_file_system_that_cannot_reserve_space_is_written_by_the_c_library(tmp_path, monkeypatch):
+    """It writes a byte to each block then, which a file that is opened for whole pages refuses."""
+    reserve = os.posix_fallocate
+
+    def emulated(descriptor: int, offset: int, size: int) -> None:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        reserve(descriptor, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", emulated)
+    file = SpillFile(tmp_path, 2 * PAGE)
+    memory = memoryview(map_memory(PAGE))
+    file.read(memory, PAGE)
+    assert bytes(memory) == bytes(PAGE)
+    file.close()
+
+
+def test_a_move_that_fails_half_way_leaves_the_planes_where_they_were(tmp_path, monkeypatch):
+    layout = layout_of(5000)
+    store = HostStore([layout], "bfloat16", threads=1)
+    store.allocate_weights()
+    store.allocate_states()
+    moments = store.tensor("block 0", "exp_avg")
+    moments.copy_(torch.arange(layout.numel))
+    kept = moments.clone()
+
+    def fails(*_: object) -> None:
+        raise SpillError("the disk is gone")
+
+    store.spill_to(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(SpillFile, "write", fails)
+        with pytest.raises(SpillError, match="the disk is gone"):
+            store.settle((), CpuBackend(), ("block 0",))
+    assert not store.spilled
+    assert torch.equal(store.tensor("block 0", "exp_avg"), kept)
+    store.settle((), CpuBackend(), ("block 0",))
+    assert store.spilled == {"block 0"}
+    content = store.content("block 0", "exp_avg", 0, store.nbytes("block 0", "exp_avg"))
+    assert torch.equal(torch.from_numpy(content.copy()).view(torch.float32), kept)
+    store.close()
 
 
 def test_pieces_follow_each_other_and_cut_no_block():
