@@ -63,7 +63,7 @@ def check_spill_folder(name: str) -> Path:
     if not folder.exists():
         raise ConfigError(SETTING, f"there is no folder {folder}; make it, or name another.")
     if not folder.is_dir():
-        raise ConfigError(SETTING, f"{folder} is no folder; name a folder on a local disk.")
+        raise ConfigError(SETTING, f"{folder} is not a folder; name a folder on a local disk.")
     mount = mount_of(folder)
     if mount is not None:
         reason = _reason_against(mount.kind)

@@ -218,7 +218,7 @@ def test_a_folder_that_is_missing_or_no_folder_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="there is no folder"):
         check_spill_folder(str(tmp_path / "nowhere"))
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         check_spill_folder(str(tmp_path / "file"))
     with pytest.raises(ConfigError, match="the name is empty"):
         config(engine__disk=" ")
