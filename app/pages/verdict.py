@@ -19,7 +19,7 @@ from app.view.pool_words import (
     pool_bar,
 )
 from app.words import in_bytes, in_count
-from engine.fit.memory_items import MEMORY, Item, PartName
+from engine.fit.memory_items import Item, PartName
 from engine.fit.needs import Part, Verdict
 from engine.fit.pool import PoolPart
 from engine.fit.pool_times import Costs
@@ -243,7 +243,7 @@ def _bars(report: FitReport, costs: Costs | None, has_costs: bool) -> list[dict[
     for pooled in report.pool.parts:
         bar = _bar(pooled, getattr(report, pooled.name))
         cost: str | None = ""
-        if has_costs and pooled.name in MEMORY:
+        if has_costs and report.pool.living_in(pooled.name):
             cost = None if costs is None else cost_in_a_sentence(report.pool, pooled.name, costs)
         bars.append(bar | {"cost": cost})
     return bars

@@ -149,32 +149,49 @@ def _capital(words: str) -> str:
 
 
 def cost_in_a_sentence(pool: Pool, name: PartName, costs: Costs) -> str:
-    """Returns what it costs a step that units live in a part; an empty text where none do."""
-    units = [each for each in pool.living_in(name) if each.placement.weights == name]
+    """Returns what it costs a step that units live in a part, or their moments on the disk; an
+    empty text where none do. What the disk costs is told of the disk alone.
+    """
+    units = [each for each in pool.living_in(name) if _settles(each, name)]
     if not units:
         return ""
     cost, step = costs.of(units), costs.step_seconds
-    busy = cost.busy
+    busy, disk_waited = cost.busy, cost.waited[Work.DISK]
+    if name == PartName.DISK:
+        return _beside_computing([("reads and writes", busy[Work.DISK])], disk_waited, step)
     on_gpu = busy[Work.GPU_ADAMW]
     if name == PartName.GPU:
         return f"A step: AdamW here takes {roughly(on_gpu)}; these units are not moved."
     bus = busy[Work.TO_GPU] + busy[Work.TO_HOST] + busy[Work.BOUNDARIES]
     works = [
-        f"{words} {roughly(seconds)}"
-        for words, seconds in (
-            ("copies over the bus", bus),
-            ("AdamW on the host", busy[Work.HOST_ADAMW]),
-            ("AdamW on the GPU", on_gpu),
-        )
-        if seconds > LEAST_SHARE * step
+        ("copies over the bus", bus),
+        ("AdamW on the host", busy[Work.HOST_ADAMW]),
+        ("AdamW on the GPU", on_gpu),
     ]
-    if not works:
+    return _beside_computing(works, cost.waited_seconds - disk_waited, step)
+
+
+def _settles(units: Units, name: PartName) -> bool:
+    """Tells whether a part is the one whose cost is told of the units: that of their weights, and
+    the disk for their moments.
+    """
+    place = units.placement
+    return name == (place.moments if name == PartName.DISK else place.weights)
+
+
+def _beside_computing(works: Sequence[tuple[str, float]], waited: float, step: float) -> str:
+    """Returns a sentence about work in seconds, for which the GPU waits so many; an empty text
+    where it is hardly anything.
+    """
+    told = [
+        f"{words} {roughly(seconds)}" for words, seconds in works if seconds > LEAST_SHARE * step
+    ]
+    if not told:
         return ""
-    waited = cost.waited_seconds
     ending = "the GPU does not wait for that"
     if waited > LEAST_SHARE * step:
         ending = f"the GPU waits {roughly(waited)} for that ({100 * waited / step:.2g} %)"
-    return f"A step, beside computing: {listed(works)}; {ending}."
+    return f"A step, beside computing: {listed(told)}; {ending}."
 
 
 def gain_of(name: PartName, saved: float, step_seconds: float) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from engine.fit.pool import Held, Pool, Units, listed
 from engine.fit.pool_times import Costs, cost_in_words, gains_in_words
 from engine.words import in_gib
 
+_WITHIN = {PartName.GPU: "in", PartName.HOST: "in", PartName.DISK: "on"}
+
 
 def pool_as_text(pool: Pool, costs: Costs | None, gained: Mapping[PartName, float]) -> list[str]:
     """Returns the pool as lines of text: a line for units with the same place, with what they take
@@ -36,14 +38,22 @@ def _places(pool: Pool, units: Units) -> str:
         for share in part.shares:
             if share.units != units:
                 continue
-            words = f"{PART_WORDS[part.name]} {in_gib(share.bytes)}"
+            words, within = f"{PART_WORDS[part.name]} {in_gib(share.bytes)}", _WITHIN[part.name]
             if share.held == Held.COPY:
                 words = f"a copy of the weights in {words}"
             elif part.name != units.placement.weights:
-                words = f"{listed(units.placement.planes_in(part.name))} in {words}"
+                words = f"{listed(units.placement.planes_in(part.name))} {within} {words}"
             found.append((share.held, words))
+    if units.placement.moments == PartName.DISK and not _tells_of_disk(pool, units):
+        found.append((Held.MODEL, "moments on disk"))
     order = list(Held)
     return ", ".join(words for _, words in sorted(found, key=lambda each: order.index(each[0])))
+
+
+def _tells_of_disk(pool: Pool, units: Units) -> bool:
+    """Tells whether the pool's disk is the one that has moments of the units."""
+    disks = [part for part in pool.parts if part.name == PartName.DISK]
+    return any(share.units == units for part in disks for share in part.shares)
 
 
 def _cost(units: Units, costs: Costs | None) -> str:

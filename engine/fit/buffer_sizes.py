@@ -213,9 +213,15 @@ def state_rings_bytes(shape: ModelShape, choices: PlanChoices) -> int:
 def spilled_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the most bytes that moments take on the disk. A step reads and writes them once."""
     units = spilled_units(shape, choices)
-    # Each piece of a moment is filled up to a whole page.
-    moment = shape.last_moment_bytes[choices.spilled_units] + PAGE * _spilled_pieces(units)
-    return len(MOMENTS) * moment if units else 0
+    moments = len(MOMENTS) * shape.last_moment_bytes[choices.spilled_units]
+    return moments + spill_padding(units) if units else 0
+
+
+def spill_padding(units: Sequence[UnitShape]) -> int:
+    """Returns the bytes that moments of these units take on the disk beyond their own: each piece
+    of a moment is filled up to a whole page.
+    """
+    return len(MOMENTS) * PAGE * _spilled_pieces(units)
 
 
 def _spilled_pieces(units: Sequence[UnitShape]) -> int:

@@ -180,10 +180,14 @@ class Needs:
         self.spill = spill_of(config, shape, chosen.choices, config.train.steps or facts.steps)
         """These moments are on the disk; None where none are."""
         written = disk_items(config, shape, self.checkpoints_before)
-        if self.spill is not None and shares_disk_of_runs(config, machine):
-            words = f"{self.spill.units}; freed when the run ends"
+        limit = machine.disk_free if machine.disk_path else None
+        is_shared = shares_disk_of_runs(config, machine)
+        # Moments on another drive take nothing of a limit that is the runs' drive's.
+        if self.spill is not None and (is_shared or limit is None):
+            which = "freed when the run ends" if is_shared else "on the disk of engine.disk"
+            words = f"{self.spill.units}; {which}"
             written += (Item(MemoryItem.SPILLED_MOMENTS, self.spill.bytes, words),)
-        disk = Part(written, machine.disk_free if machine.disk_path else None)
+        disk = Part(written, limit)
         best = best_items(config, shape)
         with_best = replace(disk, items=(*written, *best))
         self.keeps_best = bool(best) and with_best.verdict != Verdict.DOES_NOT_FIT

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from engine.fit.buffer_sizes import spill_padding
 from engine.fit.memory_items import MEMORY, Item, MemoryItem, PartName
 from engine.fit.needs import Needs, Part
 from engine.model.shape import ModelShape, UnitShape
@@ -264,7 +265,8 @@ def _shares(name: PartName, part: Part, units: Sequence[Units], needs: Needs) ->
     for item in part.items:
         held[held_by(item.kind)] += item.bytes
     found: list[Share] = []
-    if name in MEMORY:
+    # The disk of the runs may be another one than that of the moments.
+    if name in MEMORY or held[Held.MODEL]:
         model = [Share(Held.MODEL, _bytes_in(name, each, shape, choices), each) for each in units]
         copied = [each for each in units if each.placement.is_copied]
         copies = [Share(Held.COPY, _copy_bytes(each, shape), each) for each in copied]
@@ -274,7 +276,7 @@ def _shares(name: PartName, part: Part, units: Sequence[Units], needs: Needs) ->
         # Gradients that wait on the device have one item with those that pass through it.
         waiting = sum(share.bytes for share in model) - held[Held.MODEL]
         held[Held.STEP] -= waiting
-    others = (kind for kind in Held if name not in MEMORY or kind not in (Held.MODEL, Held.COPY))
+    others = (kind for kind in Held if kind not in (Held.MODEL, Held.COPY))
     return (*found, *(Share(kind, held[kind]) for kind in others if held[kind]))
 
 
@@ -303,6 +305,7 @@ def _unit_bytes(
         found += unit.exact_numel * EXACT_ITEM_BYTES if on_device else 0
     if place.moments == name:
         found += sum(planes[plane] for plane in MOMENTS)
+        found += spill_padding([unit]) if name == PartName.DISK else 0
     if place.gradient == name:
         in_sum = _is_in_sum(place, shape, choices)
         found += planes["grad"] if not (on_device and in_sum) else 0

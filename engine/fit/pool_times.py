@@ -16,6 +16,7 @@ from engine.fit.needs import NOTHING_MORE, PART_WORDS, Needs, SessionFacts, need
 from engine.fit.planner import Chosen
 from engine.fit.pool import Units, listed, units_by_place
 from engine.fit.predict import predicted_step
+from engine.machine.disk_rates import with_disk
 from engine.machine.read_machine import Machine
 from engine.model.shape import ModelShape
 from engine.plan.buffers import Word
@@ -46,6 +47,8 @@ class Work(Word):
     GPU_ADAMW = "gpu_adamw"
     BOUNDARIES = "boundaries"
     """Inputs of blocks are copied over the bus, both ways."""
+    DISK = "disk"
+    """Moments are read from the disk and written back, at the same time."""
 
 
 _WORK = {
@@ -62,6 +65,8 @@ _WORK = {
     OpKind.UPDATE_IN_PLACE: Work.GPU_ADAMW,
     OpKind.STORE_BOUNDARY: Work.BOUNDARIES,
     OpKind.FETCH_BOUNDARY: Work.BOUNDARIES,
+    OpKind.READ_STATES: Work.DISK,
+    OpKind.WRITE_STATES: Work.DISK,
 }
 
 
@@ -120,9 +125,8 @@ def costs_of(
     needs = Needs(config, machine, shape, chosen, facts)
     if facts.rates is None or needs.device != "cuda":
         return None
-    plan, timing = predicted_step(
-        shape, chosen.choices, facts.rates, needs.micro_batch, needs.device
-    )
+    rates = with_disk(facts.rates, config)
+    plan, timing = predicted_step(shape, chosen.choices, rates, needs.micro_batch, needs.device)
     spans = zip(plan.ops, timing.starts, timing.ends)
     busy = _by_unit((op, end - start) for op, start, end in spans)
     waited = _by_unit(_waits(plan, timing))
@@ -243,6 +247,7 @@ def _works(cost: Cost) -> list[tuple[str, float]]:
         ("AdamW on the host", busy[Work.HOST_ADAMW]),
         ("AdamW on the GPU", busy[Work.GPU_ADAMW]),
         ("boundaries", busy[Work.BOUNDARIES]),
+        ("disk reads and writes", busy[Work.DISK]),
     ]
 
 

@@ -145,6 +145,24 @@ def test_costs_in_sentences():
     assert said.endswith("; the GPU does not wait for that.")
 
 
+def test_what_the_disk_costs_is_told_of_the_disk_alone():
+    units = units_by_place(30, PlanChoices(spilled_units=18))
+    assert [each.placement.moments for each in units] == [PartName.HOST, PartName.DISK]
+    host = Cost(NONE | {Work.HOST_ADAMW: 1.0}, NONE | {Work.HOST_ADAMW: 0.5})
+    disk = Cost(
+        NONE | {Work.HOST_ADAMW: 2.0, Work.DISK: 72.0},
+        NONE | {Work.HOST_ADAMW: 0.7, Work.DISK: 36.0},
+    )
+    pool = Pool((), tuple(units))
+    costs = Costs(61.0, ((units[0], host), (units[1], disk)))
+    assert cost_in_a_sentence(pool, PartName.DISK, costs) == (
+        "A step, beside computing: reads and writes 72 s; the GPU waits 36 s for that (59 %)."
+    )
+    assert cost_in_a_sentence(pool, PartName.HOST, costs) == (
+        "A step, beside computing: AdamW on the host 3 s; the GPU waits 1.2 s for that (2 %)."
+    )
+
+
 def test_a_gain_says_whether_it_is_one():
     assert gain_of(PartName.GPU, 0.01, 2.0)["saves"] is True
     none = gain_of(PartName.HOST, 0.0, 2.0)

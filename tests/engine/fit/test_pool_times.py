@@ -23,6 +23,8 @@ from engine.fit.pool_times import (
     roughly,
 )
 from engine.fit.predict import predicted_step
+from engine.machine import disk_rates
+from engine.machine.disk_rates import DRAINED_BYTES, DiskRates, with_disk
 from engine.machine.known_machines import named_machine
 from engine.machine.read_machine import Machine
 from engine.model.catalog import entry_of
@@ -55,6 +57,7 @@ JOBS = {
     "in RAM": (job("Qwen/Qwen2.5-7B", 16, engine__states="host"), named_machine("H100 SXM", 256)),
     "parked": (job("Qwen/Qwen2.5-7B", 16, engine__gradients="parked"), named_machine("H200", 256)),
     "small card": (job("Qwen/Qwen2.5-7B", 32), named_machine("RTX 4090", 128)),
+    "disk": (job("Qwen/Qwen2.5-7B", 16, engine__disk="/disk"), named_machine("RTX 4090", 64)),
     "whole": (job("Qwen/Qwen2.5-0.5B", 16), named_machine("H200", 256)),
 }
 
@@ -84,6 +87,8 @@ def test_the_work_of_all_units_is_what_lanes_are_busy_with(name):
     total = costs.of([units for units, _ in costs.by_units]).busy
     lanes = timing.busy
     assert total[Work.HOST_ADAMW] == pytest.approx(lanes[Lane.HOST])
+    assert total[Work.DISK] == pytest.approx(lanes.get(Lane.READ, 0) + lanes.get(Lane.WRITE, 0))
+    assert bool(total[Work.DISK]) is (name == "disk")
     copied = lanes[Lane.H2D] + lanes[Lane.D2H] + lanes[Lane.STATES_IN]
     copied += lanes[Lane.STATES_OUT] + lanes[Lane.GRADIENTS_OUT]
     bus = total[Work.TO_GPU] + total[Work.TO_HOST] + total[Work.BOUNDARIES]
@@ -102,6 +107,27 @@ def test_units_that_live_on_the_gpu_are_not_moved():
     assert cost.busy[Work.TO_GPU] == cost.busy[Work.TO_HOST] == cost.busy[Work.HOST_ADAMW] == 0
     in_ram = costs.of([each for each, _ in costs.by_units[1:]])
     assert in_ram.busy[Work.TO_GPU] > 0 and in_ram.busy[Work.HOST_ADAMW] > 0
+
+
+def test_the_disk_costs_what_its_rates_say_and_only_units_with_moments_there(monkeypatch):
+    config, machine, shape, needs = planned("disk")
+    assumed = costs_of(needs.chosen, config, machine, shape)
+    for units, cost in assumed.by_units:
+        is_there = units.placement.moments == PartName.DISK
+        assert bool(cost.busy[Work.DISK]) is is_there
+        assert is_there or not cost.waited[Work.DISK]
+        assert ("disk reads and writes" in cost_in_words(cost, assumed.step_seconds)) is is_there
+    every = [units for units, _ in assumed.by_units]
+    waited = assumed.of(every).waited
+    assert max(waited, key=waited.get) == Work.DISK
+    quick = DiskRates(4e9, 4e9, DRAINED_BYTES)
+    rates = with_disk(rates_of(config, machine), config)
+    monkeypatch.setattr(disk_rates, "disk_rates_of", lambda config: quick)
+    measured = costs_of(needs.chosen, config, machine, shape)
+    ratio = quick.write / rates.disk_write
+    assert measured.of(every).busy[Work.DISK] == pytest.approx(
+        assumed.of(every).busy[Work.DISK] / ratio, rel=0.05
+    )
 
 
 def test_nothing_is_said_without_rates_or_without_a_gpu():

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.cli.pool_text import pool_as_text
 from engine.errors import ConfigError
 from engine.fit.buffer_sizes import (
     gradient_ring_bytes,
@@ -20,6 +21,7 @@ from engine.fit.cost import MicroBatch
 from engine.fit.job import Job, Target
 from engine.fit.memory_items import MemoryItem, PartName
 from engine.fit.needs import Verdict
+from engine.fit.pool import Held
 from engine.fit.predict import predicted_step
 from engine.fit.report import estimate
 from engine.machine import disk_rates, spill_folder
@@ -150,6 +152,17 @@ def test_a_report_tells_what_is_on_the_disk_and_what_it_costs():
             PartName.DISK: report.disk,
         }
         assert part.total == of_items[part.name].total
+    *_, disk = report.pool.parts
+    held = {share.units: share.bytes for share in disk.shares if share.held == Held.MODEL}
+    assert list(held) == on_disk and sum(held.values()) == found.bytes
+    moments = {item.kind: item for item in report.disk.items}[MemoryItem.SPILLED_MOMENTS]
+    assert moments.note == f"{found.units}; on the disk of engine.disk"
+    text = pool_as_text(report.pool, None, {})
+    assert sum("moments on disk" in line for line in text) == len(on_disk)
+    # Where the runs are on another drive, the disk of the runs has no share of moments.
+    apart = replace(disk, shares=tuple(share for share in disk.shares if share.units is None))
+    text = pool_as_text(replace(report.pool, parts=(*report.pool.parts[:-1], apart)), None, {})
+    assert sum("moments on disk" in line for line in text) == len(on_disk)
     told = report.to_dict()["spill"]
     assert told["step_bytes"] == found.bytes and len(told["sentences"]) == 3
     assert "TB" in told["sentences"][1] and "assumed" in told["sentences"][2]
