@@ -34,6 +34,7 @@ from engine.fit.pool_times import Costs, costs_of
 from engine.fit.report import FitReport, with_times
 from engine.machine.rates import rates_file
 from engine.machine.read_machine import Machine, read_machine
+from engine.machine.spill_folder import check_spill_folder
 from engine.model.catalog import catalog_shape
 from engine.model.find_shape import shape_from_source
 from engine.trackers.known_trackers import destinations
@@ -108,7 +109,7 @@ class Checker:
         shown, notes = with_even_rows(shown)
         try:
             config = read_config(shown)
-            asked = config, self._machine(), _rates_written()
+            asked = self._asked(config)
             report = self._timed(*asked) if timed else self._estimate(*asked)
         except ConfigError as error:
             sentence = as_labelled(describe_error(error))
@@ -138,7 +139,7 @@ class Checker:
         """
         try:
             config = read_config(with_even_rows(shown)[0])
-            asked = config, self._machine(), _rates_written()
+            asked = self._asked(config)
             if asked not in self._gained:
                 step = self._estimate(*asked).time["step_seconds"]
                 found = self._gains.find(config, asked[1]) if step else {}
@@ -214,6 +215,15 @@ class Checker:
         config = read_config(with_even_rows(shown)[0])
         self._session.engine.check_data(config.data)
         return config
+
+    def _asked(self, config: TrainConfig) -> tuple[TrainConfig, Machine, int]:
+        """Returns what estimates of a config depend on. Raises ConfigError for a folder of this
+        machine that cannot take moments.
+        """
+        machine = self._machine()
+        if config.engine.disk is not None and machine.here:
+            check_spill_folder(config.engine.disk)
+        return config, machine, _rates_written()
 
     def _machine(self) -> Machine:
         """Returns this machine as last read, at most `MACHINE_SECONDS` ago."""

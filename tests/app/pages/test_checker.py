@@ -27,7 +27,9 @@ from engine.errors import DataError
 from engine.fit.memory_items import Item, MemoryItem
 from engine.fit.needs import Part
 from engine.fit.report import estimate
+from engine.machine import spill_folder
 from engine.machine.known_machines import named_machine, with_figures
+from engine.machine.spill_folder import Mount
 from engine.model.pretrained_files import load_tokenizer
 from engine.words import GIB
 
@@ -125,6 +127,30 @@ def test_what_does_not_fit_names_by_how_much_and_cannot_start(checker):
     assert host["text"].endswith(" short") and verdict["time"] == []
     (line,) = host["figure"]["layout"]["shapes"]
     assert line["x0"] < sum(trace["x"][0] for trace in host["figure"]["data"])
+
+
+@pytest.mark.parametrize("kind, said", [("tmpfs", "in RAM"), ("nfs4", "of the network")])
+def test_a_folder_that_cannot_take_moments_is_refused_at_its_field(
+    checker, tmp_path, monkeypatch, kind, said
+):
+    folder = tmp_path / "moments"
+    wanted = shown(engine__disk=str(folder))
+    elsewhere = checker.verdict(wanted)
+    assert elsewhere["field"] is None, "another machine has folders of its own"
+    machine = replace(app.pages.checker.read_machine("."), here=True)
+    monkeypatch.setattr(app.pages.checker, "read_machine", lambda folder: replace(machine))
+    checker._read = (0.0, None)
+    missing = checker.verdict(wanted)
+    assert (missing["field"], missing["can_start"]) == ("field-engine-disk", False)
+    assert f"there is no folder {folder}" in missing["why_not"]
+    assert checker.gains(wanted) == {"gains": {}}
+    folder.mkdir()
+    monkeypatch.setattr(spill_folder, "mount_of", lambda folder: Mount("/", kind, "some"))
+    refused = checker.verdict(wanted)
+    assert (refused["field"], refused["can_start"]) == ("field-engine-disk", False)
+    assert said in refused["why_not"] and f"is on {kind}" in refused["why_not"]
+    monkeypatch.setattr(spill_folder, "mount_of", lambda folder: Mount("/", "ext4", "some"))
+    assert checker.verdict(wanted)["field"] is None
 
 
 def test_the_same_draft_is_estimated_once(checker):
