@@ -107,12 +107,19 @@ def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str,
     has_times = bool(report.time["step_seconds"])
     has_costs = fits and has_times and on_gpu
     lives, more = places_in_words(report.pool.units, on_gpu, fits)
+    # A drive wears: a person should know by how much before a start.
+    spilled = report.spill.sentences() if fits and report.spill is not None else ()
     is_timed = all(remedy.seconds is not None for remedy in shown)
     is_timed = is_timed and (beside.costs is not None or not has_costs)
     return {
         "tone": tone,
         "headline": headline,
-        "reasons": [*map(as_labelled, report.reasons), *beside.remarks, *beside.tracked],
+        "reasons": [
+            *map(as_labelled, report.reasons),
+            *beside.remarks,
+            *spilled,
+            *beside.tracked,
+        ],
         "lives": lives,
         "lives_more": more,
         "legend": legend(report.pool),

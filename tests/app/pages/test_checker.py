@@ -153,6 +153,24 @@ def test_a_folder_that_cannot_take_moments_is_refused_at_its_field(
     assert checker.verdict(wanted)["field"] is None
 
 
+def test_the_verdict_tells_how_a_drive_of_moments_wears(checker):
+    job = {"model__source": "Qwen/Qwen2.5-7B", "output__checkpoint": "none"}
+    assert not checker.verdict(shown(**job))["can_start"]
+    told = checker.verdict(shown(engine__disk="/disk", **job), timed=True)
+    report = estimate(checker.calls[-1], app.pages.checker.read_machine("."))
+    sentences = report.spill.sentences()
+    assert told["can_start"] and len(sentences) == 3
+    assert [said for said in told["reasons"] if said in sentences] == list(sentences)
+    assert any("what a drive rated for" in said for said in told["reasons"])
+    costs = {bar["name"]: bar["cost"] for bar in told["bars"]}
+    assert costs["disk"].startswith("A step, beside computing: reads and writes ")
+    # This disk is that of the runs. It is another drive, so its limit says nothing of moments.
+    assert "Moments on the disk" not in json.dumps(told["bars"][-1]["items"])
+    small = checker.verdict(shown(engine__disk="/disk"), timed=True)
+    assert not any("drive" in said for said in small["reasons"]), "nothing goes to the disk"
+    assert small["bars"][-1]["cost"] == ""
+
+
 def test_the_same_draft_is_estimated_once(checker):
     for _ in range(3):
         checker.verdict(shown())
