@@ -120,14 +120,14 @@ class BlockGraphs:
         self.together = plan.graphs
         self.problem = ""
         """It says why blocks run as they are, and is empty where they are replayed."""
-        self.unfit = ""
+        self._unfit = ""
         """It says why a step did not fit its recordings. There are none from the next one on."""
         self._by_shape: dict[tuple[tuple[Shape, ...], Sizes], StepGraphs] = {}
 
     def of_step(self, batches: Sequence[Batch]) -> StepGraphs | None:
         """Returns the recordings for the next step, or None where it runs as it is."""
-        if self.unfit and not self.problem:
-            self.give_up(ValueError(self.unfit))
+        if self._unfit and not self.problem:
+            self.give_up(ValueError(self._unfit))
         if self.problem:
             return None
         sizes = sizes_of(batch.documents for batch in batches)
@@ -142,6 +142,10 @@ class BlockGraphs:
             graphs = self._by_shape[shapes, sizes] = StepGraphs(self, sizes)
         graphs.begin()
         return graphs
+
+    def tell_unfit(self, error: Exception) -> None:
+        """Takes note that the step under way does not fit its recordings."""
+        self._unfit = first_line(error)
 
     def forget(self) -> None:
         """Frees all recordings, which are made anew when their steps come again."""
@@ -224,7 +228,7 @@ class StepGraphs:
             raise
         except Exception as error:  # noqa: BLE001  arguments may be anything
             if self._stage == Stage.REPLAY:  # others of this step are replayed
-                self._owner.unfit = first_line(error)
+                self._owner.tell_unfit(error)
                 self._apart.add(micro_batch)
             else:
                 self._give_up(error, step)

@@ -35,9 +35,9 @@ def sizes_of(documents: Iterable[Documents | None]) -> Sizes:
     cut = [each for each in documents if each is not None and not each.whole]
     if not cut:
         return Sizes(0, 0)
-    counts = [sum(len(row) for row in each.lengths) for each in cut]
+    count = max(each.count for each in cut)
     longest = max(each.longest for each in cut)
-    return Sizes(next_power(max(counts), LEAST_PIECES), next_power(longest))
+    return Sizes(next_power(count, LEAST_PIECES), next_power(longest))
 
 
 class FixedDocuments:

@@ -55,6 +55,11 @@ class Documents:
         return all(len(row) == 1 for row in self.lengths)
 
     @property
+    def count(self) -> int:
+        """The rows have this many documents together."""
+        return sum(len(row) for row in self.lengths)
+
+    @property
     def longest(self) -> int:
         """The longest document has this many tokens."""
         return max(max(row) for row in self.lengths)
