@@ -38,7 +38,7 @@ export class FitPart {
 
     // gain: what more of this memory would save; null where that is not known yet.
     showGain(gain) {
-        say(this.gain, gain?.text);
+        say(this.gain, gain?.text ?? null);
         if (gain) this.gain.toggleAttribute("data-saves", gain.saves);
     }
 }
