@@ -128,7 +128,6 @@ REASONS: dict[str, dict[str, str]] = {
     },
     "engine/graphs/static_arguments.py": {
         "torch._foreach_copy_ is private": "torch copies many tensors at once in no other way",
-        "torch.utils._pytree is private": "torch has no public name for trees of Python",
     },
     "engine/model/kept_shapes.py": {
         "_sources() at import": "the engine's code as this process read it"

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from engine.model.attention_documents import Documents, Pattern
 from engine.model.skeleton import BlockArguments
@@ -91,7 +90,7 @@ class StaticArguments:
         self._shared = _places(leaves)
         values = iter([self._fix(leaf) for leaf in leaves])
         self.arguments: list[BlockArguments] = [
-            _unflatten(structure, values, each.hidden_keyword)
+            _arguments_of(_built(structure, values), each.hidden_keyword)
             for structure, each in zip(self._structure, given)
         ]
         """The blocks are called with these arguments, in forward order."""
@@ -143,19 +142,34 @@ def _takes(fixed: Documents | FixedDocuments, documents: Documents) -> bool:
 def _flat(given: Sequence[BlockArguments]) -> tuple[list[Any], list[Any]]:
     """Returns the leaves of all arguments, and for each block their structure."""
     leaves: list[Any] = []
-    structure = []
-    for arguments in given:
-        values, shape = tree_flatten((arguments.args, arguments.kwargs))
-        leaves += values
-        structure.append(shape)
+    structure = [_structure((each.args, each.kwargs), leaves) for each in given]
     return leaves, structure
 
 
-def _unflatten(structure: Any, values: Iterator[Any], hidden_keyword: str | None) -> BlockArguments:
-    """Returns the arguments of one block, of the next `values`."""
-    leaves = [next(values) for _ in range(structure.num_leaves)]
-    args, kwargs = tree_unflatten(leaves, structure)
+def _arguments_of(values: Any, hidden_keyword: str | None) -> BlockArguments:
+    args, kwargs = values
     return BlockArguments(args, kwargs, hidden_keyword)
+
+
+def _structure(value: Any, leaves: list[Any]) -> Any:
+    """Returns how tuples, lists and dicts are nested in a value, and appends what is in them."""
+    if isinstance(value, dict):
+        return dict, [(key, _structure(inner, leaves)) for key, inner in value.items()]
+    if isinstance(value, (tuple, list)):
+        return type(value), [_structure(inner, leaves) for inner in value]
+    leaves.append(value)
+    return None
+
+
+def _built(structure: Any, leaves: Iterator[Any]) -> Any:
+    """Returns a value of this structure with the next `leaves`."""
+    if structure is None:
+        return next(leaves)
+    kind, inner = structure
+    if kind is dict:
+        return {key: _built(each, leaves) for key, each in inner}
+    parts = [_built(each, leaves) for each in inner]
+    return kind(*parts) if hasattr(kind, "_fields") else kind(parts)  # some tuples have names
 
 
 def _signature(leaf: Any) -> Any:

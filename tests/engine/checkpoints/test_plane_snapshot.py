@@ -21,11 +21,11 @@ pytestmark = pytest.mark.usefixtures("small_pieces")
 
 @pytest.fixture
 def slow_disk(monkeypatch):
-    """Every write takes three milliseconds, so that updates overtake the disk."""
+    """Every write takes twelve milliseconds, so that updates overtake the disk."""
     write = piece_files.PieceFile.write
 
     def slowly(self, piece, offset):
-        time.sleep(0.003)
+        time.sleep(0.012)
         write(self, piece, offset)
 
     monkeypatch.setattr(piece_files.PieceFile, "write", slowly)
