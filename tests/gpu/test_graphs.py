@@ -13,6 +13,7 @@ import torch
 from engine.runtime.cuda_backend import CudaBackend, cuda_available
 from tests.engine.graphs.test_block_graphs import FRAMES, WHOLE
 from tests.engine.plan.test_laws import assert_same_bits
+from tests.engine.runtime.test_settled_units import kept_planes
 from tests.support.tiny import VOCAB, Batch, plain_model, streamed, tiny_config
 
 pytestmark = [
@@ -65,13 +66,7 @@ def planes_after(choices, graphs, family="qwen3", shapes=((2, 32),), documents=0
         run.engine.train_step(step, batches, 1e-2)
         run.engine.drain()
         reserved.append(backend.memory()["reserved"])
-    store = run.store
-    planes = [
-        torch.from_numpy(store.content(unit.name, plane, 0, store.nbytes(unit.name, plane))).clone()
-        for unit in run.model.units
-        for plane in store.planes
-        if plane != "grad"
-    ]
+    planes = kept_planes(run)
     problem = run.engine.unrecorded
     run.close()
     backend.close()

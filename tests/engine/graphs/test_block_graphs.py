@@ -8,10 +8,10 @@ import dataclasses
 from itertools import groupby
 
 import pytest
-import torch
 
 from engine.plan.build_step import build_step_plan
 from tests.engine.plan.test_laws import BASE, assert_same_bits
+from tests.engine.runtime.test_settled_units import kept_planes
 from tests.support.recorders import AgainRecorder, RecordingBackend
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
@@ -42,13 +42,7 @@ def planes_after(choices, recorder=None, shapes=((2, 12),), tied=False, each=STE
         batches = random_batches(choices.micro_batches, rows, tokens, seed=step)
         run.engine.train_step(step, batches, 1e-2)
     run.engine.drain()
-    store = run.store
-    planes = [
-        torch.from_numpy(store.content(unit.name, plane, 0, store.nbytes(unit.name, plane))).clone()
-        for unit in run.model.units
-        for plane in store.planes
-        if plane != "grad"
-    ]
+    planes = kept_planes(run)
     problem = run.engine.unrecorded
     run.close()
     return planes, problem

@@ -18,28 +18,16 @@ from engine.checkpoints import copies, unit_files
 from engine.fit import checkpoint_needs
 from engine.host.disk_planes import DiskPlanes
 from engine.plan.ops import OpKind
-from engine.runs.events import EvalFinished, LogLine, PlanBuilt, PlannedAnew, RunEnded, StepFinished
+from engine.runs.events import LogLine, PlanBuilt, PlannedAnew, RunEnded, StepFinished
 from engine.runtime import block_ops, compute_ops
-from engine.train.run import Run, resume_run
+from engine.train.run import resume_run
 from tests.engine.train.test_kill import ONE_THREAD, die
+from tests.engine.train.test_settled_runs import exported, figures
 from tests.support.disks import small_file_system
 from tests.support.spilling import UNITS, spill, train
 from tests.support.trained_runs import events_of, execute, files_of
 
 pytestmark = pytest.mark.computing
-
-
-def exported(run: Run) -> dict[str, bytes]:
-    return {
-        path.name: path.read_bytes()
-        for path in sorted(run.folder.export_path.iterdir())
-        if path.suffix == ".safetensors"
-    }
-
-
-def figures(run: Run) -> list[tuple]:
-    steps = [(event.step, event.loss, event.grad_norm) for event in events_of(run, StepFinished)]
-    return steps + [(each.step, each.loss) for each in events_of(run, EvalFinished)]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_bf16", "adamw_8bit"])
