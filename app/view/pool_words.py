@@ -130,6 +130,9 @@ def places_in_words(units: Sequence[Units], on_gpu: bool, fits: bool = True) -> 
         verb = verb if fits else "would live"
         lives = f"{_capital(together_in_words(settled))} {verb} on the GPU, "
         lives += f"{together_in_words(others)} in RAM."
+    spilled = [each for each in others if each.placement.moments == PartName.DISK]
+    if spilled:
+        lives = f"{lives[:-1]}, except for moments that are on the disk."
     passing = "These pass" if settled else "It passes"
     more = [f"{passing} through the GPU unit by unit in each step."]
     copied = [each for each in others if each.placement.is_copied]
@@ -138,7 +141,6 @@ def places_in_words(units: Sequence[Units], on_gpu: bool, fits: bool = True) -> 
         more.append(f"The weights of {which} stay there from forward to backward.")
     if any(each.placement.gradient == PartName.GPU for each in others):
         more.append("Gradients wait on the GPU until they are applied.")
-    spilled = [each for each in others if each.placement.moments == PartName.DISK]
     if spilled:
         more.append(f"The moments of {together_in_words(spilled)} live on the disk.")
     return lives, " ".join(more)

@@ -44,7 +44,7 @@ class DiskRates:
     def origin(self) -> str:
         """Returns in words where the rates are from."""
         if not self.written:
-            return "assumed; `bench --disk` measures it"
+            return "assumed; launch.py bench --disk FOLDER measures it"
         return "measured" if self.is_drained else "measured briefly, before any cache was full"
 
     def to_dict(self) -> dict[str, Any]:

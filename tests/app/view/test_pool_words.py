@@ -118,7 +118,8 @@ def test_moments_on_the_disk_are_told_of():
     """The disk is the third part. Units whose moments live there need nothing else."""
     (every,) = IN_RAM
     spilled = replace(every, placement=replace(every.placement, moments=PartName.DISK))
-    _, more = places_in_words([spilled], on_gpu=True)
+    said, more = places_in_words([spilled], on_gpu=True)
+    assert said == "The whole model lives in RAM, except for moments that are on the disk."
     assert more.endswith("The moments of the whole model live on the disk.")
     part = PoolPart(PartName.DISK, None, (Share(Held.MODEL, 57 * GIB, spilled),))
     (moments,) = pool_bar(part)["segments"]
