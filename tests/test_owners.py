@@ -200,7 +200,7 @@ REASONS: dict[str, dict[str, str]] = {
         "module._buffers is changed": TORCH_MODULE,
         "module._parameters is private": TORCH_MODULE,
     },
-    "engine/runtime/eager_overhead.py": {
+    "engine/measuring/eager_overhead.py": {
         "tensor.untyped_storage()._cdata is private": "torch tells it in no other way",
         "storage._cdata is private": "torch tells it in no other way",
     },

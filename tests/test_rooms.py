@@ -25,7 +25,7 @@ FOREIGN = {"engine": {"app", "gradio", "plotly"}}
 
 LATE = {
     "app/pages/measuring.py": (
-        {"engine.runtime.ceilings", "engine.runtime.open_backend"},
+        {"engine.measuring.ceilings", "engine.runtime.open_backend"},
         "the page is served before torch is loaded, and a measurement needs the devices",
     ),
     "app/session/engine_calls.py": (

@@ -16,7 +16,7 @@ PROBE_SECONDS = 0.25
 with all threads and with one; together they take about ten seconds.
 """
 PARTS = ("the bus", "the device", "host memory and AdamW")
-"""`engine.runtime.ceilings.measure` reports these parts as it goes."""
+"""`engine.measuring.ceilings.measure` reports these parts as it goes."""
 
 
 class _Asking:
@@ -47,7 +47,7 @@ def probe(job: Job, go_on: Callable[[], None]) -> str:
     # This is imported here, since torch takes seconds to load and the page must not wait for it.
     from torch import OutOfMemoryError
 
-    from engine.runtime.ceilings import measure, one_thread_rates
+    from engine.measuring.ceilings import measure, one_thread_rates
     from engine.runtime.open_backend import open_backend
 
     def say(part: str) -> None:

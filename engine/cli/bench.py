@@ -54,7 +54,7 @@ from engine.model.measure_shape import shape_of
 from engine.model.pretrained_files import load_config
 from engine.model.shape import ModelShape
 from engine.runtime.backend import Backend
-from engine.runtime.ceilings import Ceilings, measure, one_thread_rates
+from engine.measuring.ceilings import Ceilings, measure, one_thread_rates
 from engine.runtime.open_backend import open_backend
 from engine.words import GIB
 

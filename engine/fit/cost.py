@@ -75,7 +75,7 @@ HALF_SPEED_WIDTH = 400
 reach at any width on a GPU (measured with 0.5B and 3.1B parameters).
 """
 MEASURED_WIDTH = 4096
-"""The rate of matrix products is measured with this inner width (`engine.runtime.ceilings`)."""
+"""The rate of matrix products is measured with this inner width (`engine.measuring.ceilings`)."""
 
 
 @dataclass(frozen=True)

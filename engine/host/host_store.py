@@ -45,6 +45,7 @@ from engine.host.moment_conversion import Bytes, convert_moments
 from engine.host.plane_places import PlanePlaces
 from engine.host.ram_planes import Key, RamPlanes
 from engine.plan.buffers import EMBED, HEAD
+from engine.plan.shards import Shards
 from engine.planes.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES, ParameterSpec, UnitLayout
 from engine.planes.moments import FP32_MOMENTS
 from engine.planes.update_buffers import UpdateBuffer
@@ -160,13 +161,13 @@ class HostStore:
         """
         self._where.arrange(units, spilled, device)
 
-    def update_buffer(self, pieces: int) -> UpdateBuffer:
+    def update_buffer(self, pieces: int, shards: Shards = Shards()) -> UpdateBuffer:
         """Returns the sizes of a buffer in which the device updates a piece of a unit. pieces: so
-        many of them are the largest block.
+        many of them are the largest shard of a block.
         """
         units = {unit: layout.moment_counts for unit, layout in self.layouts.items()}
         blocks = [counts.numel for unit, counts in units.items() if unit not in (EMBED, HEAD)]
-        largest = max(blocks, default=0)
+        largest = shards.numel(max(blocks, default=0))
         return UpdateBuffer.of(self.dtype, self.optimizer, units.values(), largest, pieces)
 
     @property

@@ -69,6 +69,8 @@ class BufferKind(Word):
     NORM = "norm"
     """It is the squared norm of a unit's gradient."""
     LOSS = "loss"
+    TOTALS = "totals"
+    """It holds the loss and the squared norms of all ranks together."""
     SUMMARY = "summary"
     """It keeps the loss, the norms and the clip factor of the step."""
     UPDATE = "update buffer"
@@ -111,6 +113,8 @@ class ContentKind(Word):
     """The buffer holds the one thing that it is ever used for."""
     WEIGHTS = "weights"
     """The buffer holds the weights of a unit."""
+    SHARD = "shard"
+    """The buffer holds this rank's shard of a unit, and elsewhere nothing that is needed."""
     HIDDEN = "hidden"
     """It is the hidden state after a block, in one round. Without a unit it is the state before the
     first block.

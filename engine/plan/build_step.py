@@ -41,7 +41,7 @@ def build_step_plan(
     for a dry run, the same step up to its summary, in which no op writes weights or moments. Raises
     ValueError for choices that contradict each other.
     """
-    _refuse_contradictions(blocks, tied, choices)
+    _refuse_contradictions(blocks, tied, choices, sizes)
     if choices.outer_in_parked:
         _refuse_wrong_outer(choices, sizes)
     end = StepEnd.UPDATES if updates else StepEnd.SUMMARY
@@ -54,6 +54,7 @@ def build_step_plan(
         grads=buffers.grad_units(),
         stagings=buffers.staging_units(),
         rings=buffers.rings(),
+        shards=writer.shards,
         gradient_rings=buffers.gradient_rings(),
         graphs=choices.micro_batches // choices.rounds if choices.graphs else 0,
         state_rings=writer.spilled.rings(),
@@ -74,21 +75,22 @@ def build_step_plan(
 
 
 def build_forward_plan(
-    blocks: list[str], tied: bool, choices: PlanChoices, held: bool = False
+    blocks: list[str], tied: bool, choices: PlanChoices, held: bool = False, rank: int = 0
 ) -> StepPlan:
     """Returns the plan of a pass without gradients, for evaluation and sampling. The pass ends with
     its `loss` ops.
 
-    Of the choices, only the micro-batches, the rounds, the slots, the prefetch depth, the resident
+    Of the choices, only the ranks, the micro-batches, the rounds, the slots, the prefetch depth, the resident
     blocks, the settled units and the compiled kernels should differ from their defaults. The rounds
     need not divide the micro-batches. held: an earlier pass on the same weights has left every unit
     with a slot of its own in that slot, so these units are not fetched again.
     """
     end = StepEnd.LOSS_AGAIN if held else StepEnd.LOSS
-    writer = StepWriter(blocks, tied, choices, PlaneSizes({}), end)
+    writer = StepWriter(blocks, tied, choices, PlaneSizes({}, rank=rank), end)
     return StepPlan(
         ops=with_waits(writer.write()),
         slots=writer.buffers.slot_units(),
+        shards=writer.shards,
         compiled=choices.compiled,
         settled=writer.settled,
         held=writer.held,
@@ -107,7 +109,20 @@ def _of_arena(device: DeviceUpdates) -> dict[str, Any]:
     }
 
 
-def _refuse_contradictions(blocks: list[str], tied: bool, choices: PlanChoices) -> None:
+ONE_RANK_ONLY = (
+    "settled_units",
+    "spilled_units",
+    "gradients_in_sums",
+    "outer_in_parked",
+    "spare_buffers",
+    "graphs",
+)
+"""Plans for several ranks make none of these choices."""
+
+
+def _refuse_contradictions(
+    blocks: list[str], tied: bool, choices: PlanChoices, sizes: PlaneSizes | None
+) -> None:
     micro_batches, rounds = choices.micro_batches, choices.rounds
     if micro_batches % rounds:
         raise ValueError(f"{rounds} rounds do not divide {micro_batches} micro-batches")
@@ -132,9 +147,23 @@ def _refuse_contradictions(blocks: list[str], tied: bool, choices: PlanChoices) 
     unknown = set(homes) - {EMBED, *blocks, HEAD}
     if unknown or (homes and choices.update_buffers < 1):
         raise ValueError(f"{choices.update_buffers} buffers for the optimizers of {homes}")
+    _refuse_wrong_ranks(choices, sizes)
     _refuse_wrong_spares(choices)
     _refuse_wrong_settlers(blocks, choices)
     _refuse_wrong_spill(blocks, choices)
+
+
+def _refuse_wrong_ranks(choices: PlanChoices, sizes: PlaneSizes | None) -> None:
+    """Raises ValueError where several ranks cannot compute a step with these choices."""
+    if choices.ranks == 1:
+        return
+    if sizes is None or not 0 <= sizes.rank < choices.ranks:
+        raise ValueError(f"the plan is of none of {choices.ranks} ranks")
+    for name in ONE_RANK_ONLY:
+        if getattr(choices, name):
+            raise ValueError(f"{name} is for one rank, not for {choices.ranks}")
+    if choices.gradient_sum == GradientSum.HOST or choices.boundary_blocks > 1:
+        raise ValueError("sums on the host and pairs of blocks are for one rank")
 
 
 def _refuse_wrong_spill(blocks: list[str], choices: PlanChoices) -> None:

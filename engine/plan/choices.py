@@ -18,6 +18,10 @@ class PlanChoices:
 
     micro_batches: int = 1
     """A step has this many micro-batches."""
+    ranks: int = 1
+    """The step is computed by this many ranks: processes that have a device each. All other choices
+    are those of one rank; it has `micro_batches` of its own.
+    """
     rounds: int = 1
     """The micro-batches are spread over this many whole passes, a divisor of their number."""
     slots: int = 2
@@ -155,6 +159,8 @@ class PlaneSizes:
     """
     item_bytes: int = 2
     """A weight takes this many bytes on the device."""
+    rank: int = 0
+    """The plan is that of this rank."""
     spill_numel: int = 0
     """A piece of the moments on the disk has this many elements; 0 stands for the largest unit of
     those.

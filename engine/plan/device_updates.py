@@ -33,7 +33,8 @@ from engine.plan.ops import (
     OfPiece,
     Reclaim,
 )
-from engine.plan.pieces import cut
+from engine.plan.pieces import cut_between
+from engine.plan.shards import Shards
 from engine.plan.step_buffers import SUMMARY, host_gradient
 
 Piece = tuple[str, int]
@@ -82,13 +83,16 @@ class DeviceUpdates:
         """The optimizers of these units run on the device."""
         outer = {EMBED: slot_of(EMBED), HEAD: slot_of(HEAD)}
         self._slots = places.slots if choices.shared_outer_slot else {**outer, **places.slots}
+        self._shards = Shards(choices.ranks, sizes.rank)
+        if choices.ranks > 1:
+            self._slots = {}  # the other ranks need the updated weights, too
         self._numel = sizes.numel
         self.piece_numel = self.ring_numel = 0
         self.buffers: list[Buffer] = []
         if choices.parked_gradients:
-            self.ring_numel = sizes.ring_numel or max(sizes.numel[block] for block in blocks)
+            self.ring_numel = sizes.ring_numel or self._largest_shard(blocks)
         if self._units:
-            self.piece_numel = sizes.piece_numel or max(sizes.numel[block] for block in blocks)
+            self.piece_numel = sizes.piece_numel or self._largest_shard(blocks)
             self.buffers = [
                 Buffer(BufferKind.UPDATE, number=number) for number in range(choices.update_buffers)
             ]
@@ -98,7 +102,8 @@ class DeviceUpdates:
         self.lenders = blocks[len(blocks) - choices.spare_blocks :] if self.spare else []
         """The spare buffers reuse the memory of these blocks' activations."""
         self._bounds = {
-            unit: cut(sizes.numel[unit], self.piece_numel) for unit in choices.device_homes
+            unit: cut_between(*self._shards.bounds(sizes.numel[unit]), self.piece_numel)
+            for unit in choices.device_homes
         }
         self._slot_parts = {slot: len(self._bounds[unit]) for unit, slot in self.placed_units()}
         """A slot in which a unit is updated has a part for each of its pieces."""
@@ -121,6 +126,10 @@ class DeviceUpdates:
         self._fetched: set[Piece] = set()
         self._with_gradient: set[Piece] = set()
         self._lent = False
+
+    def _largest_shard(self, blocks: list[str]) -> int:
+        """Returns the elements of the largest shard of any block."""
+        return max(self._shards.numel(self._numel[block]) for block in blocks)
 
     def _pieces_in_order(self, blocks: list[str]) -> list[Piece]:
         """Returns the pieces of all units, in the order of the next forward pass."""
@@ -148,7 +157,9 @@ class DeviceUpdates:
         numel = dict(sizes.numel)
         if self._choices.outer_in_parked:
             numel[EMBED] = sizes.embed_piece
-        largest = [max(map(numel.__getitem__, units)) for units in sums.values()]
+        largest = [
+            self._shards.padded(max(map(numel.__getitem__, units))) for units in sums.values()
+        ]
         sum_bytes = [4 * numel for numel in largest]
         arena = lay_out_arena(sum_bytes, size, len(self._own), self._choices)
         users = list(sums.values())
@@ -161,7 +172,7 @@ class DeviceUpdates:
 
     def parked_pieces(self, unit: str) -> list[tuple[int, int]]:
         """Returns where each piece of the unit's parked gradient begins and ends, in elements."""
-        return cut(self._numel[unit], self.ring_numel)
+        return cut_between(*self._shards.bounds(self._numel[unit]), self.ring_numel)
 
     def placed(self, unit: str) -> Buffer | None:
         """Returns the slot that the unit is still in when the step ends, and in which it is

@@ -26,6 +26,7 @@ class Lane(Word):
     UPDATE = "UPDATE"
     STATES_OUT = "STATES OUT"
     GRADIENTS_OUT = "GRADIENTS OUT"
+    EXCHANGE = "EXCHANGE"
     READ = "READ"
     WRITE = "WRITE"
 
@@ -36,12 +37,15 @@ host, to which it sends parked gradients. They have no ops in other plans.
 """
 DISK_LANES = (Lane.READ, Lane.WRITE)
 """These lanes read moments from the disk and write them back. They have no ops in other plans."""
+RARE_LANES = (*UPDATE_LANES, Lane.EXCHANGE, *DISK_LANES)
+"""These lanes have ops in some plans only. EXCHANGE is that of plans for several ranks."""
 
 
 class OpKind(Word):
     """The kind of an op says what it does. The values are written to run records."""
 
     PREFETCH = "prefetch"
+    ALL_GATHER = "all_gather"
     EMBED = "embed"
     FORWARD = "forward"
     RECOMPUTE = "recompute"
@@ -52,6 +56,8 @@ class OpKind(Word):
     EMBED_BACKWARD = "embed_backward"
     FETCH_GRAD = "fetch_grad"
     REDUCE = "reduce"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_REDUCE = "all_reduce"
     OFFLOAD = "offload"
     OFFLOAD_PARKED = "offload_parked"
     LEND = "lend"
@@ -162,10 +168,40 @@ class OfPiece(Op):
 
 @dataclass(frozen=True, slots=True)
 class Prefetch(Op):
-    """A `Prefetch` brings the `weight_high` plane of the unit to its slot."""
+    """A `Prefetch` brings the `weight_high` plane of the unit to its slot. With several ranks it
+    brings the shard of this rank.
+    """
 
     kind, lane = OpKind.PREFETCH, Lane.H2D
     slot: Buffer = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather(Op):
+    """An `AllGather` completes the weights in a slot: every rank has brought its own shard there,
+    and gets those of the others.
+    """
+
+    kind, lane = OpKind.ALL_GATHER, Lane.EXCHANGE
+    slot: Buffer = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceScatter(Op):
+    """A `ReduceScatter` adds the fp32 sums of all ranks, of which every rank gets its own shard. It
+    rounds the shard into a staging buffer and computes its norm.
+    """
+
+    kind, lane = OpKind.REDUCE_SCATTER, Lane.EXCHANGE
+    grad: Buffer = field(kw_only=True)
+    staging: Buffer = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce(Op):
+    """An `AllReduce` adds the losses and the squared norms of all ranks."""
+
+    kind, lane = OpKind.ALL_REDUCE, Lane.EXCHANGE
 
 
 @dataclass(frozen=True, slots=True)

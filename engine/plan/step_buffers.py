@@ -24,7 +24,11 @@ UNIT_SUM = Buffer(BufferKind.SUM, number=0)
 lane, so no op waits for another unit's sum.
 """
 SECOND_SUM = Buffer(BufferKind.SUM, number=1)
-"""Where two blocks are recomputed together, the sum of the second one is here."""
+"""Where two blocks are recomputed together, the sum of the second one is here. With several ranks,
+that of every second block is here, so that a backward need not wait until the sum before is added
+up over the ranks.
+"""
+TOTALS = Buffer(BufferKind.TOTALS)
 BLOCK_STAGINGS = Buffer(BufferKind.STAGING, number=0), Buffer(BufferKind.STAGING, number=1)
 OUTER_STAGING = Buffer(BufferKind.STAGING, number=2)
 GRADIENT_RINGS = 3
@@ -57,6 +61,9 @@ class StepBuffers:
         """These blocks keep no boundary. Each is recomputed together with the block before it,
         which it is mapped to.
         """
+        self._in_second_sum = frozenset(self.second_of_pair)
+        if choices.ranks > 1:
+            self._in_second_sum = frozenset(blocks[::-2])
         self.slots = block_slots(self._streamed, self._resident, choices.slots)
         """Each block computes from this slot."""
         # Gradients in fp32 do not fit into half of their sums.
@@ -117,7 +124,7 @@ class StepBuffers:
         lasts_all_step = self._choices.gradient_sum == GradientSum.DEVICE or (outer and self._tied)
         if lasts_all_step or (unit == HEAD and self._choices.outer_in_parked):
             return Buffer(BufferKind.SUM, unit)
-        return SECOND_SUM if unit in self.second_of_pair else UNIT_SUM
+        return SECOND_SUM if unit in self._in_second_sum else UNIT_SUM
 
     def backward_groups(self) -> list[tuple[str, ...]]:
         """Returns the blocks in the order of backward. Two that are recomputed together are one

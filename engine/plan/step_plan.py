@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.plan.buffers import Buffer
 from engine.plan.ops import Op
+from engine.plan.shards import Shards
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class StepPlan:
     grads: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
     stagings: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
     rings: tuple[Buffer, ...] = ()
+    shards: Shards = Shards()
+    """So the planes are divided among ranks."""
     gradient_rings: tuple[Buffer, ...] = ()
     """Pieces of parked gradients pass through these buffers on the host."""
     graphs: int = 0

@@ -10,8 +10,9 @@ from typing import Any
 
 from engine.plan.buffers import Buffer, read_buffer, read_content
 from engine.plan.ops import (
-    DISK_LANES,
-    UPDATE_LANES,
+    RARE_LANES,
+    AllGather,
+    AllReduce,
     Applied,
     Backward,
     Clip,
@@ -38,6 +39,7 @@ from engine.plan.ops import (
     Reclaim,
     Recompute,
     Reduce,
+    ReduceScatter,
     StoreBoundary,
     Summary,
     Update,
@@ -45,6 +47,7 @@ from engine.plan.ops import (
     Uses,
     WriteStates,
 )
+from engine.plan.shards import Shards
 from engine.plan.step_plan import StepPlan
 
 _OF_EVERY_OP = ("index", "unit", "reads", "writes", "waits", "waits_previous")
@@ -62,6 +65,7 @@ OP_TYPES: dict[OpKind, type[Op]] = {
     op.kind: op
     for op in (
         Prefetch,
+        AllGather,
         FetchBoundary,
         FetchGrad,
         Embed,
@@ -71,6 +75,8 @@ OP_TYPES: dict[OpKind, type[Op]] = {
         Backward,
         EmbedBackward,
         Reduce,
+        ReduceScatter,
+        AllReduce,
         Lend,
         Reclaim,
         Summary,
@@ -116,6 +122,8 @@ def to_text(plan: StepPlan) -> str:
             f"bytes of the arena: {plan.arena_bytes}",
             f"places of update buffers: {', '.join(map(str, plan.buffer_places))}",
         ]
+    if plan.shards.ranks > 1:
+        facts.append(f"shard: {plan.shards.rank} of {plan.shards.ranks}")
     if plan.rounded_in_sums:
         facts.append(f"gradients in their sums: {', '.join(plan.rounded_in_sums)}")
     if plan.outer_in_parked:
@@ -161,6 +169,7 @@ def _read_plan(text: str) -> StepPlan:
         grads=_read_units(facts["sums"]),
         stagings=_read_units(facts["stagings"]),
         rings=_read_buffers(facts["rings"]),
+        shards=_read_shards(facts.get("shard", "")),
         gradient_rings=_read_buffers(facts.get("gradient rings", "")),
         state_rings=_read_buffers(facts.get("state rings", "")),
         spill_numel=int(facts.get("elements of a piece on the disk", 0)),
@@ -195,6 +204,11 @@ def _read_places(text: str) -> tuple[tuple[str, Buffer], ...]:
 def _read_arena(text: str) -> tuple[tuple[Buffer, int], ...]:
     parts = [each.partition(" at ") for each in _words(text, "; ")]
     return tuple((read_buffer(buffer), int(start)) for buffer, _, start in parts)
+
+
+def _read_shards(text: str) -> Shards:
+    rank, _, ranks = text.partition(" of ")
+    return Shards(int(ranks), int(rank)) if text else Shards()
 
 
 def _words(text: str, between: str = ", ") -> tuple[str, ...]:
@@ -294,8 +308,7 @@ def grid_rows(plan: StepPlan, indices: Iterable[int], marked: int | None = None)
     texts = [op.label + _target(op) for op in ops]
     width = max([24, *map(len, texts)]) + 2
     used = {op.lane for op in plan.ops}
-    sometimes = (*UPDATE_LANES, *DISK_LANES)
-    lanes: Sequence[Lane] = [lane for lane in Lane if lane in used or lane not in sometimes]
+    lanes: Sequence[Lane] = [lane for lane in Lane if lane in used or lane not in RARE_LANES]
     rows = ["   op  " + "".join(lane.ljust(width) for lane in lanes) + "waits for"]
     for op, text in zip(ops, texts):
         cells = dict.fromkeys(lanes, "·") | {op.lane: text}
@@ -307,10 +320,13 @@ def grid_rows(plan: StepPlan, indices: Iterable[int], marked: int | None = None)
     return rows
 
 
+_SHOWN = (Lane.H2D, Lane.D2H, Lane.GRADIENTS_OUT, Lane.EXCHANGE)
+
+
 def _target(op: Op) -> str:
     """Returns the device buffer of a copy, as the grid shows it."""
     for name in ("slot", "staging", "ring"):
         buffer = getattr(op, name, None)
-        if buffer is not None and op.lane in (Lane.H2D, Lane.D2H, Lane.GRADIENTS_OUT):
+        if buffer is not None and op.lane in _SHOWN:
             return f" >{buffer}"
     return ""

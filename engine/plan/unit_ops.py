@@ -27,12 +27,14 @@ from engine.plan.ops import (
     Op,
     Recompute,
     Reduce,
+    ReduceScatter,
     StoreBoundary,
     Update,
     UpdateInPlace,
 )
 from engine.plan.pieces import cut
 from engine.plan.rounds import HostBoundaries, Round, Uses, gradient_of, host_boundary, state_after
+from engine.plan.shards import Shards
 from engine.plan.spilled_updates import SpilledUpdates
 from engine.plan.step_buffers import CLIP, LOSS, SUMMARY, StepBuffers, hidden, host_gradient
 
@@ -60,6 +62,8 @@ class UnitOps:
         self._below = dict(zip(blocks[1:], blocks))
         self._drafts: list[Draft] = []
         self.buffers = StepBuffers(blocks, tied, choices, sizes)
+        self.shards = Shards(choices.ranks, sizes.rank)
+        self._numel = sizes.numel
         self._embed_pieces: list[tuple[int, int] | None] = [None]
         """The gradient of embed is summed in these pieces, or as a whole."""
         if choices.outer_in_parked:
@@ -342,6 +346,10 @@ class UnitOps:
         if self._choices.gradient_sum == GradientSum.DEVICE and not round_.is_last:
             return
         grad, staging = self.buffers.grad(unit), self.buffers.next_staging(unit)
+        if self._choices.ranks > 1:
+            self._scatter(unit, grad, staging)
+            self._offload(unit, staging, round_)
+            return
         reads = {grad: Content(ContentKind.SUM, unit)} | self.device.arena_of(unit)
         adds = self._choices.gradient_sum == GradientSum.HOST and round_.number > 0
         if adds:
@@ -349,8 +357,7 @@ class UnitOps:
             before = host_gradient(unit, round_.number - 1)
             self._emit(FetchGrad, unit, before, {staging: earlier}, staging=staging)
             reads[staging] = earlier
-        rounded = {staging: Content(ContentKind.SUM, unit)}
-        writes = rounded | self.buffers.parked_over(unit)
+        writes = {staging: Content(ContentKind.SUM, unit)} | self.buffers.parked_over(unit)
         if round_.is_last:
             writes[Buffer(BufferKind.NORM, unit)] = READY
         self._emit(
@@ -363,10 +370,24 @@ class UnitOps:
             adds=adds,
             last=round_.is_last,
         )
+        self._offload(unit, staging, round_)
+
+    def _scatter(self, unit: str, grad: Buffer, staging: Buffer) -> None:
+        """Adds the sums of all ranks, and rounds this rank's shard. What is left in the sum is no
+        sum of any rank.
+        """
+        reads = {grad: Content(ContentKind.SUM, unit)} | self.device.arena_of(unit)
+        writes = {grad: Content(ContentKind.SHARD, unit), staging: Content(ContentKind.SUM, unit)}
+        writes[Buffer(BufferKind.NORM, unit)] = READY
+        self._emit(ReduceScatter, unit, reads, writes, grad=grad, staging=staging)
+
+    def _offload(self, unit: str, staging: Buffer, round_: Round) -> None:
+        """Sends a rounded gradient to the host, unless it waits on the device for its update."""
         waits = self._choices.parked_gradients or unit in self.buffers.settled
         stays = self.device.keep_staged(unit, staging) or waits
         if round_.is_last and stays:
             return
+        rounded = {staging: Content(ContentKind.SUM, unit)}
         self._emit(Offload, unit, rounded, host_gradient(unit, round_.number), staging=staging)
 
     def _update_in_place(self, unit: str, slot: Buffer) -> None:

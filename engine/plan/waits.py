@@ -22,6 +22,7 @@ CAUSES = (
     {Lane.H2D: "h2d", Lane.D2H: "d2h", Lane.HOST: "optimizer"}
     | dict.fromkeys(UPDATE_LANES, "optimizer")
     | dict.fromkeys(DISK_LANES, "disk")
+    | {Lane.EXCHANGE: "exchange"}
 )
 OTHER = "other"
 """The cause of a wait that no op explains, such as launch overhead, is given as this."""
@@ -30,7 +31,7 @@ OTHER = "other"
 @dataclass(frozen=True)
 class Wait:
     """A wait is an interval in which COMPUTE waited, in seconds on the clock of the spans. `cause`
-    is what it waited for: h2d, d2h, optimizer, disk or other.
+    is what it waited for: h2d, d2h, optimizer, disk, exchange (between ranks) or other.
     """
 
     start: float
@@ -39,8 +40,8 @@ class Wait:
 
 
 def seconds_by_cause(waits: Iterable[Wait]) -> dict[str, float]:
-    """Returns the seconds of all causes, 0.0 for those that do not occur. The disk is among them
-    only where it occurs.
+    """Returns the seconds of all causes, 0.0 for those that do not occur. The disk and the exchange
+    between ranks are among them only where they occur.
     """
     exposed = dict.fromkeys(["h2d", "d2h", "optimizer", OTHER], 0.0)
     for wait in waits:

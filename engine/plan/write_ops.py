@@ -8,10 +8,12 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 
 from engine.plan.assign_slots import assign_slots
-from engine.plan.buffers import EMBED, HEAD, READY, Buffer, BufferKind
+from engine.plan.buffers import EMBED, HEAD, READY, Buffer, BufferKind, Content, ContentKind
 from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.derive_waits import Draft
 from engine.plan.ops import (
+    AllGather,
+    AllReduce,
     Applied,
     Clip,
     Prefetch,
@@ -19,7 +21,7 @@ from engine.plan.ops import (
     Update,
 )
 from engine.plan.rounds import Round
-from engine.plan.step_buffers import CLIP, LOSS, SUMMARY, host_gradient
+from engine.plan.step_buffers import CLIP, LOSS, SUMMARY, TOTALS, host_gradient
 from engine.plan.unit_ops import UnitOps
 
 STEP = "step"
@@ -142,7 +144,8 @@ class StepWriter(UnitOps):
                 # opposite order, the first backward of the next block would wait for both.
                 boundaries = self._fetch_boundaries(following, round_)
             self._current += len(group)
-            self._fetch_ahead()
+            if self._choices.ranks == 1:
+                self._fetch_ahead()
             for block in group:
                 self._finish_gradient(block, round_)
                 finished.add(block)
@@ -150,6 +153,9 @@ class StepWriter(UnitOps):
                     if self._is_first_lender(block):
                         self.device.lend()
                     self.device.fetch_first(finished)
+            if self._choices.ranks > 1:
+                # On EXCHANGE the sum is complete, and goes before weights that come from the host.
+                self._fetch_ahead()
         self._embed_backwards(round_)
 
     def _is_first_lender(self, block: str) -> bool:
@@ -161,6 +167,9 @@ class StepWriter(UnitOps):
     def _emit_summary(self) -> None:
         reads = {Buffer(BufferKind.NORM, unit): READY for unit in self._units()}
         reads[LOSS] = READY
+        if self._choices.ranks > 1:
+            self._emit(AllReduce, STEP, reads, {TOTALS: READY})
+            reads = {TOTALS: READY}
         self._emit(Summary, STEP, reads, {SUMMARY: READY})
 
     def _emit_updates(self) -> None:
@@ -190,7 +199,8 @@ class StepWriter(UnitOps):
             return
         gradient = host_gradient(unit, self._choices.rounds - 1)
         weights = {Buffer(BufferKind.WEIGHTS, unit): READY}
-        self._emit(Update, unit, {CLIP: READY} | gradient, weights)
+        piece = self.shards.bounds(self._numel[unit]) if self._choices.ranks > 1 else None
+        self._emit(Update, unit, {CLIP: READY} | gradient, weights, piece=piece)
 
     def _units(self) -> list[str]:
         return [EMBED, *self._blocks, HEAD]
@@ -213,4 +223,10 @@ class StepWriter(UnitOps):
 
     def _prefetch(self, unit: str, slot: Buffer) -> None:
         writes = self.device.weights(unit, slot) | self.buffers.fetched_over(unit)
-        self._emit(Prefetch, unit, self.device.planes(unit), writes, slot=slot)
+        planes = self.device.planes(unit)
+        if self._choices.ranks == 1:
+            self._emit(Prefetch, unit, planes, writes, slot=slot)
+            return
+        shard = dict.fromkeys(writes, Content(ContentKind.SHARD, unit))
+        self._emit(Prefetch, unit, planes, shard, slot=slot)
+        self._emit(AllGather, unit, shard, writes, slot=slot)

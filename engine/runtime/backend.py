@@ -25,6 +25,11 @@ class Ticket(Protocol):
         finished.
         """
 
+    def require(self) -> None:
+        """Waits until the op is issued on its stream or, if the host runs it, until it has
+        finished. Raises its error if it failed.
+        """
+
 
 class Backend(Protocol):
     """A backend runs ops on the lanes of one device and manages the memory of that device."""

@@ -28,6 +28,9 @@ COMPUTE (those of blocks are in `engine.runtime.block_passes`, `reduce` is in
 - `update_in_place` applies AdamW to a unit that lives on the device, where its planes are.
 - `lend` allocates spare update buffers in memory that activations have left; `reclaim` frees them.
 
+Between ranks (lane EXCHANGE, `engine.runtime.exchange_ops`): `all_gather`, `reduce_scatter` and
+`all_reduce`.
+
 Optimizers on the device (lanes STATES IN, UPDATE and STATES OUT) work on pieces of a unit's planes:
 
 - `fetch_states` and `fetch_gradient` bring a piece to an update buffer.
@@ -76,7 +79,7 @@ from engine.plan.ops import (
     Update,
 )
 from engine.plan.step_plan import StepPlan
-from engine.runtime import block_passes, compute_ops, gradient_sums, update_ops
+from engine.runtime import block_passes, compute_ops, exchange_ops, gradient_sums, update_ops
 from engine.runtime.device_adamw import clip_of
 from engine.runtime.op_context import EngineParts, OpContext
 from engine.runtime.step import StepResult, StepUnderWay
@@ -128,13 +131,14 @@ def _attempt(do: Work, context: OpContext, op: Op, step: StepUnderWay) -> None:
 
 
 def _prefetch(context: OpContext, op: Prefetch, _step: StepUnderWay) -> None:
-    plane = context.store.tensor(op.unit, "weight_high")
+    start, stop = context.shard(op.unit)
+    plane = context.store.tensor(op.unit, "weight_high")[start:stop]
     # `data` has its own version counter, so autograd does not notice this write. Kept blocks have
     # saved views of this slot. By their backward, the slot holds the same weights again, which the
     # contents in the plan prove.
-    slot = context.state.slots[op.slot].data[: plane.numel()]
-    slot.copy_(plane, non_blocking=True)
-    for part in context.units[op.unit].layout.exact_parts:
+    slot = context.state.slots[op.slot].data
+    slot[start:stop].copy_(plane, non_blocking=True)
+    for part in context.units[op.unit].layout.exact_within(start, stop):
         low = context.store.tensor(op.unit, "weight_low")
         context.state.exact[op.slot].fetch(part, slot, low)
 
@@ -157,13 +161,14 @@ def _fetch_grad(context: OpContext, op: FetchGrad, _step: StepUnderWay) -> None:
 
 
 def _offload(context: OpContext, op: Offload, _step: StepUnderWay) -> None:
-    plane = context.store.tensor(op.unit, "grad")
+    start, stop = context.shard(op.unit)
+    plane = context.store.tensor(op.unit, "grad")[start:stop]
     plane.copy_(context.state.stagings[op.staging][: plane.numel()], non_blocking=True)
 
 
 def _offload_parked(context: OpContext, op: OffloadParked, _step: StepUnderWay) -> None:
-    start, stop = op.piece
-    gradient = context.state.stagings[op.staging][start:stop]
+    (start, stop), first = op.piece, context.shard(op.unit)[0]
+    gradient = context.state.stagings[op.staging][start - first : stop - first]
     context.backend.copy_in_parts(context.gradient_rings[op.ring][: stop - start], gradient)
 
 
@@ -173,10 +178,11 @@ def _offload_parked(context: OpContext, op: OffloadParked, _step: StepUnderWay) 
 def _summary(context: OpContext, _op: Summary, step: StepUnderWay) -> None:
     if step.graphs is not None:
         step.graphs.finish()
-    clip = context.state.clip
-    clip.copy_(clip_of(context.state.norms, step.inputs.max_grad_norm, clip))
+    clip, state = context.state.clip, context.state
+    norms = state.totals if context.plan.shards.ranks > 1 else state.norms
+    clip.copy_(clip_of(norms, step.inputs.max_grad_norm, clip))
     # The target is pinned memory, so the launching thread does not wait. `clip` waits for this op.
-    context.summary[:-1].copy_(context.state.norms, non_blocking=True)
+    context.summary[:-1].copy_(norms, non_blocking=True)
     context.summary[-1:].copy_(clip[:1], non_blocking=True)
 
 
@@ -257,6 +263,9 @@ WORK: dict[OpKind, Work] = {
     OpKind.BACKWARD: block_passes.backward,
     OpKind.EMBED_BACKWARD: compute_ops.embed_backward,
     OpKind.REDUCE: gradient_sums.reduce,
+    OpKind.ALL_GATHER: exchange_ops.all_gather,
+    OpKind.REDUCE_SCATTER: exchange_ops.reduce_scatter,
+    OpKind.ALL_REDUCE: exchange_ops.all_reduce,
     OpKind.SUMMARY: _summary,
     OpKind.UPDATE_IN_PLACE: update_ops.update_in_place,
     OpKind.LEND: _lend,

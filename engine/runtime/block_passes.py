@@ -29,7 +29,8 @@ def seed(context: OpContext, op: OfMicroBatch, step: StepUnderWay) -> None:
     if not step.inputs.training or (step.graphs is not None and step.graphs.is_recording):
         return  # nothing that draws numbers is recorded
     position = context.positions[op.unit]
-    place = (step.inputs.seed, step.inputs.number, position, op.micro_batch)
+    micro_batch = step.inputs.first + op.micro_batch
+    place = (step.inputs.seed, step.inputs.number, position, micro_batch)
     # The hash of a tuple of integers is the same in every process.
     context.backend.seed(hash(place) & 0x7FFFFFFF)
 

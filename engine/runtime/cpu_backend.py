@@ -26,6 +26,9 @@ class DoneTicket:
     def span(self) -> tuple[float, float]:
         return self.start, self.end
 
+    def require(self) -> None:
+        """Returns at once: the op has run."""
+
 
 class CpuBackend:
     """A `CpuBackend` runs all lanes in the caller's thread, in plan order."""

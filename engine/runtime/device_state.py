@@ -7,6 +7,7 @@ Its size depends on the largest unit and on the plan's choices, never on the dep
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -85,6 +86,7 @@ class DeviceState:
         self.device = device
         self.dtype = TORCH_DTYPES[model.dtype]
         self._compiles = plan.compiled
+        self._shards = plan.shards
         self._units = {unit.name: unit for unit in model.units}
         self._settled_bytes = store.device_bytes
         self._lived_in = {slot: unit for unit, slot in plan.settled}
@@ -96,7 +98,7 @@ class DeviceState:
             self._shared |= {Buffer(BufferKind.STAGING, EMBED), Buffer(BufferKind.SUM, HEAD)}
         self._allocate_arena(plan)
         self.stagings = {
-            name: self._zeros(units, self.dtype)
+            name: self._zeros(units, self.dtype, self._shards.numel)
             for name, units in plan.stagings.items()
             if not plan.outer_in_parked
         }
@@ -124,8 +126,10 @@ class DeviceState:
         """
         self.norms = torch.zeros(len(model.units) + 1, dtype=torch.float32, device=device)
         """The float32 [units + 1] are the squared gradient norm of each unit, followed by the
-        loss.
+        loss. With several ranks they are those of this rank's shards.
         """
+        self.totals = torch.zeros_like(self.norms)
+        """These are the sums of `norms` over all ranks, where there are several."""
         self._training: bool | None = None
         self._templates: dict[tuple[Buffer, int], nn.Module] = {}
         self._parameters: dict[tuple[Buffer, int], list[nn.Parameter]] = {}
@@ -143,7 +147,7 @@ class DeviceState:
 
     def _make_slots(self, plan: StepPlan, store: HostStore) -> None:
         self.slots = {
-            name: self._zeros(units, self.dtype)
+            name: self._zeros(units, self.dtype, self._shards.padded)
             for name, units in plan.slots.items()
             if name not in self._lived_in
         }
@@ -166,7 +170,7 @@ class DeviceState:
         """
         sums: dict[Buffer, int] = {}
         for name, units in plan.grads.items():
-            sums[name] = max(self._units[unit].layout.numel for unit in units)
+            sums[name] = max(self._shards.padded(self._units[unit].layout.numel) for unit in units)
         self._arena = torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=self.device)
         self.grads: dict[Buffer, torch.Tensor] = {}
         for name, start in plan.arena:
@@ -201,7 +205,9 @@ class DeviceState:
         """
         embed, *blocks, head = (unit.layout for unit in self.model.units)
         self.stagings[Buffer(BufferKind.STAGING, EMBED)] = self.slots[slot_of(EMBED)][: embed.numel]
-        self.stagings[Buffer(BufferKind.STAGING, HEAD)] = self._zeros((HEAD,), self.dtype)
+        self.stagings[Buffer(BufferKind.STAGING, HEAD)] = self._zeros(
+            (HEAD,), self.dtype, self._shards.numel
+        )
         numels = [block.numel for block in blocks]
         self._parked = torch.zeros(sum(numels), dtype=self.dtype, device=self.device)
         for block, part in zip(blocks, self._parked.split(numels)):
@@ -259,9 +265,13 @@ class DeviceState:
         for buffer in self._spare:
             self.states.pop(buffer, None)
 
-    def _zeros(self, units: tuple[str, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Returns a flat buffer that can hold each of `units`."""
-        numel = max(self._units[unit].layout.numel for unit in units)
+    def _zeros(
+        self, units: tuple[str, ...], dtype: torch.dtype, size: Callable[[int], int]
+    ) -> torch.Tensor:
+        """Returns a flat buffer that can hold each of `units`. size: the elements that a unit of so
+        many elements takes there.
+        """
+        numel = max(size(self._units[unit].layout.numel) for unit in units)
         return torch.zeros(numel, dtype=dtype, device=self.device)
 
     # ------------------------------------------------------------------ modules

@@ -58,6 +58,14 @@ class Executor:
         if on_applied is not None:
             self.backend.finish_step(lambda: on_applied(step, lambda: self._spans(tickets)))
 
+    def wait_for(self, kind: OpKind) -> None:
+        """Waits until the ops of this kind in the step that was submitted last are over. Raises the
+        error of one that failed.
+        """
+        for op, ticket in zip(self.plan.ops, self._previous or ()):
+            if op.kind == kind:
+                ticket.require()
+
     def _fill_placed(self, step: StepUnderWay) -> None:
         """Fetches the weights that a step expects in a slot because the step before updates them
         there. It is needed for the first step and after a drain, when no step came before.

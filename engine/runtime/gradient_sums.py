@@ -51,7 +51,7 @@ def add(layout: UnitLayout, buffer: torch.Tensor, gradients: Gradients) -> None:
             buffer[offset : offset + spec.numel].view(spec.shape).add_(gradient)
 
 
-def _add_squares(context: OpContext, unit: str, grad: torch.Tensor, start: int) -> None:
+def add_squares(context: OpContext, unit: str, grad: torch.Tensor, start: int) -> None:
     """Adds the squared norm of `grad` [n] to that of the unit, in which `grad` begins at `start`.
 
     The norm of embed is that of its pieces in every plan: as a whole it would be rounded otherwise,
@@ -60,7 +60,7 @@ def _add_squares(context: OpContext, unit: str, grad: torch.Tensor, start: int) 
     norm = context.state.norms[context.positions[unit]]
     size = context.plan.embed_piece if unit == EMBED else 0
     # The head of some tied models has no parameters, but a norm.
-    for begin, end in cut(len(grad), size) if size else [(0, len(grad))]:
+    for begin, end in cut(len(grad), size) if size and len(grad) else [(0, len(grad))]:
         square = torch.linalg.vector_norm(grad[begin:end]).square()
         if start + begin == 0:
             norm.copy_(square)
@@ -78,7 +78,7 @@ def reduce(context: OpContext, op: Reduce, _step: StepUnderWay) -> None:
     if op.adds:
         grad.add_(staging)
     if op.last:
-        _add_squares(context, op.unit, grad, start)
+        add_squares(context, op.unit, grad, start)
     # A staging buffer may be in the memory of the sum, so the sum is rounded elsewhere first.
     in_sum = op.unit in context.plan.rounded_in_sums
     staging.copy_(grad.to(staging.dtype) if in_sum else grad)

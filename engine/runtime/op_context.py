@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.exchange.exchange import Exchange
 from engine.host.host_adamw import HostAdamW
 from engine.host.host_store import HostStore
 from engine.model.units import StreamedModel
@@ -31,6 +32,8 @@ class EngineParts:
     """Parked gradients pass through these flat tensors [numel] on the host."""
     state_rings: dict[Buffer, memoryview]
     """Each buffer holds moments that are on the disk while they are updated, in whole pages."""
+    exchange: Exchange | None
+    """The other ranks are reached through it; None where there are none."""
     host_boundaries: dict[tuple[str, int], torch.Tensor]
     """Boundaries on the host, by (unit, micro-batch), are flat tensors [numel]."""
 
@@ -47,6 +50,7 @@ class OpContext:
         self.state = parts.state
         self.backend = parts.backend
         self.adamw = parts.adamw
+        self._exchange = parts.exchange
         self.loss_chunk = parts.loss_chunk
         self.gradient_rings = parts.gradient_rings
         self.state_rings = parts.state_rings
@@ -60,3 +64,13 @@ class OpContext:
         """The host reads `DeviceState.norms`, float32 [units + 1], and the clip factor from this
         pinned copy.
         """
+
+    @property
+    def exchange(self) -> Exchange:
+        """Returns what reaches the other ranks. Only plans for several ranks use it."""
+        assert self._exchange is not None
+        return self._exchange
+
+    def shard(self, unit: str) -> tuple[int, int]:
+        """Returns where this rank's shard of a unit begins and ends, in elements."""
+        return self.plan.shards.bounds(self.units[unit].layout.numel)

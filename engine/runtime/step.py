@@ -12,6 +12,7 @@ import torch
 from engine.graphs.block_graphs import StepGraphs
 from engine.model.attention_documents import Documents
 from engine.model.skeleton import BlockArguments
+from engine.plan.shards import Shards
 from engine.runtime.embed_rows import Lookup
 
 
@@ -72,6 +73,28 @@ def _device_batch(batch: Any, parts: Iterator[torch.Tensor], upload: Upload) -> 
 
 
 @dataclass(frozen=True)
+class StepShare:
+    """A `StepShare` is what one rank computes of a training step."""
+
+    batches: Sequence[Any]
+    """These micro-batches are as for `StreamingEngine.train_step`."""
+    loss_tokens: int
+    """In the whole step, this many tokens contribute to the loss."""
+    first: int = 0
+    """In the whole step, this many micro-batches come before these."""
+
+    @classmethod
+    def of(cls, batches: Sequence[Any], shards: Shards) -> StepShare:
+        """Returns the share of a rank. Ranks take equally many micro-batches, in order, so that row
+        i of a step is the same row for any number of them.
+        """
+        count = len(batches) // shards.ranks
+        first = shards.rank * count
+        tokens = sum(int(batch.loss_tokens) for batch in batches)
+        return cls(batches[first : first + count], tokens, first)
+
+
+@dataclass(frozen=True)
 class StepInputs:
     """The inputs of a step are not changed by its ops, except for `caches`."""
 
@@ -83,6 +106,8 @@ class StepInputs:
     learning_rate: float = 0.0
     max_grad_norm: float | None = None
     seed: int = 0
+    first: int = 0
+    """In the whole step, this many micro-batches come before these: those of other ranks."""
     training: bool = True
     logits_at: list[torch.Tensor] | None = None
     """For sampling, the logits are computed at these flat positions, int64 [n] for each

@@ -27,12 +27,15 @@ import numpy as np
 import torch
 
 from engine.errors import CacheError
+from engine.exchange.exchange import Exchange
 from engine.graphs.block_graphs import BlockGraphs
 from engine.host.host_adamw import HostAdamW
 from engine.host.host_store import HostStore
 from engine.model.units import TORCH_DTYPES, StreamedModel
 from engine.plan.build_step import build_forward_plan, build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes, settled_of, spilled_of
+from engine.plan.ops import OpKind
+from engine.plan.shards import Shards
 from engine.plan.step_plan import Span, StepPlan
 from engine.plan.validate import validate
 from engine.planes import spilled
@@ -55,7 +58,13 @@ from engine.runtime.forward_passes import (
 )
 from engine.runtime.op_context import EngineParts
 from engine.runtime.registered_buffers import StateRings, gradient_rings, host_boundaries
-from engine.runtime.step import DeviceBatch, StepInputs, StepUnderWay, upload_batches
+from engine.runtime.step import (
+    DeviceBatch,
+    StepInputs,
+    StepShare,
+    StepUnderWay,
+    upload_batches,
+)
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,13 @@ class EngineSettings:
     """The logits of this many positions exist at once."""
     max_grad_norm: float | None = 1.0
     seed: int = 0
+    exchange: Exchange | None = None
+    """The other ranks are reached through it; None where there are none."""
+
+    @property
+    def shards(self) -> Shards:
+        """Returns how the planes are divided, and which rank this is."""
+        return Shards(self.choices.ranks, self.exchange.rank if self.exchange else 0)
 
 
 @dataclass(frozen=True)
@@ -103,12 +119,13 @@ class StreamingEngine:
         self.model = model
         self.backend = backend
         self.choices = settings.choices
+        self.shards = settings.shards
         self._max_grad_norm = settings.max_grad_norm
         self._seed = settings.seed
         self._adamw = adamw
         self._store = store
         self._blocks = [unit.name for unit in model.blocks]
-        self._update_buffer = store.update_buffer(settings.choices.update_pieces)
+        self._update_buffer = store.update_buffer(self.choices.update_pieces, self.shards)
         if settings.choices.parked_gradients:
             self._update_buffer = self._update_buffer.without_gradients
         settled = settled_of(self._blocks, settings.choices)
@@ -145,6 +162,7 @@ class StreamingEngine:
             loss_chunk=settings.loss_chunk,
             gradient_rings=self._gradient_rings.tensors,
             state_rings=self._state_rings.buffers,
+            exchange=settings.exchange,
             host_boundaries=self._boundaries.tensors,
         )
         boundary_bytes = boundary_numel * dtype.itemsize
@@ -158,7 +176,7 @@ class StreamingEngine:
     def _step_plan(self, updates: bool = True) -> StepPlan:
         numel = {unit.name: unit.layout.numel for unit in self.model.units}
         largest = max(numel[block] for block in self._blocks)
-        rings = self._store.update_buffer(small_pieces(largest)).numel
+        rings = self._store.update_buffer(small_pieces(largest), self.shards).numel
         sizes = PlaneSizes(
             numel,
             self._update_buffer.numel,
@@ -166,6 +184,7 @@ class StreamingEngine:
             self._update_buffer.bytes,
             embed_piece(self.model.units[0].layout, largest, self.model.tied),
             TORCH_DTYPES[self.model.dtype].itemsize,
+            self.shards.rank,
             spilled.SPILL_NUMEL,
         )
         return build_step_plan(self._blocks, self.model.tied, self.choices, sizes, updates)
@@ -185,7 +204,7 @@ class StreamingEngine:
     ) -> None:
         """Submits optimizer step `number` (from 1), and returns while it is still running.
 
-        There are as many `batches` as the plan has micro-batches. Each has numpy arrays `input_ids`
+        There are as many `batches` as the plans of all ranks have micro-batches. Each has numpy arrays `input_ids`
         and `labels` of the shape [rows, tokens], `position_ids` of that shape or None, and
         `loss_tokens`.
 
@@ -195,7 +214,24 @@ class StreamingEngine:
         A loss or norm that is not finite raises NonFiniteError here, in a later call, or in
         `drain`. Nothing of that step is applied.
         """
-        step = self._training_step(number, batches, learning_rate)
+        share = StepShare.of(batches, self.shards)
+        self.train_share(number, share, learning_rate, on_applied, check)
+
+    def train_share(
+        self,
+        number: int,
+        share: StepShare,
+        learning_rate: float,
+        on_applied: Callable[[AppliedStep], None] | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """Submits what this rank computes of a step, as `train_step` does.
+
+        With several ranks it returns once the clip factor is known, because ranks that give a step
+        up at different ops would wait for each other. The next step could not begin earlier: it
+        waits for updates.
+        """
+        step = self._training_step(number, share, learning_rate)
         held = self._parts.store.held
 
         def finish(done: StepUnderWay, spans: Callable[[], list[Span]]) -> None:
@@ -216,14 +252,15 @@ class StreamingEngine:
             )
 
         self._train.run(step, finish, check)
+        if self.shards.ranks > 1:
+            self._train.wait_for(OpKind.CLIP)
 
     def _training_step(
-        self, number: int, batches: Sequence, learning_rate: float = 0.0
+        self, number: int, share: StepShare, learning_rate: float = 0.0
     ) -> StepUnderWay:
         self._passes.forget()
         self.state.set_training(True)
-        loss_tokens = sum(int(batch.loss_tokens) for batch in batches)
-        on_device = upload_batches(self.backend.upload, batches)
+        on_device = upload_batches(self.backend.upload, share.batches)
         scalars, keys = None, {}
         updated = [*self.plan.device_homes, *(unit for unit, _ in self.plan.settled)]
         if updated and number:
@@ -236,10 +273,11 @@ class StreamingEngine:
         inputs = StepInputs(
             number=number,
             batches=on_device,
-            loss_scale=1.0 / max(1, loss_tokens),
+            loss_scale=1.0 / max(1, share.loss_tokens),
             learning_rate=learning_rate,
             max_grad_norm=self._max_grad_norm,
             seed=self._seed,
+            first=share.first,
             scalars=scalars,
             keys=keys,
         )
@@ -254,13 +292,17 @@ class StreamingEngine:
         are as for `train_step`. Every submitted step must have been applied. Raises the same error
         as a training step that does not fit.
         """
+        self.dry_run_share(StepShare.of(batches, self.shards), check)
+
+    def dry_run_share(self, share: StepShare, check: Callable[[], None] | None = None) -> None:
+        """Computes what this rank computes of a step, as `dry_run` does."""
         plan = self._step_plan(updates=False)
         validate(plan)
         device = self.backend.device
         devices = [device] if device.type != "cpu" else []
         with torch.random.fork_rng(devices, device_type=device.type):
             try:
-                self._executor(plan).run(self._training_step(0, batches), check=check)
+                self._executor(plan).run(self._training_step(0, share), check=check)
             finally:
                 self.drain()
 

@@ -55,7 +55,8 @@ def device_update(context: OpContext, op: DeviceUpdate, step: StepUnderWay) -> N
     if op.staging is None:
         grad = buffer["grad"][: stop - start]
     else:
-        grad = context.state.stagings[op.staging][start:stop]
+        first = context.shard(op.unit)[0]
+        grad = context.state.stagings[op.staging][start - first : stop - first]
     planes = {name: buffer[name][: stop - start] for name in WEIGHT_PLANES if name in buffer}
     moments = [buffer[name] for name in MOMENTS]
     _apply(context, op.unit, step, _UpdatedPiece(op.piece, grad, planes, moments))

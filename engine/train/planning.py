@@ -51,7 +51,7 @@ from engine.runs import field_types
 from engine.runs.events import FitReported, PlanSimulated
 from engine.runs.folder import RunFolder
 from engine.runtime.backend import Backend
-from engine.runtime.ceilings import measure
+from engine.measuring.ceilings import measure
 from engine.runtime.cpu_backend import CpuBackend
 from engine.train.session import Session
 

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.config.settings import ModelConfig
+from engine.exchange.exchange import Exchange
 from engine.host.host_adamw import AdamWSettings, HostAdamW
 from engine.host.host_store import HostStore
 from engine.model.build import build_model
@@ -188,9 +189,10 @@ def streamed(
     config=None,
     optimizer: str = "adamw",
     disk: Path | None = None,
+    exchange: Exchange | None = None,
 ) -> Streamed:
     """The same model, streamed. `config`: where the model was made from a part of it. `disk`: the
-    folder of moments that are on the disk.
+    folder of moments that are on the disk. `exchange`: what reaches the other ranks.
     """
     backend = backend or CpuBackend()
     model = build_model(config or plain.config, ModelConfig(source="tiny", dtype=dtype))
@@ -213,7 +215,7 @@ def streamed(
         model,
         store,
         backend,
-        EngineSettings(choices, tokens, loss_chunk, max_grad_norm, seed),
+        EngineSettings(choices, tokens, loss_chunk, max_grad_norm, seed, exchange),
         adamw,
     )
     return Streamed(model, store, engine, backend, adamw)

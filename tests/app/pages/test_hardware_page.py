@@ -30,7 +30,7 @@ from engine.machine.read_machine import Machine, read_machine
 from engine.model.catalog import catalog, entry_of
 from engine.runs.folder import create_run
 from engine.runs.recorder import RunRecorder
-from engine.runtime import ceilings
+from engine.measuring import ceilings
 from tests.support.synthetic_run import run_events
 
 GIB = 1 << 30

@@ -51,7 +51,7 @@ def preset(tmp_path):
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     monkeypatch.setattr("engine.cli.bench.CEILING_SECONDS", {"cpu": 0.01})
-    monkeypatch.setattr("engine.runtime.ceilings.PARAMETERS", {"cpu": 1 << 16})
+    monkeypatch.setattr("engine.measuring.ceilings.PARAMETERS", {"cpu": 1 << 16})
 
 
 def test_an_evaluation_is_timed_beside_its_kernels(preset, capsys):

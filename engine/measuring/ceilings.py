@@ -26,7 +26,7 @@ from engine.plan.ops import Lane
 from engine.planes.layout import ParameterSpec, lay_out
 from engine.planes.moments import FP32_MOMENTS
 from engine.runtime.backend import Backend, Ticket
-from engine.runtime.eager_overhead import eager_rates
+from engine.measuring.eager_overhead import eager_rates
 
 PARAMETERS = {"cuda": 1 << 27, "cpu": 1 << 22}
 """The planes that are copied and updated have this many parameters: far more than fit in any

@@ -1,0 +1,44 @@
+"""With several ranks, each rank owns one shard of every unit: a contiguous range of its planes. No
+torch.
+
+- A rank keeps, sends and updates its own shard alone. The whole weights of a unit are gathered from
+  the shards of all ranks into a slot, just before they are used.
+- All shards of a unit have the same size, as collectives need it. It is a multiple of
+  `SHARD_ELEMENTS`, whatever the number of ranks, so that no border cuts a block of 8-bit codes. The
+  slot is as large as all shards together; the last of them may reach beyond the unit, and small
+  units leave some ranks without elements.
+
+The method is that of ZeRO stage 3 (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training
+Trillion Parameter Models", 2020).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+SHARD_ELEMENTS = 256
+"""A shard has a multiple of this many elements."""
+
+
+class Shards(NamedTuple):
+    """A `Shards` says how planes are divided, and which rank this is."""
+
+    ranks: int = 1
+    rank: int = 0
+
+    def numel(self, numel: int) -> int:
+        """Returns the elements of one shard of a plane of `numel` elements."""
+        if self.ranks == 1:
+            return numel
+        return -(-numel // (self.ranks * SHARD_ELEMENTS)) * SHARD_ELEMENTS
+
+    def padded(self, numel: int) -> int:
+        """Returns the elements of all shards together, those beyond the plane included."""
+        return self.ranks * self.numel(numel)
+
+    def bounds(self, numel: int) -> tuple[int, int]:
+        """Returns where the shard of this rank begins and ends in a plane of `numel` elements.
+        Elements beyond the plane are left out.
+        """
+        size = self.numel(numel)
+        return min(numel, self.rank * size), min(numel, (self.rank + 1) * size)

@@ -1,0 +1,62 @@
+"""The ops between ranks are implemented here (lane EXCHANGE).
+
+- `all_gather` completes the weights in a slot, of which every rank has brought its own shard.
+- `reduce_scatter` adds the fp32 sums of all ranks. Each rank rounds its own shard and computes its
+  norm.
+- `all_reduce` adds the losses and the squared norms, so that every rank finds the same clip factor.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.plan.buffers import Buffer
+from engine.plan.ops import AllGather, AllReduce, ReduceScatter
+from engine.planes.layout import UnitLayout
+from engine.runtime.gradient_sums import add_squares
+from engine.runtime.op_context import OpContext
+from engine.runtime.step import StepUnderWay
+
+
+def all_gather(context: OpContext, op: AllGather, _step: StepUnderWay) -> None:
+    """Completes the weights of a unit in its slot."""
+    layout = context.units[op.unit].layout
+    # `data` has its own version counter, so autograd does not notice this write, as in a prefetch.
+    slot = context.state.slots[op.slot].data
+    context.exchange.all_gather(slot[: context.plan.shards.padded(layout.numel)])
+    if layout.exact_parts:
+        _gather_exact(context, op.slot, layout)
+
+
+def _gather_exact(context: OpContext, slot: Buffer, layout: UnitLayout) -> None:
+    """Completes the weights that stay in fp32. There are few of them, and none has to begin where a
+    shard does: every rank adds what it has to zeros.
+    """
+    exact, high = context.state.exact[slot], context.state.slots[slot].data
+    low = torch.zeros(exact.low.numel(), dtype=torch.int32, device=exact.low.device)
+    for part in layout.exact_within(*context.plan.shards.bounds(layout.numel)):
+        here = slice(part.place, part.place + part.numel)
+        low[here] = exact.low[here]
+    exact.low.copy_(context.exchange.all_reduce(low))
+    for part in layout.exact_parts:
+        here = slice(part.place, part.place + part.numel)
+        exact.join(part, high[part.start : part.stop], exact.low[here])
+
+
+def reduce_scatter(context: OpContext, op: ReduceScatter, _step: StepUnderWay) -> None:
+    """Adds the sums of all ranks, and rounds the shard of this one. Torch's `copy_` rounds ties to
+    even.
+    """
+    numel = context.units[op.unit].layout.numel
+    shards = context.plan.shards
+    total = context.state.grads[op.grad][: shards.padded(numel)]
+    total[numel:].zero_()  # another unit may have left something beyond this one
+    context.exchange.reduce_scatter(total)
+    start, stop = shards.bounds(numel)
+    add_squares(context, op.unit, total[start:stop], 0)
+    context.state.stagings[op.staging][: stop - start].copy_(total[start:stop])
+
+
+def all_reduce(context: OpContext, _op: AllReduce, _step: StepUnderWay) -> None:
+    """Adds the losses and the squared norms of all ranks."""
+    context.state.totals.copy_(context.exchange.all_reduce(context.state.norms))
