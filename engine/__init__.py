@@ -23,10 +23,13 @@ imports from its own room and from rooms listed before it. `tests/test_rooms.py`
     home            a model card, a Modelfile and the hub, for a model that is taken home
     host            planes in host memory, and AdamW on them
     graphs          kernels of blocks that are recorded and launched together
+    exchange        weights and sums, between the ranks of a run
     runtime         device buffers, lanes, and the engine that runs a plan
+    measuring       how fast this machine does what a step does
     sampling        answers that are drawn token by token
     checkpoints     weights and states, into a run and out of it
     memory          the memory of a run while it trains, and what it is short of
+    ranks           several processes that compute one run, a device each
     trackers        curves of a run for TensorBoard and others, from its record; no torch
     train           one run, from its folder to the last line of its record
     talk            conversations with weights

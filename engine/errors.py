@@ -100,6 +100,12 @@ class DiskFullError(CheckpointError):
         super().__init__(sentence)
 
 
+class RankError(RamstreamError):
+    """A process that computes a run together with others has failed, is lost or is silent. The
+    sentence names its rank, and the run cannot go on.
+    """
+
+
 class CacheError(RamstreamError):
     """Sampling with a key-value cache failed. The same answer can be computed without the cache."""
 

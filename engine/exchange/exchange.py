@@ -56,6 +56,11 @@ class GroupExchange:
         # Later versions of torch have other names for these functions, and warn of the old ones.
         warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
 
+    def abort(self) -> None:
+        """Ends collectives that wait for a rank that will not come. Any thread may call this."""
+        if self._adds_on_the_way and self._group is not None:
+            self._group.abort()
+
     def _own(self, whole: torch.Tensor) -> torch.Tensor:
         """Returns the elements of this rank."""
         size = whole.numel() // self.ranks

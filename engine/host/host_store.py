@@ -43,7 +43,7 @@ from engine.host.host_kernels import kernel
 from engine.host.host_threads import Workers, ranges
 from engine.host.moment_conversion import Bytes, convert_moments
 from engine.host.plane_places import PlanePlaces
-from engine.host.ram_planes import Key, RamPlanes
+from engine.host.ram_planes import Key, PlaneMemory, RamPlanes
 from engine.plan.buffers import EMBED, HEAD
 from engine.plan.shards import Shards
 from engine.planes.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES, ParameterSpec, UnitLayout
@@ -146,6 +146,12 @@ class HostStore:
     def disk(self) -> DiskPlanes:
         """Returns the moments on the disk. Raises SpillError where there is no folder for them."""
         return self._where.disk
+
+    def share(self, memory: PlaneMemory, is_owner: bool = True) -> None:
+        """Takes the memory of planes from `memory`, which other processes share, before anything is
+        allocated. is_owner: it is new memory, and not that of another process.
+        """
+        self._ram.use(memory, is_owner)
 
     def spill_to(self, folder: Path) -> None:
         """Makes `folder` the place of moments on the disk, before `settle` has any there."""

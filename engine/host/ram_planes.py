@@ -13,7 +13,7 @@ import contextlib
 import mmap
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -39,6 +39,40 @@ class Wanted(NamedTuple):
     """The device reads or writes the plane in every plan."""
 
 
+class PlaneMemory(Protocol):
+    """A `PlaneMemory` is where the memory of planes comes from."""
+
+    def map(self, key: Key, size: int) -> mmap.mmap:
+        """Maps `size` bytes for a plane. Raises OSError or OverflowError where the system
+        refuses.
+        """
+
+    def back(self, address: int, size: int) -> bool:
+        """Backs addresses with memory, and returns whether there was enough."""
+
+    def discard(self, address: int, size: int) -> None:
+        """Frees the memory of addresses, which stay valid."""
+
+    def forget(self, key: Key) -> None:
+        """Says that a plane is released."""
+
+
+class PrivateMemory:
+    """A `PrivateMemory` is memory that no other process has."""
+
+    def map(self, key: Key, size: int) -> mmap.mmap:  # noqa: ARG002  no plane is told apart
+        return map_memory(size)
+
+    def back(self, address: int, size: int) -> bool:
+        return populate(address, size)
+
+    def discard(self, address: int, size: int) -> None:
+        discard(address, size)
+
+    def forget(self, key: Key) -> None:
+        """Does nothing: only the mapping knows of the memory."""
+
+
 class RamPlanes:
     """A `RamPlanes` owns flat arrays by unit and plane. `register` and `unregister` are those of
     `HostStore`; `workers` touch and release memory.
@@ -53,6 +87,9 @@ class RamPlanes:
         self._register = register
         self._unregister = unregister
         self._workers = workers
+        self.memory: PlaneMemory = PrivateMemory()
+        self.is_owner = True
+        """The memory is new, and not that of another process."""
         self._maps: dict[Key, mmap.mmap] = {}
         self.arrays: dict[Key, np.ndarray] = {}
         self.tensors: dict[Key, torch.Tensor] = {}
@@ -64,6 +101,13 @@ class RamPlanes:
             # count as registered when the system reuses them, and the new memory there could not be
             # registered.
             weakref.finalize(self, _unregister_all, self._registered, unregister).atexit = False
+
+    def use(self, memory: PlaneMemory, is_owner: bool) -> None:
+        """Takes the memory of planes from `memory`. is_owner: it is new memory, and not that of
+        another process. Nothing may be allocated yet.
+        """
+        assert not self.arrays
+        self.memory, self.is_owner = memory, is_owner
 
     @property
     def nbytes(self) -> int:
@@ -82,7 +126,7 @@ class RamPlanes:
         """
         total = sum(plane.nbytes for plane in wanted.values())
         available = sample_host_memory()[1]
-        if total > available:
+        if self.is_owner and total > available:
             raise FitError(
                 f"The {what} need {_gib(total)} of host memory, but only {_gib(available)} is "
                 "available; close other programs or choose a smaller model."
@@ -133,6 +177,7 @@ class RamPlanes:
                 self._unregister(array.ctypes.data)
                 del self._registered[array.ctypes.data]
             self._discard(array)
+            self.memory.forget(key)
             del array
             region = self._maps.pop(key, None)
             if region is not None:
@@ -147,7 +192,7 @@ class RamPlanes:
         array = np.empty(0, plane.kind)
         if plane.nbytes:
             try:
-                region = map_memory(plane.nbytes)
+                region = self.memory.map(key, plane.nbytes)
             except (OSError, OverflowError):
                 raise _refused(what, total) from None
             self._maps[key] = region
@@ -163,7 +208,7 @@ class RamPlanes:
         address = array.ctypes.data
 
         def touch_range(start: int, stop: int) -> None:
-            if not populate(address + start, stop - start):
+            if not self.memory.back(address + start, stop - start):
                 raise _refused(what, total)
 
         self._workers.run(touch_range, ranges(0, array.nbytes, _TOUCH_BYTES))
@@ -175,7 +220,7 @@ class RamPlanes:
         address = array.ctypes.data
 
         def discard_range(start: int, stop: int) -> None:
-            discard(address + start, stop - start)
+            self.memory.discard(address + start, stop - start)
 
         self._workers.run(discard_range, ranges(0, array.nbytes, _TOUCH_BYTES))
 

@@ -39,12 +39,13 @@ class CpuBackend:
         self.device = torch.device("cpu")
         self._threads = torch.get_num_threads()
 
-    def share_work(self, product: float) -> None:
+    def share_work(self, product: float, ranks: int = 1) -> None:
         """Chooses the number of threads for blocks whose largest matrix product has `product`
-        FLOPs: one thread where that is faster. The choice depends on the plan alone, since results
+        FLOPs: one thread where that is faster. So many ranks share the cores. The choice depends on the plan alone, since results
         are rounded differently with another number of threads.
         """
-        torch.set_num_threads(1 if product < SMALL_PRODUCT else self._threads)
+        threads = max(1, self._threads // ranks)
+        torch.set_num_threads(1 if product < SMALL_PRODUCT else threads)
 
     def submit(
         self,

@@ -24,8 +24,8 @@ def give_memory_back() -> None:
             torch.cuda.empty_cache()
 
 
-def open_backend(device: str) -> Backend:
-    """Returns the backend for `auto`, `cuda` or `cpu`. Raises ConfigError when cuda is requested
+def open_backend(device: str, index: int = 0) -> Backend:
+    """Returns the backend for `auto`, `cuda` or `cpu`. index: which of the GPUs it is. Raises ConfigError when cuda is requested
     and there is no usable GPU.
     """
     if device == "cpu" or (device == "auto" and not cuda_available()):
@@ -34,4 +34,4 @@ def open_backend(device: str) -> Backend:
         raise ConfigError(
             "engine.device", "cuda is asked for but no CUDA GPU is usable; choose auto or cpu."
         )
-    return CudaBackend()
+    return CudaBackend(index)

@@ -334,21 +334,33 @@ class StreamingEngine:
         sums, tokens = [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
         with self.on_same_weights():
             for sweep in sweeps(batches):
-                inputs = StepInputs(
-                    number=0,
-                    batches=upload_batches(self.backend.upload, sweep),
-                    loss_scale=1.0,
-                    training=False,
-                )
-                step = StepUnderWay(inputs)
-                self._passes.run(step, check)
-                total = summed(total, [step.losses[place] for place in range(len(sweep))])
+                losses = self.losses_of(sweep, check)
+                total = summed(total, [loss for loss, _ in losses])
                 count += sum(int(batch.loss_tokens) for batch in sweep)
-                losses = [step.position_losses[place] for place in range(len(sweep))]
-                of_sweep = sums_by_document(sweep, losses)
+                of_sweep = sums_by_document(sweep, [each for _, each in losses])
                 sums.append(of_sweep[0])
                 tokens.append(of_sweep[1])
         return Evaluation(total / max(1, count), np.concatenate(sums), np.concatenate(tokens))
+
+    def losses_of(
+        self, batches: Sequence, check: Callable[[], None] | None = None
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns the loss of each micro-batch, a float32 scalar, with the cross-entropies of its
+        positions that have a label, float32 [n]. `batches` are as for `train_step`; `check` is as
+        for `evaluate_rows`.
+        """
+        if not batches:
+            return []
+        inputs = StepInputs(
+            number=0,
+            batches=upload_batches(self.backend.upload, batches),
+            loss_scale=1.0,
+            training=False,
+        )
+        step = StepUnderWay(inputs)
+        self._passes.run(step, check)
+        places = range(len(batches))
+        return [(step.losses[place], step.position_losses[place]) for place in places]
 
     def on_same_weights(self) -> contextlib.AbstractContextManager[None]:
         """Returns a scope in which no weights change, except by training steps. Passes without

@@ -7,16 +7,38 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.config.settings import TrainConfig
+from engine.fit.sizes import CUDA_CONTEXT_BYTES
 from engine.host.host_store import HostStore
+from engine.host.host_threads import default_threads
 from engine.plan.choices import PlanChoices, settled_of, spilled_of
+from engine.ranks.build_engine import lead
+from engine.ranks.crew import Crew, CrewPlan
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.train.planning import TrainingJob
 from engine.train.session import Session
-from engine.words import in_gib
+from engine.words import GIB, in_gib
 
 
-def open_store(config: TrainConfig, job: TrainingJob, choices: PlanChoices) -> HostStore:
-    """Returns a store in which nothing is allocated yet."""
+def open_crew(session: Session, job: TrainingJob, ranks: int) -> Crew | None:
+    """Starts the processes that compute a run together with this one; None where it computes alone.
+    Raises RankError where one of them cannot be started.
+    """
+    if ranks == 1:
+        return None
+    device, cap = job.backend.device.type, session.config.engine.gpu_memory_gib
+    limit = None if cap is None else max(0, round(cap * GIB) - CUDA_CONTEXT_BYTES)
+    threads = max(1, default_threads() // ranks)
+    return Crew(
+        CrewPlan(ranks, device, threads, limit), lambda trace: session.log("error", trace)
+    )
+
+
+def open_store(
+    config: TrainConfig, job: TrainingJob, choices: PlanChoices, crew: Crew | None = None
+) -> HostStore:
+    """Returns a store in which nothing is allocated yet. The processes of `crew` share its
+    planes.
+    """
     model, backend = job.model, job.backend
     on_device = backend.device.type != "cpu"
     store = HostStore(
@@ -24,7 +46,10 @@ def open_store(config: TrainConfig, job: TrainingJob, choices: PlanChoices) -> H
         model.dtype,
         backend.register if on_device else None,
         backend.unregister if on_device else None,
+        None if crew is None else crew.plan.threads,
     )
+    if crew is not None:
+        lead(store, crew)
     if config.engine.disk is not None:
         store.spill_to(Path(config.engine.disk).expanduser())
     blocks = [unit.name for unit in model.blocks]

@@ -37,7 +37,7 @@ from engine.data.tokenise import Execution
 from engine.errors import CheckpointError, RunError
 from engine.fit.cost import MEASURED_FLOPS_FORMULA, largest_product
 from engine.fit.planner import Chosen
-from engine.host.host_adamw import AdamWSettings, HostAdamW
+from engine.host.host_adamw import HostAdamW
 from engine.host.host_store import HostStore
 from engine.machine.spill_folder import check_spill_folder
 from engine.memory.explain import note_memory
@@ -50,13 +50,15 @@ from engine.model.pretrained_files import load_config, load_tokenizer
 from engine.model.units import StreamedModel
 from engine.plan.text import grid
 from engine.progress import Progress
+from engine.ranks.build_engine import LeadersParts, adamw_settings, build_engines
+from engine.ranks.crew import Crew
 from engine.runs.events import DataPrepared, PlanBuilt, RunStarted
 from engine.runtime.backend import Backend
 from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.open_backend import open_backend
 from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
 from engine.sampling.generate import Sampler
-from engine.train.open_store import open_store, tell_places
+from engine.train.open_store import open_crew, open_store, tell_places
 from engine.train.planning import Planned, TrainingJob, make_plan, planned_as_before
 from engine.train.resume import changed_settings, kept_rounding, refuse_other_data
 from engine.train.session import Session
@@ -81,6 +83,8 @@ class Prepared:
     planned: Planned
     copies: CopyMemory
     """Planes are copied to this memory while a checkpoint is written beside training."""
+    crew: Crew | None = None
+    """Other processes compute the run together with this one; None where there are none."""
     total_steps: int
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     """A copy of the model's persistent buffers is kept on the host: they are never trained, and a
@@ -128,8 +132,16 @@ class Prepared:
             chosen.choices, tokens, chosen.loss_chunk, train.max_grad_norm, train.seed
         )
         if isinstance(self.backend, CpuBackend):
-            self.backend.share_work(largest_product(planned.job.shape, tokens))
-        self._engine = StreamingEngine(self.model, self.store, self.backend, settings, self.adamw)
+            product = largest_product(planned.job.shape, tokens)
+            self.backend.share_work(product, chosen.choices.ranks)
+        if self.crew is None:
+            self._engine = StreamingEngine(
+                self.model, self.store, self.backend, settings, self.adamw
+            )
+        else:
+            parts = LeadersParts(self.model, self.store, self.backend, self.adamw)
+            sources = self.config.model, train
+            self._engine = build_engines(self.crew, parts, sources, settings)
         self._tell_account()
         return _plan_built(planned, self._engine)
 
@@ -170,7 +182,8 @@ class Prepared:
         """
         # The stack closes in reverse order: the engine uses the optimizer, and both use the planes.
         with contextlib.ExitStack() as parts:
-            for part in (self.backend, self.store, self.adamw, self._engine, self.copies):
+            parts_in_order = (self.backend, self.crew, self.store, self.adamw, self._engine, self.copies)
+            for part in parts_in_order:
                 if part is not None:
                     parts.callback(part.close)
 
@@ -245,7 +258,10 @@ def _build(
     account = planned.account
     try:
         check()
-        store = open_store(config, job, planned.chosen.choices)
+        crew = open_crew(session, job, planned.chosen.choices.ranks)
+        if crew is not None:
+            allocated.callback(crew.close)
+        store = open_store(config, job, planned.chosen.choices, crew)
         allocated.callback(store.close)
         account.holds(
             lambda: {ShareName.PLANES: store.allocated_bytes, ShareName.DATA: data_bytes(data)}
@@ -263,11 +279,8 @@ def _build(
         # The engine moves these buffers to the device.
         kept_buffers = model.persistent_buffers().items()
         buffers = {name: buffer.to("cpu", copy=True) for name, buffer in kept_buffers}
-        train = config.train
-        hyperparameters = AdamWSettings(
-            train.beta1, train.beta2, train.eps, train.weight_decay, train.seed
-        )
-        adamw = HostAdamW(store, hyperparameters)
+        threads = None if crew is None else crew.plan.threads
+        adamw = HostAdamW(store, adamw_settings(config.train), threads)
         copies = CopyMemory(planned.copy_bytes)
         allocated.callback(copies.close)
         prepared = Prepared(
@@ -280,6 +293,7 @@ def _build(
             config=config,
             planned=planned,
             copies=copies,
+            crew=crew,
             total_steps=job.total_steps,
             buffers=buffers,
             loading_peak=loading_peak,

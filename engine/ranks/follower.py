@@ -1,0 +1,202 @@
+"""A process that follows: it computes its share of a run, as the process that leads asks it to."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import traceback
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import distributed
+
+from engine.errors import NonFiniteError, RamstreamError, first_line
+from engine.exchange.exchange import GroupExchange
+from engine.host.host_adamw import HostAdamW
+from engine.host.host_store import HostStore
+from engine.host.shared_memory import OpenedMemory
+from engine.model.build import build_model
+from engine.model.pretrained_files import load_config
+from engine.ranks.crew import JOIN_SECONDS, join
+from engine.ranks.held_steps import FollowingHeld
+from engine.ranks.line import Line
+from engine.ranks.messages import (
+    Applied,
+    Build,
+    CloseEngine,
+    Done,
+    Drain,
+    DryRun,
+    End,
+    Evaluate,
+    Failed,
+    Go,
+    Losses,
+    Open,
+    Train,
+)
+from engine.runtime.backend import Backend
+from engine.runtime.open_backend import open_backend
+from engine.runtime.streaming_engine import AppliedStep, EngineSettings, StreamingEngine
+
+LOST_CODE = 3
+"""The process ends with this exit code when the leader is lost."""
+
+
+class Follower:
+    """A `Follower` has one rank of a run."""
+
+    def __init__(self, connection: Connection):
+        self._held = FollowingHeld()
+        # Whatever this process waits for, nobody is left who needs it.
+        self._line = Line(connection, self._take, lambda _: os._exit(LOST_CODE))
+        self._backend: Backend | None = None
+        self._exchange: GroupExchange | None = None
+        self._threads = 1
+        self._store: HostStore | None = None
+        self._adamw: HostAdamW | None = None
+        self._engine: StreamingEngine | None = None
+        self._is_new = True
+
+    def serve(self) -> None:
+        """Does what the leader asks, until it asks to end."""
+        while True:
+            message = self._line.next()
+            if isinstance(message, End):
+                return
+            self._do(message)
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the leader why this process ends."""
+        own = isinstance(error, RamstreamError)
+        trace = "" if own else "".join(traceback.format_exception(error))
+        text = str(error) if own else f"{type(error).__name__}: {first_line(error)}."
+        self._line.send(Failed(text, trace))
+
+    def _take(self, message: Any) -> bool:
+        if isinstance(message, Go):
+            self._held.go(message.number)
+            return True
+        return False
+
+    def _do(self, message: Any) -> None:
+        match message:
+            case Open():
+                self._open(message)
+            case Build():
+                self._build(message)
+            case CloseEngine():
+                self._close_engine()
+            case Train():
+                self._train(message)
+            case DryRun(share):
+                self.engine.dry_run_share(share)
+                self._line.send(Done())
+            case Evaluate(batches):
+                self._evaluate(batches)
+            case Drain():
+                # The leader has met the same numbers that are not finite, and tells of them.
+                with contextlib.suppress(NonFiniteError):
+                    self.engine.drain()
+                self._line.send(Done())
+
+    @property
+    def engine(self) -> StreamingEngine:
+        assert self._engine is not None  # the leader has had it built
+        return self._engine
+
+    def _open(self, message: Open) -> None:
+        self._backend = open_backend(message.device, message.rank)
+        if message.memory_limit is not None:
+            self._backend.limit_memory(message.memory_limit)
+        self._threads = message.threads
+        store = distributed.TCPStore(
+            "127.0.0.1",
+            message.port,
+            message.ranks,
+            is_master=False,
+            timeout=timedelta(seconds=JOIN_SECONDS),
+        )
+        self._line.send(Done())
+        self._exchange = join(message.device, store, message.rank, message.ranks)
+        self._line.send(Done())
+
+    def _build(self, message: Build) -> None:
+        assert self._backend is not None and self._exchange is not None
+        backend = self._backend
+        model = build_model(load_config(message.model.source), message.model)
+        on_device = backend.device.type != "cpu"
+        if not on_device:
+            torch.set_num_threads(message.torch_threads)
+        store = HostStore(
+            model.layouts,
+            model.dtype,
+            backend.register if on_device else None,
+            backend.unregister if on_device else None,
+            self._threads,
+        )
+        store.share(OpenedMemory(message.planes), is_owner=False)
+        store.held = self._held
+        store.allocate_weights()
+        store.allocate_states(optimizer=message.optimizer, gradients=message.has_gradients)
+        self._store = store
+        self._adamw = HostAdamW(store, message.adamw, self._threads)
+        settings = EngineSettings(
+            message.choices,
+            message.tokens,
+            message.loss_chunk,
+            message.max_grad_norm,
+            message.seed,
+            self._exchange,
+        )
+        self._engine = StreamingEngine(model, store, backend, settings, self._adamw)
+        self._is_new = True
+        self._line.send(Done())
+
+    def _close_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        for part in (self._adamw, self._store):
+            if part is not None:
+                part.close()
+        self._engine = self._adamw = self._store = None
+        gc.collect()
+        if self._backend is not None:
+            self._backend.reset_peak()
+        self._line.send(Done())
+
+    def _train(self, message: Train) -> None:
+        if self._is_new or self._held.skipped != message.skipped:
+            self._held.restore(message.number - 1, message.skipped)
+            self._is_new = False
+
+        def tell(applied: AppliedStep) -> None:
+            self._line.send(Applied(applied.step))
+
+        # The leader has met the same numbers that are not finite, and tells of them.
+        with contextlib.suppress(NonFiniteError):
+            self.engine.train_share(message.number, message.share, message.learning_rate, tell)
+
+    def _evaluate(self, batches: Any) -> None:
+        losses = self.engine.losses_of(batches)
+        totals = tuple(total.item() for total, _ in losses)
+        positions = tuple(each.cpu().numpy() for _, each in losses)
+        self._line.send(Losses(totals, positions))
+
+
+def main(descriptor: int) -> None:
+    """Runs the process of one rank. The connection to the leader has this file descriptor."""
+    # The leader may have been started in the background with signals ignored; a follower ends by
+    # its connection alone.
+    follower = Follower(Connection(descriptor))
+    code = 0
+    try:
+        follower.serve()
+    except BaseException as error:  # noqa: BLE001  told to the leader, whatever it is
+        code = 1
+        follower.fail(error)
+    # Threads may still wait in a collective, and have nothing left to do.
+    os._exit(code)

@@ -1,0 +1,64 @@
+"""The ranks agree here on which step's state their common planes hold.
+
+- No rank writes a step into the planes before the leader says `Go`. The leader says so once the
+  clip factor is known and no reader needs the planes as they are: a checkpoint or the best weights
+  that are being written while steps go on.
+- A step counts as complete once every rank has written its shards.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from engine.host.held_step import HeldStep
+
+
+class LeadingHeld(HeldStep):
+    """The `LeadingHeld` of the process that leads. `go` tells the other ranks that they may write a
+    step, and `wait` returns once they have written it.
+    """
+
+    def __init__(
+        self, units: Sequence[str], go: Callable[[int], None], wait: Callable[[int], None]
+    ):
+        super().__init__()
+        self._units = units
+        self._go = go
+        self._wait = wait
+        self._going = threading.Lock()
+        self._gone = 0
+
+    def begin(self, step: int, unit: str) -> None:
+        with self._going:
+            if step > self._gone:
+                for each in self._units:
+                    super().begin(step, each)
+                self._go(step)
+                self._gone = step
+        super().begin(step, unit)
+
+    def complete(self, step: int) -> None:
+        if step == self._gone:  # a step that is skipped is written by nobody
+            self._wait(step)
+        super().complete(step)
+
+
+class FollowingHeld(HeldStep):
+    """The `FollowingHeld` of a process that follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told = threading.Condition()
+        self._gone = 0
+
+    def go(self, step: int) -> None:
+        """Says that the leader lets this rank write `step`. Any thread may call it."""
+        with self._told:
+            self._gone = step
+            self._told.notify_all()
+
+    def begin(self, step: int, unit: str) -> None:
+        with self._told:
+            self._told.wait_for(lambda: self._gone >= step)
+        super().begin(step, unit)

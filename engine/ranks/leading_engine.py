@@ -1,0 +1,101 @@
+"""A `LeadingEngine` is the engine of the process that leads: whatever it runs, it has the other
+ranks of its crew run, too.
+
+Steps are computed by all ranks together. Evaluations are divided: each rank computes the losses of
+some micro-batches by itself, on weights that it reads whole from the common planes. Sampling is the
+leader's alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from engine.errors import NonFiniteError, RankError
+from engine.plan.shards import Shards
+from engine.ranks.crew import Crew
+from engine.ranks.messages import CloseEngine, Done, Drain, DryRun, Evaluate, Losses, Train
+from engine.runtime.step import StepShare
+from engine.runtime.streaming_engine import AppliedStep, StreamingEngine
+
+
+class LeadingEngine(StreamingEngine):
+    """A `LeadingEngine` leads `crew`, whose ranks have engines of the same plan."""
+
+    crew: Crew
+
+    def train_step(
+        self,
+        number: int,
+        batches: Sequence,
+        learning_rate: float,
+        on_applied: Callable[[AppliedStep], None] | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        if check is not None:
+            check()  # later, the other ranks would wait for a step that this one gives up
+        skipped = self._store.held.skipped
+        with self._together():
+            self.crew.send(
+                lambda rank: Train(number, self._share(batches, rank), learning_rate, skipped)
+            )
+            self.train_share(number, self._share(batches, 0), learning_rate, on_applied)
+
+    def dry_run(self, batches: Sequence, check: Callable[[], None] | None = None) -> None:
+        if check is not None:
+            check()
+        with self._together():
+            self.crew.send(lambda rank: DryRun(self._share(batches, rank)))
+            self.dry_run_share(self._share(batches, 0))
+            self.crew.collect(Done)
+
+    def drain(self) -> None:
+        with self._together():
+            try:
+                super().drain()
+            finally:
+                if not self.crew.problem:
+                    self.crew.ask(Drain())
+
+    def losses_of(
+        self, batches: Sequence, check: Callable[[], None] | None = None
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns the losses of micro-batches as `StreamingEngine.losses_of` does. Each rank
+        computes some of them.
+        """
+        size = -(-len(batches) // self.shards.ranks)
+        starts = range(size, len(batches), size)
+        parts = [batches[start : start + size] for start in starts]
+        parts += [[]] * (self.shards.ranks - 1 - len(parts))
+        with self._together():
+            self.crew.send(lambda rank: Evaluate(parts[rank - 1]))
+        own = super().losses_of(batches[:size], check)
+        losses = [(total.cpu(), each.cpu()) for total, each in own]
+        for answer in self.crew.collect(Losses):
+            pairs = zip(answer.totals, answer.positions)
+            losses += [(torch.tensor(total), torch.from_numpy(each)) for total, each in pairs]
+        return losses
+
+    def close(self) -> None:
+        if not self.crew.problem:
+            with contextlib.suppress(RankError):
+                self.crew.ask(CloseEngine())
+        super().close()
+
+    def _share(self, batches: Sequence[Any], rank: int) -> StepShare:
+        return StepShare.of(batches, Shards(self.shards.ranks, rank))
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """Makes every error one that names its rank, except that of numbers that are not finite,
+        which all ranks have found.
+        """
+        try:
+            yield
+        except NonFiniteError:
+            raise
+        except Exception as error:
+            raise self.crew.explained(error) from error

@@ -1,0 +1,134 @@
+"""These messages pass between the process that leads a run and those that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.config.settings import ModelConfig, Optimizer
+from engine.host.host_adamw import AdamWSettings
+from engine.host.shared_memory import SharedPlanes
+from engine.plan.choices import PlanChoices
+from engine.runtime.step import StepShare
+
+# ---------------------------------------------------------------- from the leader
+
+
+@dataclass(frozen=True)
+class Open:
+    """A follower opens its device and joins the process group. It answers `Done`."""
+
+    device: str
+    """It is `cpu` or `cuda`."""
+    rank: int
+    ranks: int
+    port: int
+    """The leader's store of the process group listens at this port of the loopback."""
+    threads: int
+    """A rank may use this many cores."""
+    memory_limit: int | None
+    """The device's allocator may take this many bytes; None where there is no limit."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """A follower builds its engine over the planes of the leader. It answers `Done`."""
+
+    model: ModelConfig
+    planes: SharedPlanes
+    optimizer: Optimizer
+    has_gradients: bool
+    """The planes include gradients."""
+    adamw: AdamWSettings
+    choices: PlanChoices
+    tokens: int
+    """This and what follows is as in `EngineSettings`."""
+    loss_chunk: int
+    max_grad_norm: float | None
+    seed: int
+    torch_threads: int
+    """Blocks compute with this many threads on a CPU."""
+
+
+@dataclass(frozen=True)
+class CloseEngine:
+    """A follower frees its engine and its planes. It answers `Done`."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """A follower submits a step. Once it has applied it, it answers `Applied`."""
+
+    number: int
+    share: StepShare
+    learning_rate: float
+    skipped: tuple[int, ...]
+    """These earlier steps were taken without an update."""
+
+
+@dataclass(frozen=True)
+class Go:
+    """A follower may change the planes: step `number` will be applied."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """A follower makes a dry run. It answers `Done`."""
+
+    share: StepShare
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """A follower computes the losses of micro-batches. It answers `Losses`."""
+
+    batches: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Drain:
+    """A follower waits until every submitted step is applied. It answers `Done`."""
+
+
+@dataclass(frozen=True)
+class End:
+    """A follower ends."""
+
+
+# ---------------------------------------------------------------- from a follower
+
+
+@dataclass(frozen=True)
+class Done:
+    """What the leader has asked for is done."""
+
+
+@dataclass(frozen=True)
+class Applied:
+    """All updates of step `number` are in the planes."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Losses:
+    """These are the losses of the micro-batches that were asked for, in order."""
+
+    totals: tuple[float, ...]
+    positions: tuple[np.ndarray, ...]
+    """Each is float32 [n]: the cross-entropies of the positions with a label."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The follower ends, since something went wrong there."""
+
+    sentence: str
+    """It says what, without naming the rank."""
+    trace: str
+    """The traceback is for the log."""
