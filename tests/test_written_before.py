@@ -206,6 +206,7 @@ SINCE_THEN = {
     "train.patience": 0,
     "train.optimizer": "adamw",
     "engine.gradients": "auto",
+    "engine.gpus": 1,
     "engine.states": "auto",
     "engine.disk": None,
     "data.lost_turns": "turn_by_turn",

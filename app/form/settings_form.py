@@ -73,6 +73,7 @@ LABELS = {
     "train.max_grad_norm": "Gradient norm to clip to",
     "train.nonfinite": "A loss that is not finite",
     "train.patience": "End early after (evaluations)",
+    "engine.gpus": "GPUs that compute together",
     "engine.gpu_memory_gib": "GPU memory cap (GiB)",
     "engine.states": "Where the model lives",
     "engine.disk": "Disk for moments that fit nowhere else (folder)",
@@ -164,6 +165,7 @@ SHORT_HELP = {
         "float32; 10 for embeddings in 8 bits). Smaller moments change results slightly."
     ),
     "train.learning_rate": "Peak, AdamW.",
+    "engine.gpus": "Of this machine. Each computes its share of the rows of every step.",
     "engine.states": (
         "auto: the first units live on the GPU as far as it has room; they take no RAM and are not "
         "moved. The others live in RAM and pass through the GPU in each step."

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from engine.errors import ConfigError
 
-LARGEST = {"max_seq_len": 1 << 24, "steps": 10**9, "batch_size": 1 << 20}
+LARGEST = {"max_seq_len": 1 << 24, "steps": 10**9, "batch_size": 1 << 20, "gpus": 64}
 """A larger number must be a typing error, and computing with it would take hours."""
 
 

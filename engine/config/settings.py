@@ -196,8 +196,15 @@ class EngineConfig:
     device: Literal["auto", "cuda", "cpu"] = AUTO
     """Blocks compute on this device; `auto` is the GPU when there is one."""
 
+    gpus: int | Auto = 1
+    """This many GPUs of this machine compute each step together, each a share of its rows, which
+    `train.batch_size` must be a multiple of. RAM holds weights and moments once for all of them.
+    `auto` takes as many as make a step fastest. With another number, sums are added in another
+    order.
+    """
+
     gpu_memory_gib: float | None = None
-    """The plan may use at most this much GPU memory; null is what is free."""
+    """The plan may use at most this much memory of each GPU; null is what is free."""
 
     slots: int | Auto = AUTO
     """This many device buffers hold one streamed block each; 2 let a prefetch run under the compute
@@ -254,6 +261,9 @@ class EngineConfig:
 
     def check(self) -> None:
         """Raises ConfigError for the first rule that is broken."""
+        if self.gpus != AUTO:
+            at_least("engine.gpus", self.gpus, 1)
+            at_most("engine.gpus", self.gpus, LARGEST["gpus"])
         if self.gpu_memory_gib is not None and not self.gpu_memory_gib > 0:
             raise ConfigError(
                 "engine.gpu_memory_gib",
@@ -338,11 +348,36 @@ class TrainConfig:
         self.train.check()
         self.engine.check()
         self.output.check()
+        self._check_gpus()
         if self.train.patience and not self.output.eval_every:
             raise ConfigError(
                 "train.patience",
                 f"{self.train.patience} evaluations are waited for, but none is made during the "
                 "run; set output.eval_every, or train.patience to 0.",
+            )
+
+    def _check_gpus(self) -> None:
+        """Raises ConfigError where a step cannot be divided among GPUs as the settings ask."""
+        gpus, rows, size = self.engine.gpus, self.train.batch_size, self.train.micro_batch_size
+        if gpus == AUTO or gpus == 1:
+            return
+        if rows % gpus:
+            raise ConfigError(
+                "engine.gpus",
+                f"{gpus} does not divide train.batch_size {rows}, so GPUs would get unequal shares "
+                f"of a step; choose a divisor, or a multiple of {gpus} for train.batch_size.",
+            )
+        if size != AUTO and rows // gpus % size:
+            raise ConfigError(
+                "train.micro_batch_size",
+                f"{size} does not divide the {rows // gpus} rows that each of {gpus} GPUs gets "
+                f"(train.batch_size / engine.gpus); choose a divisor of {rows // gpus}.",
+            )
+        if self.engine.disk is not None:
+            raise ConfigError(
+                "engine.disk",
+                f"moments cannot be on the disk where {gpus} GPUs compute; set engine.disk to "
+                "null, or engine.gpus to 1.",
             )
 
 

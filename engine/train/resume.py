@@ -23,7 +23,7 @@ ORDER = ("train.batch_size", "train.seed", "data.shuffle")
 """These settings decide which rows a step reads. If they changed, some rows would be skipped and
 others read twice.
 """
-PLAN = ("train.micro_batch_size", "engine.rounds", "engine.kernels")
+PLAN = ("train.micro_batch_size", "engine.rounds", "engine.gpus", "engine.kernels")
 """These settings decide in which order sums are rounded."""
 _CHANGED_BY = {"model.dtype": "the planes", "model.source": "the model"}
 _CONVERTED = {
@@ -81,6 +81,7 @@ def plan_changes(config: TrainConfig, state: Mapping[str, Any]) -> list[str]:
     had = {
         "train.micro_batch_size": rounding["micro_batch_size"],
         "engine.rounds": rounding.get("rounds", 1),
+        "engine.gpus": rounding.get("ranks", 1),
         "engine.kernels": "compiled" if rounding.get("compiled") else "eager",
     }
     before, now = state.get("settings") or {}, _settings(config)

@@ -155,6 +155,7 @@ def test_numbers_that_are_not_finite_are_refused_everywhere(dotted):
         ("train.seed", [-1, 2**32], [0, 2**32 - 1]),
         ("train.patience", [-1, 3], [0]),
         ("engine.gpu_memory_gib", [0, -4], [0.5, None]),
+        ("engine.gpus", [0, -1, 3, 64, 65], [AUTO, 1, 2, 32]),
         ("engine.slots", [0], [AUTO, 1]),
         ("engine.residency", [-1], [AUTO, 0]),
         ("engine.rounds", [0], [AUTO, 1]),
@@ -171,6 +172,26 @@ def test_every_range(dotted, bad, good):
     section, name = dotted.split(".")
     for value in good:
         assert getattr(getattr(config_with(dotted, value), section), name) == value
+
+
+def test_a_step_is_divided_among_gpus_evenly():
+    asked = TrainConfig.from_dict({**SOURCES, "train": {"batch_size": 12, "micro_batch_size": 3}})
+    assert asked.with_values({"engine.gpus": 4}).engine.gpus == 4
+    with pytest.raises(ConfigError) as caught:
+        asked.with_values({"engine.gpus": 6})
+    assert str(caught.value) == (
+        "train.micro_batch_size: 3 does not divide the 2 rows that each of 6 GPUs gets "
+        "(train.batch_size / engine.gpus); choose a divisor of 2."
+    )
+    with pytest.raises(ConfigError, match="^engine.gpus: 5 does not divide train.batch_size 12"):
+        asked.with_values({"engine.gpus": 5})
+
+
+def test_several_gpus_have_no_disk_for_moments():
+    on_disk = config_with("engine.disk", "/scratch")
+    assert on_disk.with_values({"engine.gpus": 1}).engine.disk == "/scratch"
+    with pytest.raises(ConfigError, match="^engine.disk: .* set engine.disk to null, or .* to 1"):
+        on_disk.with_values({"engine.gpus": 2})
 
 
 def test_a_patience_needs_evaluations():

@@ -210,6 +210,9 @@ def config_of(**values) -> TrainConfig:
         (None, {"train.micro_batch_size": "auto", "engine.kernels": "eager"}, []),
         (None, {"engine.kernels": "compiled"}, ["engine.kernels"]),
         (None, {"engine.rounds": 2}, ["engine.rounds"]),
+        (None, {"engine.gpus": 2}, ["engine.gpus"]),
+        ({"engine.gpus": 1}, {"engine.gpus": 2}, ["engine.gpus"]),
+        ({"engine.gpus": 1}, {"engine.gpus": 1}, []),
     ],
 )
 def test_which_settings_ask_for_another_plan(before, now, changed):
