@@ -83,9 +83,9 @@ class Prepared:
     planned: Planned
     copies: CopyMemory
     """Planes are copied to this memory while a checkpoint is written beside training."""
+    total_steps: int
     crew: Crew | None = None
     """Other processes compute the run together with this one; None where there are none."""
-    total_steps: int
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     """A copy of the model's persistent buffers is kept on the host: they are never trained, and a
     lost device does not give them back.
