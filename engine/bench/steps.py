@@ -5,6 +5,7 @@ ops and from the allocator.
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -18,17 +19,24 @@ from engine.checkpoints.weights import initialise
 from engine.config.settings import ModelConfig, Optimizer
 from engine.data.rows import IGNORED, MicroBatch
 from engine.fit.cost import parameter_flops
+from engine.host.held_step import HeldStep
 from engine.host.host_adamw import AdamWSettings, HostAdamW
 from engine.host.host_store import HostStore
+from engine.host.host_threads import default_threads
+from engine.host.shared_memory import OwnedMemory
 from engine.model.build import build_model
 from engine.model.units import StreamedModel
 from engine.plan.choices import PlanChoices, settled_of, spilled_of
 from engine.plan.ops import Lane, OpKind
+from engine.plan.shards import Shards
 from engine.plan.step_plan import Span
 from engine.plan.waits import as_records, overlap_seconds, seconds_by_cause, waits_of
 from engine.planes.layout import PLANE_ITEM_BYTES
+from engine.ranks.build_engine import LeadersParts, build_engines, lead
+from engine.ranks.crew import Crew, CrewPlan
 from engine.runtime.backend import Backend
-from engine.runtime.streaming_engine import AppliedStep, EngineSettings, StreamingEngine
+from engine.runtime.engine_settings import AppliedStep, EngineSettings
+from engine.runtime.streaming_engine import StreamingEngine
 
 STEPS_KEPT = 256
 """For this many last steps of a training, all spans are kept in memory until the training ends."""
@@ -70,6 +78,14 @@ class Planes:
     store: HostStore
     backend: Backend
     adamw: HostAdamW
+    how: ModelConfig = RANDOM
+    """The model is built with these settings."""
+    memory: OwnedMemory | None = None
+    """The planes are in this memory, so that several ranks can share them; None where they are in
+    memory of this process alone.
+    """
+    crew: Crew | None = None
+    """These ranks compute the next steps together with this process."""
 
     @classmethod
     def open(
@@ -78,10 +94,11 @@ class Planes:
         backend: Backend,
         how: ModelConfig = RANDOM,
         has_states: bool = True,
+        is_shared: bool = False,
     ) -> Planes:
         """Builds the model of a transformers `config`, in the dtype and with the attention of
-        `how`, and fills its planes. Without states, `use` must allocate them before a step. Raises
-        ModelError or FitError.
+        `how`, and fills its planes. Without states, `use` must allocate them before a step.
+        is_shared: several ranks may compute on the planes. Raises ModelError or FitError.
         """
         model = build_model(config, replace(how, source="random", init="random"))
         on_device = backend.device.type != "cpu"
@@ -91,6 +108,10 @@ class Planes:
             backend.register if on_device else None,
             backend.unregister if on_device else None,
         )
+        memory = None
+        if is_shared:
+            memory = OwnedMemory()
+            store.share(memory)
         try:
             store.allocate_weights()
             initialise(model, store, 0, backend.device)
@@ -99,12 +120,14 @@ class Planes:
         except BaseException:
             store.close()
             raise
-        return cls(model, store, backend, HostAdamW(store, AdamWSettings()))
+        how = replace(how, init="random")
+        return cls(model, store, backend, HostAdamW(store, AdamWSettings()), how, memory)
 
     def use(self, optimizer: Optimizer, choices: PlanChoices) -> None:
         """Makes `optimizer` the one that updates the planes, which are where a plan with these
         `choices` has them. The states of another one are freed, and the new ones are zeros.
         """
+        self._use_ranks(choices.ranks)
         gradients = not choices.parked_gradients
         is_there = self.store.states == (optimizer, gradients)
         if not is_there:
@@ -116,6 +139,31 @@ class Planes:
             self.store.allocate_states(optimizer=optimizer, gradients=gradients)
             self.adamw = HostAdamW(self.store, AdamWSettings())
 
+    def _use_ranks(self, ranks: int) -> None:
+        """Has so many ranks compute the next steps. Raises RankError where one cannot."""
+        if ranks == (1 if self.crew is None else self.crew.plan.ranks):
+            return
+        self._end_crew()
+        self.store.held = HeldStep()
+        if ranks > 1:
+            assert self.memory is not None  # the planes were opened for several ranks
+            threads = max(1, default_threads() // ranks)
+            plan = CrewPlan(ranks, self.backend.device.type, threads)
+            self.crew = Crew(plan, self.memory, lambda trace: print(trace, file=sys.stderr))
+            lead(self.store, self.crew)
+
+    def _end_crew(self) -> None:
+        if self.crew is not None:
+            self.crew.close()
+        self.crew = None
+
+    def engine(self, settings: EngineSettings) -> StreamingEngine:
+        """Returns an engine over the planes."""
+        if self.crew is None:
+            return StreamingEngine(self.model, self.store, self.backend, settings, self.adamw)
+        parts = LeadersParts(self.model, self.store, self.backend, self.adamw)
+        return build_engines(self.crew, parts, (self.how, AdamWSettings()), settings)
+
     def leave_device(self) -> None:
         """Brings the weights of all units to host memory, if some live on the device. The states of
         the optimizer are freed then.
@@ -126,6 +174,7 @@ class Planes:
 
     def close(self) -> None:
         """Frees the memory of the planes. The backend belongs to the caller."""
+        self._end_crew()
         self.adamw.close()
         self.store.close()
 
@@ -206,17 +255,13 @@ def run_steps(planes: Planes, batches: Sequence[MicroBatch], settings: RunSettin
     backend = planes.backend
     gc.collect()
     backend.reset_peak()
-    engine = StreamingEngine(
-        planes.model,
-        planes.store,
-        backend,
+    engine = planes.engine(
         EngineSettings(
             settings.choices,
             tokens=max(batch.input_ids.size for batch in batches),
             loss_chunk=settings.loss_chunk,
             max_grad_norm=1.0,
-        ),
-        planes.adamw,
+        )
     )
     try:
         applied, launches = _take_steps(engine, batches, settings)
@@ -355,6 +400,7 @@ def rates(spans: Sequence[Span], planes: Planes) -> dict[str, float]:
     """
     item = PLANE_ITEM_BYTES[planes.model.dtype]
     layouts = planes.store.layouts
+    shards = Shards(1 if planes.crew is None else planes.crew.plan.ranks)
     result: dict[str, float] = {}
     for name, kind, scale in (
         ("h2d_gb_s", OpKind.PREFETCH, item["weight_high"] / 1e9),
@@ -363,6 +409,6 @@ def rates(spans: Sequence[Span], planes: Planes) -> dict[str, float]:
     ):
         chosen = [span for span in spans if span.op.kind == kind]
         seconds = sum(span.end - span.start for span in chosen)
-        numel = sum(layouts[span.op.unit].numel for span in chosen)
+        numel = sum(shards.numel(layouts[span.op.unit].numel) for span in chosen)
         result[name] = scale * numel / seconds if seconds else 0.0
     return result

@@ -12,7 +12,8 @@ from engine.bench.steps import Planes
 from engine.data.rows import MicroBatch
 from engine.fit.planner import Chosen
 from engine.plan.ops import Lane
-from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
+from engine.runtime.engine_settings import EngineSettings
+from engine.runtime.streaming_engine import StreamingEngine
 
 _REPEATS = 3
 """Each way of an evaluation is timed this often, and the shortest time counts."""

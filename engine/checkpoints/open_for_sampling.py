@@ -25,8 +25,9 @@ from engine.planes.layout import WEIGHT_PLANES
 from engine.progress import Progress, untold
 from engine.runs.folder import open_run
 from engine.runtime.backend import Backend
+from engine.runtime.engine_settings import EngineSettings
 from engine.runtime.open_backend import open_backend
-from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
+from engine.runtime.streaming_engine import StreamingEngine
 
 
 class OpenedModel:

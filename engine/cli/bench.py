@@ -49,12 +49,12 @@ from engine.machine.disk_rates import with_disk
 from engine.machine.rates import ONE_THREAD, store_rates
 from engine.machine.read_machine import read_machine
 from engine.machine.spill_folder import check_spill_folder
+from engine.measuring.ceilings import Ceilings, measure, one_thread_rates
 from engine.model.library import errors_only
 from engine.model.measure_shape import shape_of
 from engine.model.pretrained_files import load_config
 from engine.model.shape import ModelShape
 from engine.runtime.backend import Backend
-from engine.measuring.ceilings import Ceilings, measure, one_thread_rates
 from engine.runtime.open_backend import open_backend
 from engine.words import GIB
 
@@ -76,6 +76,7 @@ BOUNDS = {
     "d2h": "the bus from the device",
     "optimizer": "the optimizer",
     "disk": "the disk of moments",
+    "exchange": "the exchange between GPUs",
     "other": "Python, which launches the work",
 }
 
@@ -201,7 +202,8 @@ def measured(configs: Sequence[TrainConfig], backend: Backend, how: Measuring) -
     with errors_only():
         say("Filling the planes with random weights")
         model = configs[0].model
-        planes = Planes.open(model_configs[0], backend, model, has_states=False)
+        is_shared = any(config.engine.gpus != 1 for config in configs)
+        planes = Planes.open(model_configs[0], backend, model, False, is_shared)
         try:
             # The shape is read before the first training, which moves parts of the model to the
             # device.

@@ -1,5 +1,5 @@
-"""An `Exchange` carries tensors between the ranks of a run. Every rank calls the same methods in the
-same order.
+"""An `Exchange` carries tensors between the ranks of a run. Every rank calls the same methods in
+the same order.
 
 `GroupExchange` uses a process group of `torch.distributed`: NCCL between GPUs, gloo between
 processes on CPUs. All calls of a plan come from one lane, so there is one communicator, and no two

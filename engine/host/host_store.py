@@ -45,7 +45,7 @@ from engine.host.moment_conversion import Bytes, convert_moments
 from engine.host.plane_places import PlanePlaces
 from engine.host.ram_planes import Key, PlaneMemory, RamPlanes
 from engine.plan.buffers import EMBED, HEAD
-from engine.plan.shards import Shards
+from engine.plan.shards import WHOLE, Shards
 from engine.planes.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES, ParameterSpec, UnitLayout
 from engine.planes.moments import FP32_MOMENTS
 from engine.planes.update_buffers import UpdateBuffer
@@ -167,7 +167,7 @@ class HostStore:
         """
         self._where.arrange(units, spilled, device)
 
-    def update_buffer(self, pieces: int, shards: Shards = Shards()) -> UpdateBuffer:
+    def update_buffer(self, pieces: int, shards: Shards = WHOLE) -> UpdateBuffer:
         """Returns the sizes of a buffer in which the device updates a piece of a unit. pieces: so
         many of them are the largest shard of a block.
         """

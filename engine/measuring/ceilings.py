@@ -20,13 +20,13 @@ from engine.host.host_kernels import kernel
 from engine.host.host_store import HostStore
 from engine.host.host_threads import Workers, default_threads, ranges
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
+from engine.measuring.eager_overhead import eager_rates
 from engine.model.attention import attention
 from engine.model.attention_documents import Documents, Pattern
 from engine.plan.ops import Lane
 from engine.planes.layout import ParameterSpec, lay_out
 from engine.planes.moments import FP32_MOMENTS
 from engine.runtime.backend import Backend, Ticket
-from engine.measuring.eager_overhead import eager_rates
 
 PARAMETERS = {"cuda": 1 << 27, "cpu": 1 << 22}
 """The planes that are copied and updated have this many parameters: far more than fit in any

@@ -80,10 +80,11 @@ def build_forward_plan(
     """Returns the plan of a pass without gradients, for evaluation and sampling. The pass ends with
     its `loss` ops.
 
-    Of the choices, only the ranks, the micro-batches, the rounds, the slots, the prefetch depth, the resident
-    blocks, the settled units and the compiled kernels should differ from their defaults. The rounds
-    need not divide the micro-batches. held: an earlier pass on the same weights has left every unit
-    with a slot of its own in that slot, so these units are not fetched again.
+    Of the choices, only the ranks, the micro-batches, the rounds, the slots, the prefetch depth,
+    the resident blocks, the settled units and the compiled kernels should differ from their
+    defaults. The rounds need not divide the micro-batches. held: an earlier pass on the same
+    weights has left every unit with a slot of its own in that slot, so these units are not fetched
+    again.
     """
     end = StepEnd.LOSS_AGAIN if held else StepEnd.LOSS
     writer = StepWriter(blocks, tied, choices, PlaneSizes({}, rank=rank), end)

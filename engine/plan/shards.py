@@ -42,3 +42,7 @@ class Shards(NamedTuple):
         """
         size = self.numel(numel)
         return min(numel, self.rank * size), min(numel, (self.rank + 1) * size)
+
+
+WHOLE = Shards()
+"""One rank owns all planes whole."""

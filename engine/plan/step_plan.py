@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from engine.plan.buffers import Buffer
 from engine.plan.ops import Op
-from engine.plan.shards import Shards
+from engine.plan.shards import WHOLE, Shards
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class StepPlan:
     grads: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
     stagings: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
     rings: tuple[Buffer, ...] = ()
-    shards: Shards = Shards()
+    shards: Shards = WHOLE
     """So the planes are divided among ranks."""
     gradient_rings: tuple[Buffer, ...] = ()
     """Pieces of parked gradients pass through these buffers on the host."""

@@ -15,7 +15,7 @@ from engine.ranks.held_steps import LeadingHeld
 from engine.ranks.leading_engine import LeadingEngine
 from engine.ranks.messages import Build, Done
 from engine.runtime.backend import Backend
-from engine.runtime.streaming_engine import EngineSettings
+from engine.runtime.engine_settings import EngineSettings
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,22 @@ def adamw_settings(train: OptimConfig) -> AdamWSettings:
 
 
 def lead(store: HostStore, crew: Crew) -> None:
-    """Makes the planes of a store, before any is allocated, ones that all ranks of `crew` change."""
+    """Makes the planes of a store, before any is allocated, ones that all ranks change."""
     store.share(crew.memory)
     store.held = LeadingHeld(list(store.layouts), crew.go, crew.wait_for_applied)
 
 
 def build_engines(
-    crew: Crew, parts: LeadersParts, sources: tuple[ModelConfig, OptimConfig], settings: EngineSettings
+    crew: Crew,
+    parts: LeadersParts,
+    sources: tuple[ModelConfig, AdamWSettings],
+    settings: EngineSettings,
 ) -> LeadingEngine:
     """Builds the engine of every rank, and returns that of this one. The planes must be allocated
-    already. sources: the settings of the model and of the optimizer. Raises RankError where another
+    already. sources: the settings of the model and those of AdamW. Raises RankError where another
     rank cannot build its engine, and what a `StreamingEngine` raises where this one cannot.
     """
-    model, train = sources
+    model, adamw = sources
     assert parts.store.states is not None  # the planes are allocated
     optimizer, has_gradients = parts.store.states
     message = Build(
@@ -54,7 +57,7 @@ def build_engines(
         crew.memory.planes,
         optimizer,
         has_gradients,
-        adamw_settings(train),
+        adamw,
         settings.choices,
         settings.tokens,
         settings.loss_chunk,

@@ -61,14 +61,15 @@ class CrewPlan:
 
 
 class Crew:
-    """A `Crew` leads `plan.ranks` - 1 processes that it starts. Raises RankError where one of them
-    cannot be started. `log` gets the traceback of a process that failed.
+    """A `Crew` leads `plan.ranks` - 1 processes that it starts, over planes in `memory`. Raises
+    RankError where one of them cannot be started. `log` gets the traceback of a process that
+    failed.
     """
 
-    def __init__(self, plan: CrewPlan, log: Callable[[str], None]):
+    def __init__(self, plan: CrewPlan, memory: OwnedMemory, log: Callable[[str], None]):
         self.plan = plan
         self._log = log
-        self.memory = OwnedMemory()
+        self.memory = memory
         """The planes that all ranks share are in this memory."""
         self._known = threading.Event()
         self._problem = ""
@@ -174,9 +175,7 @@ class Crew:
     def wait_for_applied(self, step: int) -> None:
         """Returns once the other ranks have written `step` into the planes. Raises RankError."""
         with self._wrote:
-            self._wrote.wait_for(
-                lambda: self._problem or self._applied[step] == len(self._lines)
-            )
+            self._wrote.wait_for(lambda: self._problem or self._applied[step] == len(self._lines))
             del self._applied[step]
         if self._problem:
             raise RankError(self._problem)
@@ -280,7 +279,5 @@ def _exit_in_words(code: int) -> str:
         return f"its process ended with exit code {code}"
     name = signal.Signals(-code).name
     if code == -signal.SIGKILL:
-        return (
-            f"its process was killed ({name}), by a person, or by the system for lack of memory"
-        )
+        return f"its process was killed ({name}), by a person, or by the system for lack of memory"
     return f"its process was ended by the signal {name}"

@@ -39,8 +39,9 @@ from engine.ranks.messages import (
     Train,
 )
 from engine.runtime.backend import Backend
+from engine.runtime.engine_settings import AppliedStep, EngineSettings
 from engine.runtime.open_backend import open_backend
-from engine.runtime.streaming_engine import AppliedStep, EngineSettings, StreamingEngine
+from engine.runtime.streaming_engine import StreamingEngine
 
 LOST_CODE = 3
 """The process ends with this exit code when the leader is lost."""

@@ -18,8 +18,9 @@ from engine.errors import NonFiniteError, RankError
 from engine.plan.shards import Shards
 from engine.ranks.crew import Crew
 from engine.ranks.messages import CloseEngine, Done, Drain, DryRun, Evaluate, Losses, Train
+from engine.runtime.engine_settings import AppliedStep
 from engine.runtime.step import StepShare
-from engine.runtime.streaming_engine import AppliedStep, StreamingEngine
+from engine.runtime.streaming_engine import StreamingEngine
 
 
 class LeadingEngine(StreamingEngine):

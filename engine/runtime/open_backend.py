@@ -25,8 +25,8 @@ def give_memory_back() -> None:
 
 
 def open_backend(device: str, index: int = 0) -> Backend:
-    """Returns the backend for `auto`, `cuda` or `cpu`. index: which of the GPUs it is. Raises ConfigError when cuda is requested
-    and there is no usable GPU.
+    """Returns the backend for `auto`, `cuda` or `cpu`. index: which of the GPUs it is. Raises
+    ConfigError when cuda is requested and there is no such GPU.
     """
     if device == "cpu" or (device == "auto" and not cuda_available()):
         return CpuBackend()

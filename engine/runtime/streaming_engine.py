@@ -20,22 +20,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from engine.errors import CacheError
-from engine.exchange.exchange import Exchange
 from engine.graphs.block_graphs import BlockGraphs
 from engine.host.host_adamw import HostAdamW
 from engine.host.host_store import HostStore
 from engine.model.units import TORCH_DTYPES, StreamedModel
 from engine.plan.build_step import build_forward_plan, build_step_plan
-from engine.plan.choices import PlanChoices, PlaneSizes, settled_of, spilled_of
+from engine.plan.choices import PlaneSizes, settled_of, spilled_of
 from engine.plan.ops import OpKind
-from engine.plan.shards import Shards
 from engine.plan.step_plan import Span, StepPlan
 from engine.plan.validate import validate
 from engine.planes import spilled
@@ -46,6 +43,7 @@ from engine.runtime.block_ops import BlockOps
 from engine.runtime.compiled import functions_try_again, uncompiled_functions
 from engine.runtime.device_state import DeviceBuffers, DeviceState
 from engine.runtime.document_losses import Evaluation, sums_by_document
+from engine.runtime.engine_settings import AppliedStep, EngineSettings
 from engine.runtime.executor import Executor
 from engine.runtime.forward_passes import (
     ForwardPasses,
@@ -65,42 +63,6 @@ from engine.runtime.step import (
     StepUnderWay,
     upload_batches,
 )
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """The settings of an engine are its plan and the sizes that go with it."""
-
-    choices: PlanChoices
-    tokens: int
-    """The largest micro-batch has this many positions (rows x length). The buffers of boundaries
-    are made for this size.
-    """
-    loss_chunk: int = 1024
-    """The logits of this many positions exist at once."""
-    max_grad_norm: float | None = 1.0
-    seed: int = 0
-    exchange: Exchange | None = None
-    """The other ranks are reached through it; None where there are none."""
-
-    @property
-    def shards(self) -> Shards:
-        """Returns how the planes are divided, and which rank this is."""
-        return Shards(self.choices.ranks, self.exchange.rank if self.exchange else 0)
-
-
-@dataclass(frozen=True)
-class AppliedStep:
-    """An `AppliedStep` is the report of a step whose last update is applied."""
-
-    step: int
-    loss: float
-    grad_norm: float
-    learning_rate: float
-    spans: list[Span]
-    """The list is empty if the device was lost meanwhile, with its clock."""
-    unit_norms: list[float]
-    """The gradient norm of each unit, in the order of the model's units, is given here."""
 
 
 class StreamingEngine:
@@ -204,9 +166,9 @@ class StreamingEngine:
     ) -> None:
         """Submits optimizer step `number` (from 1), and returns while it is still running.
 
-        There are as many `batches` as the plans of all ranks have micro-batches. Each has numpy arrays `input_ids`
-        and `labels` of the shape [rows, tokens], `position_ids` of that shape or None, and
-        `loss_tokens`.
+        There are as many `batches` as the plans of all ranks have micro-batches. Each has numpy
+        arrays `input_ids` and `labels` of the shape [rows, tokens], `position_ids` of that shape or
+        None, and `loss_tokens`.
 
         `on_applied` is called when the last update is applied. `check` is called often and may
         raise to abort the step: then no part of it is applied, and `drain` must follow.

@@ -20,7 +20,7 @@ from engine.plan.step_plan import Span
 from engine.plan.waits import as_records, seconds_by_cause, waits_as_records, waits_of
 from engine.runs import field_types
 from engine.runs.events import LogLine, MemorySampled, StepFinished, StepTimeline, UnitNorms
-from engine.runtime.streaming_engine import AppliedStep
+from engine.runtime.engine_settings import AppliedStep
 from engine.train.forecast import Forecast
 from engine.train.prepare import Prepared
 from engine.train.session import Session

@@ -10,6 +10,7 @@ from engine.config.settings import TrainConfig
 from engine.fit.sizes import CUDA_CONTEXT_BYTES
 from engine.host.host_store import HostStore
 from engine.host.host_threads import default_threads
+from engine.host.shared_memory import OwnedMemory
 from engine.plan.choices import PlanChoices, settled_of, spilled_of
 from engine.ranks.build_engine import lead
 from engine.ranks.crew import Crew, CrewPlan
@@ -28,9 +29,8 @@ def open_crew(session: Session, job: TrainingJob, ranks: int) -> Crew | None:
     device, cap = job.backend.device.type, session.config.engine.gpu_memory_gib
     limit = None if cap is None else max(0, round(cap * GIB) - CUDA_CONTEXT_BYTES)
     threads = max(1, default_threads() // ranks)
-    return Crew(
-        CrewPlan(ranks, device, threads, limit), lambda trace: session.log("error", trace)
-    )
+    plan = CrewPlan(ranks, device, threads, limit)
+    return Crew(plan, OwnedMemory(), lambda trace: session.log("error", trace))
 
 
 def open_store(

@@ -38,6 +38,7 @@ from engine.machine.cgroups import give_back_free_memory, private_memory, sample
 from engine.machine.disk_rates import with_disk
 from engine.machine.rates import Rates, store_rates, stored_cpu_rates, stored_rates
 from engine.machine.read_machine import Machine, read_machine
+from engine.measuring.ceilings import measure
 from engine.memory.memory_account import MemoryAccount, data_bytes
 from engine.memory.memory_shortage import ShareName
 from engine.model.measure_shape import shape_of
@@ -51,7 +52,6 @@ from engine.runs import field_types
 from engine.runs.events import FitReported, PlanSimulated
 from engine.runs.folder import RunFolder
 from engine.runtime.backend import Backend
-from engine.measuring.ceilings import measure
 from engine.runtime.cpu_backend import CpuBackend
 from engine.train.session import Session
 

@@ -55,8 +55,9 @@ from engine.ranks.crew import Crew
 from engine.runs.events import DataPrepared, PlanBuilt, RunStarted
 from engine.runtime.backend import Backend
 from engine.runtime.cpu_backend import CpuBackend
+from engine.runtime.engine_settings import EngineSettings
 from engine.runtime.open_backend import open_backend
-from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
+from engine.runtime.streaming_engine import StreamingEngine
 from engine.sampling.generate import Sampler
 from engine.train.open_store import open_crew, open_store, tell_places
 from engine.train.planning import Planned, TrainingJob, make_plan, planned_as_before
@@ -140,7 +141,7 @@ class Prepared:
             )
         else:
             parts = LeadersParts(self.model, self.store, self.backend, self.adamw)
-            sources = self.config.model, train
+            sources = self.config.model, adamw_settings(train)
             self._engine = build_engines(self.crew, parts, sources, settings)
         self._tell_account()
         return _plan_built(planned, self._engine)
@@ -182,8 +183,8 @@ class Prepared:
         """
         # The stack closes in reverse order: the engine uses the optimizer, and both use the planes.
         with contextlib.ExitStack() as parts:
-            parts_in_order = (self.backend, self.crew, self.store, self.adamw, self._engine, self.copies)
-            for part in parts_in_order:
+            own = self.backend, self.crew, self.store, self.adamw, self._engine, self.copies
+            for part in own:
                 if part is not None:
                     parts.callback(part.close)
 

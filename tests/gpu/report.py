@@ -28,8 +28,9 @@ from engine.bench.steps import Planes, RunFigures, RunSettings, random_rows, run
 from engine.machine.cgroups import sample_host_memory
 from engine.plan.choices import PlanChoices
 from engine.runtime.backend import Backend
+from engine.runtime.engine_settings import EngineSettings
 from engine.runtime.open_backend import open_backend
-from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
+from engine.runtime.streaming_engine import StreamingEngine
 from tests.gpu.measure import llama, peak_at_depth, qwen_7b, synchronizations
 
 GIB = 2**30

@@ -20,7 +20,8 @@ from engine.model.attention import KERNELS
 from engine.model.pretrained_files import load_config
 from engine.plan.choices import PlanChoices
 from engine.runtime.cpu_backend import CpuBackend
-from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
+from engine.runtime.engine_settings import EngineSettings
+from engine.runtime.streaming_engine import StreamingEngine
 from tests.support.checkpoints_of_families import (
     bf16_model,
     kept_in_fp32,

@@ -1,5 +1,5 @@
-"""Several ranks in the threads of one process: each has an engine of its own over planes that all of
-them share, and they exchange tensors in memory.
+"""Several ranks in the threads of one process: each has an engine of its own over planes that all
+of them share, and they exchange tensors in memory.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ from engine.model.units import StreamedModel
 from engine.plan.choices import PlanChoices
 from engine.runtime.backend import Backend
 from engine.runtime.cpu_backend import CpuBackend
-from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
+from engine.runtime.engine_settings import EngineSettings
+from engine.runtime.streaming_engine import StreamingEngine
 from engine.sampling.generate import Sampler
 
 FAMILIES = (

@@ -27,10 +27,10 @@ from engine.machine.gpus import GpuInfo
 from engine.machine.known_machines import machines
 from engine.machine.rates import store_rates, stored_rates
 from engine.machine.read_machine import Machine, read_machine
+from engine.measuring import ceilings
 from engine.model.catalog import catalog, entry_of
 from engine.runs.folder import create_run
 from engine.runs.recorder import RunRecorder
-from engine.measuring import ceilings
 from tests.support.synthetic_run import run_events
 
 GIB = 1 << 30

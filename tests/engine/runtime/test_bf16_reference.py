@@ -19,7 +19,7 @@ from torch.nn.attention import sdpa_kernel
 
 from engine.model.attention import KERNELS
 from engine.plan.choices import PlanChoices
-from engine.runtime.streaming_engine import AppliedStep
+from engine.runtime.engine_settings import AppliedStep
 from tests.support.bf16_parity import (
     RATE,
     Tensors,
