@@ -226,6 +226,12 @@ REASONS: dict[str, dict[str, str]] = {
         f"{each} of the module is set": "Triton looks up the names of a kernel in its module"
         for each in ("tl", "moments_of", "written", "encoded")
     },
+    "engine/ranks/crew.py": {
+        "os.environ is changed": "gloo and NCCL take the network of a group in no other way"
+    },
+    "engine/ranks/follower.py": {
+        "os._exit is private": "a thread may wait for a rank that will not come, for ever"
+    },
     "engine/memory/explain.py": {
         "setattr of error": "an error carries a note to whoever explains it"
     },

@@ -144,7 +144,7 @@ class Planes:
         if ranks == (1 if self.crew is None else self.crew.plan.ranks):
             return
         self._end_crew()
-        self.store.held = HeldStep()
+        self.store.hold_by(HeldStep())
         if ranks > 1:
             assert self.memory is not None  # the planes were opened for several ranks
             threads = max(1, default_threads() // ranks)

@@ -13,14 +13,13 @@ its own choice of algorithm fixes for a number of ranks and a machine.
 from __future__ import annotations
 
 import warnings
-from datetime import timedelta
 from typing import Protocol
 
 import torch
 from torch import distributed
 
-PATIENCE = timedelta(days=365)
-"""A collective may take so long. Whether the other ranks still live is watched elsewhere
+PATIENT_DAYS = 365
+"""A collective may take so many days. Whether the other ranks still live is watched elsewhere
 (`engine.ranks`), since a rank may wait for hours while a run is paused.
 """
 

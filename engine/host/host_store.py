@@ -153,6 +153,10 @@ class HostStore:
         """
         self._ram.use(memory, is_owner)
 
+    def hold_by(self, held: HeldStep) -> None:
+        """Makes `held` say which step's state the planes hold. No step may be under way."""
+        self.held = held
+
     def spill_to(self, folder: Path) -> None:
         """Makes `folder` the place of moments on the disk, before `settle` has any there."""
         self._where.spill_to(folder)

@@ -12,6 +12,8 @@ import mmap
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; not in Python's mmap module yet
 
+_MADV_REMOVE = 9  # neither is this one
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
@@ -46,3 +48,10 @@ def discard(address: int, size: int) -> None:
     are read as zeros from then on.
     """
     _libc.madvise(address, size, mmap.MADV_DONTNEED)
+
+
+def discard_shared(address: int, size: int) -> None:
+    """Gives the memory of a range of addresses back to the system, for all processes that share it.
+    The addresses stay valid, and are read as zeros from then on.
+    """
+    _libc.madvise(address, size, _MADV_REMOVE)

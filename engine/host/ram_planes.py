@@ -43,7 +43,7 @@ class PlaneMemory(Protocol):
     """A `PlaneMemory` is where the memory of planes comes from."""
 
     def map(self, key: Key, size: int) -> mmap.mmap:
-        """Maps `size` bytes for a plane. Raises OSError or OverflowError where the system
+        """Returns `size` new bytes for a plane. Raises OSError or OverflowError where the system
         refuses.
         """
 

@@ -1,4 +1,4 @@
-"""Planes in memory that several processes of one host share, so that RAM holds the states once.
+"""Planes can be in memory that several processes of one host share. RAM holds the states once then.
 
 The process that owns the planes makes a file in memory for each of them (`memfd_create`), which no
 folder lists. The others open these files through /proc and map the same pages. The system frees
@@ -8,20 +8,14 @@ them when the last of the processes has ended, however it ended.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
 import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.host.mapped_memory import populate
+from engine.host.mapped_memory import discard_shared, populate
 from engine.host.ram_planes import Key
-
-_MADV_REMOVE = 9  # not in Python's mmap module
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 @dataclass(frozen=True)
@@ -51,7 +45,7 @@ class OwnedMemory:
         return SharedPlanes(os.getpid(), dict(self._files))
 
     def map(self, key: Key, size: int) -> mmap.mmap:
-        """Maps `size` bytes for a plane. Raises OSError or OverflowError where the system
+        """Returns `size` new bytes for a plane. Raises OSError or OverflowError where the system
         refuses.
         """
         file = os.memfd_create("ramstream")
@@ -70,7 +64,7 @@ class OwnedMemory:
 
     def discard(self, address: int, size: int) -> None:
         """Frees the memory of addresses, which stay valid."""
-        _libc.madvise(address, size, _MADV_REMOVE)
+        discard_shared(address, size)
 
     def forget(self, key: Key) -> None:
         """Says that a plane is released."""
@@ -79,13 +73,13 @@ class OwnedMemory:
 
 
 class OpenedMemory:
-    """An `OpenedMemory` maps planes of another process."""
+    """An `OpenedMemory` gives access to planes of another process."""
 
     def __init__(self, planes: SharedPlanes):
         self._planes = planes
 
     def map(self, key: Key, size: int) -> mmap.mmap:
-        """Maps a plane. Raises OSError where the other process has ended."""
+        """Returns the memory of a plane. Raises OSError where the other process has ended."""
         file = os.open(self._planes.path(key), os.O_RDWR)
         try:
             return _mapped(file, size)

@@ -157,6 +157,8 @@ def _refuse_contradictions(
 def _refuse_wrong_ranks(choices: PlanChoices, sizes: PlaneSizes | None) -> None:
     """Raises ValueError where several ranks cannot compute a step with these choices."""
     if choices.ranks == 1:
+        if sizes is not None and sizes.rank:
+            raise ValueError(f"there is no rank {sizes.rank} of one")
         return
     if sizes is None or not 0 <= sizes.rank < choices.ranks:
         raise ValueError(f"the plan is of none of {choices.ranks} ranks")

@@ -159,9 +159,9 @@ class PlaneSizes:
     """
     item_bytes: int = 2
     """A weight takes this many bytes on the device."""
-    rank: int = 0
-    """The plan is that of this rank."""
     spill_numel: int = 0
     """A piece of the moments on the disk has this many elements; 0 stands for the largest unit of
     those.
     """
+    rank: int = 0
+    """The plan is that of this rank."""

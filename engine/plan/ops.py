@@ -177,34 +177,6 @@ class Prefetch(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class AllGather(Op):
-    """An `AllGather` completes the weights in a slot: every rank has brought its own shard there,
-    and gets those of the others.
-    """
-
-    kind, lane = OpKind.ALL_GATHER, Lane.EXCHANGE
-    slot: Buffer = field(kw_only=True)
-
-
-@dataclass(frozen=True, slots=True)
-class ReduceScatter(Op):
-    """A `ReduceScatter` adds the fp32 sums of all ranks, of which every rank gets its own shard. It
-    rounds the shard into a staging buffer and computes its norm.
-    """
-
-    kind, lane = OpKind.REDUCE_SCATTER, Lane.EXCHANGE
-    grad: Buffer = field(kw_only=True)
-    staging: Buffer = field(kw_only=True)
-
-
-@dataclass(frozen=True, slots=True)
-class AllReduce(Op):
-    """An `AllReduce` adds the losses and the squared norms of all ranks."""
-
-    kind, lane = OpKind.ALL_REDUCE, Lane.EXCHANGE
-
-
-@dataclass(frozen=True, slots=True)
 class FetchBoundary(OfMicroBatch):
     """A `FetchBoundary` brings a boundary from the host to a ring buffer."""
 

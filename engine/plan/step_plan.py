@@ -24,7 +24,7 @@ class StepPlan:
     stagings: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
     rings: tuple[Buffer, ...] = ()
     shards: Shards = WHOLE
-    """So the planes are divided among ranks."""
+    """It says how planes are divided among ranks, and which rank the plan is of."""
     gradient_rings: tuple[Buffer, ...] = ()
     """Pieces of parked gradients pass through these buffers on the host."""
     graphs: int = 0

@@ -11,8 +11,6 @@ from typing import Any
 from engine.plan.buffers import Buffer, read_buffer, read_content
 from engine.plan.ops import (
     RARE_LANES,
-    AllGather,
-    AllReduce,
     Applied,
     Backward,
     Clip,
@@ -39,7 +37,6 @@ from engine.plan.ops import (
     Reclaim,
     Recompute,
     Reduce,
-    ReduceScatter,
     StoreBoundary,
     Summary,
     Update,
@@ -47,6 +44,7 @@ from engine.plan.ops import (
     Uses,
     WriteStates,
 )
+from engine.plan.rank_ops import AllGather, AllReduce, ReduceScatter
 from engine.plan.shards import Shards
 from engine.plan.step_plan import StepPlan
 

@@ -27,12 +27,12 @@ from engine.plan.ops import (
     Op,
     Recompute,
     Reduce,
-    ReduceScatter,
     StoreBoundary,
     Update,
     UpdateInPlace,
 )
 from engine.plan.pieces import cut
+from engine.plan.rank_ops import ReduceScatter
 from engine.plan.rounds import HostBoundaries, Round, Uses, gradient_of, host_boundary, state_after
 from engine.plan.shards import Shards
 from engine.plan.spilled_updates import SpilledUpdates

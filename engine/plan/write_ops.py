@@ -12,14 +12,13 @@ from engine.plan.buffers import EMBED, HEAD, READY, Buffer, BufferKind, Content,
 from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.derive_waits import Draft
 from engine.plan.ops import (
-    AllGather,
-    AllReduce,
     Applied,
     Clip,
     Prefetch,
     Summary,
     Update,
 )
+from engine.plan.rank_ops import AllGather, AllReduce
 from engine.plan.rounds import Round
 from engine.plan.step_buffers import CLIP, LOSS, SUMMARY, TOTALS, host_gradient
 from engine.plan.unit_ops import UnitOps

@@ -36,7 +36,7 @@ def adamw_settings(train: OptimConfig) -> AdamWSettings:
 def lead(store: HostStore, crew: Crew) -> None:
     """Makes the planes of a store, before any is allocated, ones that all ranks change."""
     store.share(crew.memory)
-    store.held = LeadingHeld(list(store.layouts), crew.go, crew.wait_for_applied)
+    store.hold_by(LeadingHeld(list(store.layouts), crew.go, crew.wait_for_applied))
 
 
 def build_engines(
@@ -73,6 +73,6 @@ def build_engines(
         replace(settings, exchange=crew.exchange),
         parts.adamw,
     )
-    engine.crew = crew
+    engine.lead(crew)
     crew.collect(Done)
     return engine

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from torch import distributed
 
 from engine.errors import RankError
-from engine.exchange.exchange import PATIENCE, GroupExchange
+from engine.exchange.exchange import PATIENT_DAYS, GroupExchange
 from engine.host.shared_memory import OwnedMemory
 from engine.paths import PROGRAM_ROOT
 from engine.ranks.line import Line, LostLineError
@@ -42,7 +42,7 @@ END_SECONDS = 10
 KNOWN_SECONDS = 5.0
 """Why a collective has failed is known within so many seconds, if another rank is the cause."""
 HERE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Ranks of one machine find each other by its loopback, whatever networks it has."""
+"""Ranks of one machine use its loopback to meet, whatever networks it has."""
 
 R = TypeVar("R")
 
@@ -240,7 +240,7 @@ class Crew:
             self._wrote.notify_all()
 
     def close(self) -> None:
-        """Ends all ranks but this one, and the process group. May be called twice."""
+        """Makes all ranks but this one end, and leaves their group. It may be called twice."""
         self._ending = True
         for line in self._lines:
             with contextlib.suppress(LostLineError):
@@ -270,7 +270,7 @@ def join(device: str, store: distributed.Store, rank: int, ranks: int) -> GroupE
         backend, store=store, rank=rank, world_size=ranks, timeout=patience
     )
     # Once they have met, ranks wait for each other as long as a run is paused.
-    return GroupExchange(distributed.new_group(timeout=PATIENCE))
+    return GroupExchange(distributed.new_group(timeout=timedelta(days=PATIENT_DAYS)))
 
 
 def _exit_in_words(code: int) -> str:

@@ -140,7 +140,7 @@ class Follower:
             self._threads,
         )
         store.share(OpenedMemory(message.planes), is_owner=False)
-        store.held = self._held
+        store.hold_by(self._held)
         store.allocate_weights()
         store.allocate_states(optimizer=message.optimizer, gradients=message.has_gradients)
         self._store = store

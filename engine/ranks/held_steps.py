@@ -15,8 +15,8 @@ from engine.host.held_step import HeldStep
 
 
 class LeadingHeld(HeldStep):
-    """The `LeadingHeld` of the process that leads. `go` tells the other ranks that they may write a
-    step, and `wait` returns once they have written it.
+    """A `LeadingHeld` belongs to the process that leads. `go` tells the other ranks that they may
+    write a step, and `wait` returns once they have written it.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class LeadingHeld(HeldStep):
 
 
 class FollowingHeld(HeldStep):
-    """The `FollowingHeld` of a process that follows."""
+    """A `FollowingHeld` belongs to a process that follows."""
 
     def __init__(self) -> None:
         super().__init__()

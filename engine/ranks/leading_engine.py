@@ -28,6 +28,10 @@ class LeadingEngine(StreamingEngine):
 
     crew: Crew
 
+    def lead(self, crew: Crew) -> None:
+        """Makes this engine the one that leads `crew`, before it runs anything."""
+        self.crew = crew
+
     def train_step(
         self,
         number: int,

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 60.0
-"""A side that has sent nothing for so long counts as lost."""
+"""A side is lost if it has sent nothing for so long."""
 _BEAT: Final = "beat"
-_END: Final = object()
+_END: Final = None
 
 
 class LostLineError(Exception):

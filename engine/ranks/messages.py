@@ -97,7 +97,7 @@ class Drain:
 
 @dataclass(frozen=True)
 class End:
-    """A follower ends."""
+    """A follower is to end."""
 
 
 # ---------------------------------------------------------------- from a follower
@@ -126,7 +126,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class Failed:
-    """The follower ends, since something went wrong there."""
+    """Something went wrong in a follower, which ends now."""
 
     sentence: str
     """It says what, without naming the rank."""

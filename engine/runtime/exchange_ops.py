@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from engine.plan.buffers import Buffer
-from engine.plan.ops import AllGather, AllReduce, ReduceScatter
+from engine.plan.rank_ops import AllGather, AllReduce, ReduceScatter
 from engine.planes.layout import UnitLayout
 from engine.runtime.gradient_sums import add_squares
 from engine.runtime.op_context import OpContext

@@ -146,8 +146,8 @@ class StreamingEngine:
             self._update_buffer.bytes,
             embed_piece(self.model.units[0].layout, largest, self.model.tied),
             TORCH_DTYPES[self.model.dtype].itemsize,
-            self.shards.rank,
             spilled.SPILL_NUMEL,
+            self.shards.rank,
         )
         return build_step_plan(self._blocks, self.model.tied, self.choices, sizes, updates)
 
