@@ -44,6 +44,7 @@ from engine.host.host_threads import Workers, ranges
 from engine.host.moment_conversion import Bytes, convert_moments
 from engine.host.plane_places import PlanePlaces
 from engine.host.ram_planes import Key, PlaneMemory, RamPlanes
+from engine.host.sharded_planes import OtherShards
 from engine.plan.buffers import EMBED, HEAD
 from engine.plan.shards import WHOLE, Shards
 from engine.planes.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES, ParameterSpec, UnitLayout
@@ -122,6 +123,25 @@ class HostStore:
             raise RuntimeError(f"the {what} are allocated already")
         self._where.allocate(self.layouts, planes, what, progress)
 
+    def open_planes(
+        self,
+        memory: PlaneMemory,
+        kinds: tuple[Optimizer, bool],
+        settled: Collection[str],
+        on_device: DevicePlanes,
+    ) -> None:
+        """Opens planes that another process has allocated in `memory`, and takes over those of
+        `settled` that are on the device. kinds: the optimizer whose moments there are, and whether
+        planes of gradients are.
+        """
+        self._ram.use(memory, is_owner=False)
+        self._where.keep(*kinds)
+        self._where.adopt(settled, on_device)
+        in_ram = [unit for unit in self.layouts if unit not in self.settled]
+        names = [plane for plane in self.planes if plane != "grad" or kinds[1]]
+        self._where.allocate(in_ram, names, "planes", untold)
+        self._has_states = True
+
     def release_states(self) -> None:
         """Frees what `allocate_states` allocated. No op may be running on it."""
         self._has_states = False
@@ -147,11 +167,17 @@ class HostStore:
         """Returns the moments on the disk. Raises SpillError where there is no folder for them."""
         return self._where.disk
 
-    def share(self, memory: PlaneMemory, is_owner: bool = True) -> None:
+    def share(self, memory: PlaneMemory) -> None:
         """Takes the memory of planes from `memory`, which other processes share, before anything is
-        allocated. is_owner: it is new memory, and not that of another process.
+        allocated.
         """
-        self._ram.use(memory, is_owner)
+        self._ram.use(memory, is_owner=True)
+
+    def divide(self, others: OtherShards | None) -> None:
+        """Says that units which live on the device do so on those of other ranks, too; None where
+        there are none. No unit may live there yet.
+        """
+        self._where.divide(others)
 
     def hold_by(self, held: HeldStep) -> None:
         """Makes `held` say which step's state the planes hold. No step may be under way."""
@@ -223,6 +249,13 @@ class HostStore:
         self._where.release(self.planes)
         self._workers.close()
 
+    def close_planes_in_ram(self) -> None:
+        """Lets go of planes that another process owns, as `close` does. Those on the device stay
+        where they are.
+        """
+        self._ram.release(list(self._ram.arrays))
+        self._workers.close()
+
     # ------------------------------------------------------------------ planes and parameters
 
     def array(self, unit: str, plane: str) -> np.ndarray:
@@ -292,7 +325,9 @@ class HostStore:
                 "is not a floating-point type; use weights that are not quantised."
             )
         source = tensor.detach()
-        if self.dtype == "float32":
+        if unit in self.settled:
+            self._put(unit, offset, source, buffer)
+        elif self.dtype == "float32":
             self.view(unit, name).copy_(source)
         elif source.dtype == torch.bfloat16:
             # A bf16 value needs no rounding, so its remainder in weight_low is 0.
@@ -303,23 +338,34 @@ class HostStore:
                 self._split(unit, piece.numpy(), offset)
                 offset += piece.numel()
 
+    def _put(
+        self, unit: str, offset: int, source: torch.Tensor, buffer: torch.Tensor | None
+    ) -> None:
+        """Sets the weights of a unit that lives on the device, from element `offset` on."""
+        for piece in fp32_pieces(source, buffer):
+            values = piece.numpy()
+            if self.dtype == "float32":
+                self.put(unit, "weight_high", 4 * offset, values.view(np.uint8))
+            else:
+                high, low = np.empty(values.size, np.uint16), np.empty(values.size, np.int16)
+                self._split_into(values, high, low)
+                self.put(unit, "weight_high", 2 * offset, high.view(np.uint8))
+                self.put(unit, "weight_low", 2 * offset, low.view(np.uint8))
+            offset += values.size
+
     def _split(self, unit: str, values: np.ndarray, offset: int) -> None:
         """Splits fp32 `values` [n] into the weight planes of `unit`, from element `offset` on."""
-        lives_on_device = unit in self.settled
-        if lives_on_device:
-            high, low = np.empty(values.size, np.uint16), np.empty(values.size, np.int16)
-        else:
-            high = self.array(unit, "weight_high")[offset : offset + values.size]
-            low = self.array(unit, "weight_low")[offset : offset + values.size]
+        here = slice(offset, offset + values.size)
+        high, low = self.array(unit, "weight_high"), self.array(unit, "weight_low")
+        self._split_into(values, high[here], low[here])
+
+    def _split_into(self, values: np.ndarray, high: np.ndarray, low: np.ndarray) -> None:
         split = kernel("split")
 
         def split_range(start: int, stop: int) -> None:
             split(values[start:stop], high[start:stop], low[start:stop])
 
         self._workers.run(split_range, ranges(0, values.size))
-        if lives_on_device:
-            self.put(unit, "weight_high", 2 * offset, high.view(np.uint8))
-            self.put(unit, "weight_low", 2 * offset, low.view(np.uint8))
 
     def take_moments(self, unit: str, plane: str, read: Bytes, optimizer: Optimizer) -> None:
         """Sets a plane of moments from that of another optimizer, whose bytes `read` returns

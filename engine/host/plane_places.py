@@ -17,6 +17,7 @@ from engine.errors import SpillError
 from engine.host.device_planes import DevicePlanes, PlaneDevice
 from engine.host.disk_planes import DiskPlanes
 from engine.host.ram_planes import Key, RamPlanes, Wanted
+from engine.host.sharded_planes import OtherShards, ShardedPlanes
 from engine.planes.layout import PLANE_ITEM_BYTES, UnitLayout
 from engine.planes.moments import FP32_MOMENTS, MOMENTS
 from engine.progress import Progress, untold
@@ -38,6 +39,7 @@ class PlanePlaces:
         self.ram = ram
         self._on_device: DevicePlanes | None = None
         self._on_disk: DiskPlanes | None = None
+        self._others: OtherShards | None = None
         self.settled: frozenset[str] = frozenset()
         """These units live on the device."""
         self.spilled: frozenset[str] = frozenset()
@@ -51,6 +53,19 @@ class PlanePlaces:
         """Says whose moments the planes will hold, and whether there are gradients among them."""
         self.optimizer = optimizer
         self.has_gradients = gradients
+
+    def divide(self, others: OtherShards | None) -> None:
+        """Says that units which live on the device do so on those of other ranks, too; None where
+        there are none. No unit may live there.
+        """
+        assert not self.settled
+        self._others, self._on_device = others, None
+
+    def adopt(self, settled: Collection[str], planes: DevicePlanes) -> None:
+        """Says that `settled` live on the device already, in `planes`, as far as this rank holds
+        them.
+        """
+        self.settled, self._on_device = frozenset(settled), planes
 
     def spill_to(self, folder: Path) -> None:
         """Makes `folder` the place of moments on the disk, before any are there."""
@@ -132,7 +147,7 @@ class PlanePlaces:
         `spilled`, and of no others, are on the disk. No op may be running on them.
         """
         if self._on_device is None:
-            self._on_device = DevicePlanes(device)
+            self._on_device = self._planes_on(device)
         there, on_disk = frozenset(settled), frozenset(spilled)
         # Those that leave a place make room for those that come.
         for unit in sorted(on_disk - self.spilled - self.settled):
@@ -145,6 +160,14 @@ class PlanePlaces:
             self._move(unit, self.settled, self.spilled - {unit})
 
     # ------------------------------------------------------------------ inside
+
+    def _planes_on(self, device: PlaneDevice) -> DevicePlanes:
+        """Returns the planes on a device, of which there are none yet."""
+        if self._others is None:
+            return DevicePlanes(device)
+        return ShardedPlanes(
+            device, self._layouts, self._dtype, lambda: self.optimizer, self._others
+        )
 
     def _move(self, unit: str, settled: frozenset[str], spilled: frozenset[str]) -> None:
         """Moves the planes of a unit to where they belong once these units live on the device and

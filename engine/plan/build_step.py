@@ -111,7 +111,6 @@ def _of_arena(device: DeviceUpdates) -> dict[str, Any]:
 
 
 ONE_RANK_ONLY = (
-    "settled_units",
     "spilled_units",
     "gradients_in_sums",
     "outer_in_parked",

@@ -32,7 +32,7 @@ from engine.plan.ops import (
     UpdateInPlace,
 )
 from engine.plan.pieces import cut
-from engine.plan.rank_ops import ReduceScatter
+from engine.plan.rank_ops import AllGather, ReduceScatter
 from engine.plan.rounds import HostBoundaries, Round, Uses, gradient_of, host_boundary, state_after
 from engine.plan.shards import Shards
 from engine.plan.spilled_updates import SpilledUpdates
@@ -396,7 +396,12 @@ class UnitOps:
         states = {Buffer(BufferKind.STATES, unit): READY}
         weights = self.device.weights(unit, slot)
         reads = {staging: Content(ContentKind.SUM, unit), SUMMARY: READY} | states | weights
-        self._emit(UpdateInPlace, unit, reads, states | weights, slot=slot, staging=staging)
+        if self._choices.ranks == 1:
+            self._emit(UpdateInPlace, unit, reads, states | weights, slot=slot, staging=staging)
+            return
+        shard = dict.fromkeys(weights, Content(ContentKind.SHARD, unit))
+        self._emit(UpdateInPlace, unit, reads, states | shard, slot=slot, staging=staging)
+        self._emit(AllGather, unit, shard, weights, slot=slot)
 
     def _update_parked(self, unit: str) -> None:
         """Sends the parked gradient of a unit to the host piece by piece, each for an update

@@ -10,6 +10,7 @@ from engine.config.settings import ModelConfig, OptimConfig
 from engine.host.host_adamw import AdamWSettings, HostAdamW
 from engine.host.host_store import HostStore
 from engine.model.units import StreamedModel
+from engine.plan.choices import settled_of
 from engine.ranks.crew import Crew
 from engine.ranks.held_steps import LeadingHeld
 from engine.ranks.leading_engine import LeadingEngine
@@ -36,6 +37,7 @@ def adamw_settings(train: OptimConfig) -> AdamWSettings:
 def lead(store: HostStore, crew: Crew) -> None:
     """Makes the planes of a store, before any is allocated, ones that all ranks change."""
     store.share(crew.memory)
+    store.divide(crew.shards)
     store.hold_by(LeadingHeld(list(store.layouts), crew.go, crew.wait_for_applied))
 
 
@@ -51,12 +53,16 @@ def build_engines(
     """
     model, adamw = sources
     assert parts.store.states is not None  # the planes are allocated
+    blocks = [unit.name for unit in parts.model.blocks]
+    # The other ranks open the planes where they are now.
+    parts.store.settle(settled_of(blocks, settings.choices), parts.backend)
     optimizer, has_gradients = parts.store.states
     message = Build(
         model,
         crew.memory.planes,
         optimizer,
         has_gradients,
+        tuple(parts.store.settled),
         adamw,
         settings.choices,
         settings.tokens,

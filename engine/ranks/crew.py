@@ -33,7 +33,8 @@ from engine.exchange.exchange import PATIENT_DAYS, GroupExchange
 from engine.host.shared_memory import OwnedMemory
 from engine.paths import PROGRAM_ROOT
 from engine.ranks.line import Line, LostLineError
-from engine.ranks.messages import Applied, Done, End, Failed, Go, Open
+from engine.ranks.messages import Applied, Done, End, Failed, Go, Open, ShardReply
+from engine.ranks.remote_shards import RemoteShards
 
 JOIN_SECONDS = 120
 """The processes must find each other within so many seconds."""
@@ -77,6 +78,8 @@ class Crew:
         self._failing = threading.Lock()
         self._applied: Counter[int] = Counter()
         self._wrote = threading.Condition()
+        self.shards = RemoteShards(plan.ranks, self._send_to, lambda: self._problem)
+        """The shards of units that live on the other devices are reached through this."""
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lines: list[Line] = []
         self._exchange: GroupExchange | None = None
@@ -141,13 +144,16 @@ class Crew:
 
     # ------------------------------------------------------------------ asking
 
+    def _send_to(self, rank: int, message: Any) -> None:
+        try:
+            self._lines[rank - 1].send(message)
+        except LostLineError as error:
+            raise self.explained(error) from error
+
     def send(self, message_for: Callable[[int], Any]) -> None:
         """Sends to each rank but this one what `message_for` returns for it. Raises RankError."""
-        for rank, line in enumerate(self._lines, 1):
-            try:
-                line.send(message_for(rank))
-            except LostLineError as error:
-                raise self.explained(error) from error
+        for rank in range(1, self.plan.ranks):
+            self._send_to(rank, message_for(rank))
 
     def collect(self, kind: type[R]) -> list[R]:
         """Returns the answer of each rank but this one, in order. Raises RankError."""
@@ -207,6 +213,9 @@ class Crew:
                 with self._wrote:
                     self._applied[number] += 1
                     self._wrote.notify_all()
+                return True
+            case ShardReply():
+                self.shards.take(rank, message)
                 return True
             case Failed(sentence, trace):
                 if trace:

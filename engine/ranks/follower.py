@@ -15,6 +15,7 @@ from torch import distributed
 
 from engine.errors import NonFiniteError, RamstreamError, first_line
 from engine.exchange.exchange import GroupExchange
+from engine.host.device_planes import DevicePlanes
 from engine.host.host_adamw import HostAdamW
 from engine.host.host_store import HostStore
 from engine.host.shared_memory import OpenedMemory
@@ -36,8 +37,10 @@ from engine.ranks.messages import (
     Go,
     Losses,
     Open,
+    ShardMessage,
     Train,
 )
+from engine.ranks.remote_shards import answer
 from engine.runtime.backend import Backend
 from engine.runtime.engine_settings import AppliedStep, EngineSettings
 from engine.runtime.open_backend import open_backend
@@ -54,6 +57,7 @@ class Follower:
         self._held = FollowingHeld()
         # Whatever this process waits for, nobody is left who needs it.
         self._line = Line(connection, self._take, lambda _: os._exit(LOST_CODE))
+        self._on_device: DevicePlanes | None = None
         self._backend: Backend | None = None
         self._exchange: GroupExchange | None = None
         self._threads = 1
@@ -81,7 +85,19 @@ class Follower:
         if isinstance(message, Go):
             self._held.go(message.number)
             return True
+        if isinstance(message, ShardMessage):
+            self._answer(message)
+            return True
         return False
+
+    def _answer(self, message: ShardMessage) -> None:
+        """Does what the leader asks of the shards on this device, in the thread that reads."""
+        assert self._on_device is not None  # the device is open
+        try:
+            self._line.send(answer(self._on_device, message))
+        except BaseException as error:  # noqa: BLE001  told to the leader, whatever it is
+            self.fail(error)
+            os._exit(1)
 
     def _do(self, message: Any) -> None:
         match message:
@@ -114,6 +130,7 @@ class Follower:
         if message.memory_limit is not None:
             self._backend.limit_memory(message.memory_limit)
         self._threads = message.threads
+        self._on_device = DevicePlanes(self._backend)
         store = distributed.TCPStore(
             "127.0.0.1",
             message.port,
@@ -139,10 +156,14 @@ class Follower:
             backend.unregister if on_device else None,
             self._threads,
         )
-        store.share(OpenedMemory(message.planes), is_owner=False)
+        assert self._on_device is not None
+        store.open_planes(
+            OpenedMemory(message.planes),
+            (message.optimizer, message.has_gradients),
+            message.settled,
+            self._on_device,
+        )
         store.hold_by(self._held)
-        store.allocate_weights()
-        store.allocate_states(optimizer=message.optimizer, gradients=message.has_gradients)
         self._store = store
         self._adamw = HostAdamW(store, message.adamw, self._threads)
         settings = EngineSettings(
@@ -160,9 +181,10 @@ class Follower:
     def _close_engine(self) -> None:
         if self._engine is not None:
             self._engine.close()
-        for part in (self._adamw, self._store):
-            if part is not None:
-                part.close()
+        if self._adamw is not None:
+            self._adamw.close()
+        if self._store is not None:
+            self._store.close_planes_in_ram()  # the leader frees those on the device
         self._engine = self._adamw = self._store = None
         gc.collect()
         if self._backend is not None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from engine.config.settings import ModelConfig, Optimizer
 from engine.host.host_adamw import AdamWSettings
+from engine.host.ram_planes import Key, Wanted
 from engine.host.shared_memory import SharedPlanes
 from engine.plan.choices import PlanChoices
 from engine.runtime.step import StepShare
@@ -42,6 +43,8 @@ class Build:
     optimizer: Optimizer
     has_gradients: bool
     """The planes include gradients."""
+    settled: tuple[str, ...]
+    """These units live on the devices."""
     adamw: AdamWSettings
     choices: PlanChoices
     tokens: int
@@ -98,6 +101,54 @@ class Drain:
 @dataclass(frozen=True)
 class End:
     """A follower is to end."""
+
+
+# ---------------------------------------------------------------- shards on devices
+
+
+@dataclass(frozen=True)
+class AllocateShards:
+    """A follower allocates planes of units that live on the devices. It answers `ShardReply`, as it
+    does to the next three.
+    """
+
+    wanted: dict[Key, Wanted]
+
+
+@dataclass(frozen=True)
+class ReleaseShards:
+    """A follower lets go of planes."""
+
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True)
+class ReadShard:
+    """A follower reads the bytes between two places of a plane, as far as it holds the plane."""
+
+    key: Key
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class WriteShard:
+    """A follower writes `content`, uint8 [bytes], from the byte `begin` of what it holds on."""
+
+    key: Key
+    begin: int
+    content: np.ndarray
+
+
+ShardMessage: TypeAlias = AllocateShards | ReleaseShards | ReadShard | WriteShard
+
+
+@dataclass(frozen=True)
+class ShardReply:
+    """What the leader has asked of shards is done."""
+
+    content: np.ndarray | None = None
+    """These bytes, uint8 [bytes], were asked for."""
 
 
 # ---------------------------------------------------------------- from a follower

@@ -91,6 +91,8 @@ class StreamingEngine:
         if settings.choices.parked_gradients:
             self._update_buffer = self._update_buffer.without_gradients
         settled = settled_of(self._blocks, settings.choices)
+        if self.shards.ranks > 1 and any(store.layouts[unit].exact_numel for unit in settled):
+            raise ValueError("units with weights that stay in fp32 live on no device of several")
         store.settle(settled, backend, spilled_of(self._blocks, settings.choices))
         if adamw is not None:
             self.plan = self._step_plan()

@@ -109,13 +109,17 @@ def update_in_place(context: OpContext, op: UpdateInPlace, step: StepUnderWay) -
     """Applies AdamW to the planes of a unit that lives on the device."""
     store, layout = context.store, context.units[op.unit].layout
     store.held.begin(step.inputs.number, op.unit)
-    names = [name for name in WEIGHT_PLANES if name in store.planes]
-    # The writes go through `data`, as in a prefetch: the slot is the plane of weights.
-    weights = {name: store.tensor(op.unit, name).data for name in names}
+    start, stop = context.shard(op.unit)
+    # The writes go through `data`, as in a prefetch: the slot is the plane of weights. It is there
+    # whole, and of the other planes the shard of this rank.
+    weights = {"weight_high": store.tensor(op.unit, "weight_high").data[start:stop]}
+    if "weight_low" in store.planes:
+        weights["weight_low"] = store.tensor(op.unit, "weight_low")[: stop - start]
     moments = [store.tensor(op.unit, name) for name in MOMENTS]
-    gradient = context.state.stagings[op.staging][: layout.numel]
-    piece = _UpdatedPiece((0, layout.numel), gradient, weights, moments)
-    _apply(context, op.unit, step, piece)
+    gradient = context.state.stagings[op.staging][: stop - start]
+    if stop > start:
+        piece = _UpdatedPiece((start, stop), gradient, weights, moments)
+        _apply(context, op.unit, step, piece)
     for part in layout.exact_parts:
         inside = slice(part.start, part.stop)
         high, low = weights["weight_high"][inside], weights["weight_low"][inside]

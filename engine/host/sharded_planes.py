@@ -1,0 +1,144 @@
+"""Planes of units that live on the devices of several ranks. Each device holds the weights of such a
+unit whole, since every step needs them, and of its other planes the shard of its rank.
+
+The rank that leads reads and writes these planes by their bytes, as if it had all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from engine.config.settings import Optimizer
+from engine.host.device_planes import DevicePlanes, PlaneDevice
+from engine.host.ram_planes import Key, Wanted
+from engine.plan.shards import Shards
+from engine.planes.layout import PLANE_ITEM_BYTES, UnitLayout
+from engine.planes.moments import FP32_MOMENTS, MOMENTS
+
+WHOLE_PLANE = "weight_high"
+"""Each device holds this plane whole."""
+
+
+class OtherShards(Protocol):
+    """The `OtherShards` are what the other ranks hold. Places in their planes count from the first
+    byte that the rank holds.
+    """
+
+    ranks: int
+
+    def allocate(self, rank: int, wanted: Mapping[Key, Wanted]) -> None:
+        """Allocates zeroed planes on the device of a rank. Raises RankError."""
+
+    def release(self, keys: Iterable[Key]) -> None:
+        """Lets go of planes on all other devices. Raises RankError."""
+
+    def read(self, rank: int, key: Key, begin: int, end: int) -> np.ndarray:
+        """Returns the bytes between two places, uint8 [bytes]. Raises RankError."""
+
+    def write(self, rank: int, key: Key, begin: int, content: np.ndarray) -> None:
+        """Writes `content`, uint8 [bytes], from the byte `begin` on. Raises RankError."""
+
+
+class HeldBytes(NamedTuple):
+    """A rank holds the bytes of a plane from `begin` up to `end`."""
+
+    begin: int
+    end: int
+
+    def within(self, begin: int, end: int) -> HeldBytes:
+        """Returns those of them that are between two places, of which there may be none."""
+        first = max(self.begin, begin)
+        return HeldBytes(first, max(first, min(self.end, end)))
+
+
+class ShardedPlanes(DevicePlanes):
+    """A `ShardedPlanes` owns the planes of rank 0, and reaches those of the `others`.
+
+    layouts: those of all units, by name. optimizer: it returns the one whose moments these are.
+    """
+
+    def __init__(
+        self,
+        device: PlaneDevice,
+        layouts: Mapping[str, UnitLayout],
+        dtype: str,
+        optimizer: Callable[[], Optimizer],
+        others: OtherShards,
+    ):
+        super().__init__(device)
+        self._layouts = layouts
+        self._dtype = dtype
+        self._optimizer = optimizer
+        self._others = others
+
+    def allocate(self, wanted: Mapping[Key, Wanted]) -> None:
+        super().allocate(self._of_rank(0, wanted))
+        try:
+            for rank in range(1, self._others.ranks):
+                self._others.allocate(rank, self._of_rank(rank, wanted))
+        except BaseException:
+            super().release(wanted)
+            raise
+
+    def release(self, keys: Iterable[Key]) -> None:
+        gone = list(keys)
+        super().release(gone)
+        self._others.release(gone)
+
+    def read(self, key: Key, begin: int, end: int) -> np.ndarray:
+        if key[1] == WHOLE_PLANE:
+            return super().read(key, begin, end)
+        content = np.empty(end - begin, np.uint8)
+        for rank in range(self._others.ranks):
+            held = self._held(key, rank)
+            first, last = held.within(begin, end)
+            if first < last:
+                place = first - held.begin, last - held.begin
+                own = super().read(key, *place) if rank == 0 else None
+                found = self._others.read(rank, key, *place) if own is None else own
+                content[first - begin : last - begin] = found
+        return content
+
+    def write(self, key: Key, begin: int, content: np.ndarray) -> None:
+        for rank in range(self._others.ranks):
+            held = self._held(key, rank)
+            first, last = held.within(begin, begin + content.size)
+            part = content[first - begin : last - begin]
+            if not part.size:
+                continue
+            if rank == 0:
+                super().write(key, first - held.begin, part)
+            else:
+                self._others.write(rank, key, first - held.begin, part)
+
+    # ------------------------------------------------------------------ who holds what
+
+    def _of_rank(self, rank: int, wanted: Mapping[Key, Wanted]) -> dict[Key, Wanted]:
+        """Returns what a rank is to hold of planes that are wanted whole."""
+        found = {}
+        for key, plane in wanted.items():
+            begin, end = self._held(key, rank)
+            size = end - begin
+            if key[1] == WHOLE_PLANE:
+                # All shards have the same size, so the last one may reach beyond the plane.
+                numel = Shards(self._others.ranks).padded(self._layouts[key[0]].numel)
+                size = numel * PLANE_ITEM_BYTES[self._dtype][WHOLE_PLANE]
+            found[key] = plane._replace(nbytes=size)
+        return found
+
+    def _held(self, key: Key, rank: int) -> HeldBytes:
+        """Returns which bytes of a plane a rank holds."""
+        unit, plane = key
+        layout = self._layouts[unit]
+        item = PLANE_ITEM_BYTES[self._dtype][plane]
+        if plane == WHOLE_PLANE:
+            return HeldBytes(0, layout.numel * item)
+        start, stop = Shards(self._others.ranks, rank).bounds(layout.numel)
+        if plane in MOMENTS and self._optimizer() != FP32_MOMENTS:
+            if start == stop:
+                return HeldBytes(0, 0)
+            return HeldBytes(*layout.moment_bytes(self._optimizer(), start, stop))
+        return HeldBytes(start * item, stop * item)
