@@ -70,6 +70,10 @@ class ThreadExchange:
         self._meeting.exchange(self.rank, values, take)
         return total
 
+    def leave(self) -> None:
+        """Ends the waits of all ranks, those in their lanes too: this one has failed."""
+        self._meeting.abort()
+
 
 def on_ranks(ranks: int, work: Callable[[ThreadExchange], T]) -> list[T]:
     """Does `work` on every rank at once, and returns what each returned. Raises the first error."""
