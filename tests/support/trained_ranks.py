@@ -16,7 +16,7 @@ from engine.plan.ops import Lane
 from engine.planes.moments import FP32_MOMENTS, MOMENTS
 from engine.runtime.backend import Backend
 from engine.runtime.cpu_backend import CpuBackend
-from engine.runtime.streaming_engine import AppliedStep
+from engine.runtime.engine_settings import AppliedStep
 from tests.support.families import tiny_family_config
 from tests.support.ranks import ThreadExchange, on_ranks
 from tests.support.tiny import Streamed, plain_model, random_batches, streamed, tiny_config
@@ -103,9 +103,8 @@ def shard_of(run: Streamed, unit: str, plane: str) -> torch.Tensor:
     """Returns a copy of this rank's shard of a plane. It is of bytes where moments are rounded."""
     layout, optimizer = run.model.unit(unit).layout, run.store.optimizer
     begin, end = run.engine.shards.bounds(layout.numel)
-    if plane in MOMENTS and optimizer != FP32_MOMENTS:
-        if begin < end:
-            begin, end = layout.moment_bytes(optimizer, begin, end)
+    if plane in MOMENTS and optimizer != FP32_MOMENTS and begin < end:
+        begin, end = layout.moment_bytes(optimizer, begin, end)
     return run.store.tensor(unit, plane)[begin:end].clone()
 
 
@@ -147,7 +146,7 @@ def train(
             run.engine.drain()
             shards = shards_of(run)
         except BaseException:
-            exchange.leave()  # else lanes of other ranks would wait for this one
+            exchange.abort()  # else lanes of other ranks would wait for this one
             with contextlib.suppress(Exception):
                 run.engine.drain()
             raise

@@ -1,15 +1,16 @@
-"""Plans for several ranks: how planes are divided, that every rank's plan is sound and needs each of
-its waits, and that all ranks meet in the same exchanges in the same order.
+"""Plans for several ranks: how planes are divided, that every rank's plan is sound and needs each
+of its waits, and that all ranks meet in the same exchanges in the same order.
 """
 
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
-from engine.plan.build_step import ONE_RANK_ONLY, build_forward_plan, build_step_plan
 from engine.plan.buffers import BufferKind
+from engine.plan.build_step import ONE_RANK_ONLY, build_forward_plan, build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.ops import Lane, OpKind
 from engine.plan.shards import SHARD_ELEMENTS, Shards
@@ -32,7 +33,7 @@ def test_shards_cover_a_plane_exactly(ranks):
         shards = [Shards(ranks, rank) for rank in range(ranks)]
         bounds = [each.bounds(numel) for each in shards]
         assert bounds[0][0] == 0 and bounds[-1][1] == numel
-        assert all(before[1] == after[0] for before, after in zip(bounds, bounds[1:]))
+        assert all(before[1] == after[0] for before, after in pairwise(bounds))
         (size,) = {each.numel(numel) for each in shards}
         (padded,) = {each.padded(numel) for each in shards}
         assert padded == ranks * size >= numel
@@ -172,7 +173,7 @@ def test_each_weight_is_gathered_and_each_sum_is_scattered(name, ranks):
     plan = plan_of(name, ranks, 1)
     order = [(op.kind, op.unit) for op in plan.ops]
     assert order.count((OpKind.ALL_REDUCE, "step")) == 1
-    for op, after in zip(plan.ops, plan.ops[1:]):
+    for op, after in pairwise(plan.ops):
         if op.kind == OpKind.PREFETCH:
             assert (after.kind, after.unit, after.slot) == (OpKind.ALL_GATHER, op.unit, op.slot)
     for unit in NUMEL:
@@ -228,7 +229,7 @@ def test_two_sums_take_turns():
     plan = plan_of("vertical, host, no homes", 2, 0)
     sums = {op.unit: op.grad for op in plan.ops if op.kind == OpKind.REDUCE_SCATTER}
     assert {sums[block].kind for block in BLOCKS} == {BufferKind.SUM}
-    assert all(sums[below] != sums[block] for below, block in zip(BLOCKS, BLOCKS[1:]))
+    assert all(sums[below] != sums[block] for below, block in pairwise(BLOCKS))
 
 
 # ---------------------------------------------------------------------- refusals

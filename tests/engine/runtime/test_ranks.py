@@ -49,6 +49,28 @@ def test_so_they_have_where_moments_are_rounded(optimizer, ranks, monkeypatch):
     train(ranks, job).assert_same_bits(train(1, job))
 
 
+AT_HOME = {
+    "some": dict(device_homes=("embed", "block 0"), update_buffers=2),
+    "all": dict(device_homes=("embed", "block 0", "block 1", "block 2", "head"), update_buffers=1),
+    "all, parked": dict(
+        device_homes=("embed", "block 0", "block 1", "block 2", "head"),
+        update_buffers=3,
+        update_pieces=4,
+        parked_gradients=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
+@pytest.mark.parametrize("homes", AT_HOME)
+def test_so_they_have_where_optimizers_run_on_the_device(homes, optimizer, monkeypatch):
+    """A shard is updated in pieces of its own, each with its part of the sum."""
+    monkeypatch.setattr("engine.planes.moments.SMALL", 256)
+    job = Job("qwen3", "bfloat16", 3, 2, UNTIED, IN_ORDER | {"optimizer": optimizer})
+    several, one = (train(ranks, job, **AT_HOME[homes]) for ranks in (2, 1))
+    several.assert_same_bits(one)
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("family", in_tiers(KEEP, ("ernie4_5_moe",), FAMILY_SWEEP))
 def test_so_they_have_where_weights_stay_in_fp32(family, ranks):
@@ -143,9 +165,7 @@ def test_ranks_train_what_plain_torch_trains():
         plane = found.planes[layout.unit, "weight_high"]
         for spec, offset in zip(layout.parameters, layout.offsets):
             mine = plane[offset : offset + spec.numel].view(spec.shape)
-            torch.testing.assert_close(
-                mine, weights[spec.full_name].detach(), rtol=1e-4, atol=2e-5
-            )
+            torch.testing.assert_close(mine, weights[spec.full_name].detach(), rtol=1e-4, atol=2e-5)
             seen.add(spec.full_name)
     assert seen == set(weights)
 

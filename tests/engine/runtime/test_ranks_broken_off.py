@@ -84,9 +84,7 @@ def all_equal(ours: dict, theirs: dict) -> bool:
     ids=lambda bad: ", ".join(map(str, bad)),
 )
 @pytest.mark.parametrize("in_threads", [False, True], ids=["inline", "lanes in threads"])
-def test_all_ranks_give_up_the_same_step_and_can_skip_it(
-    monkeypatch, bad, culprit, in_threads
-):
+def test_all_ranks_give_up_the_same_step_and_can_skip_it(monkeypatch, bad, culprit, in_threads):
     """Whichever rank has the bad rows; the bad element is in the shard of the first."""
     monkeypatch.setattr(cuda_backend, "torch", ImmediateStreams())
     name, what, number = bad

@@ -4,7 +4,6 @@ delay changes one, whichever lanes of whichever ranks are late. A missing wait i
 
 from __future__ import annotations
 
-
 from dataclasses import replace
 
 import pytest
