@@ -55,7 +55,7 @@ def exchanged(exchange: Exchange) -> dict[str, torch.Tensor]:
 MORE = pytest.mark.everything("it starts processes and waits for them, for five seconds or more")
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=MORE)])
+@pytest.fixture(scope="module", params=[3, pytest.param(2, marks=MORE)])
 def both(request, tmp_path_factory) -> tuple[list, list]:
     """Returns what ranks in processes and ranks in threads have."""
     folder = tmp_path_factory.mktemp("ranks")

@@ -9,7 +9,6 @@ import torch
 
 from engine.config.settings import ModelConfig
 from engine.model.build import build_model
-from tests.engine.runtime.test_exact_weights import KEEP
 from tests.engine.runtime.test_parity import plain_optimizer
 from tests.support.tiers import FAMILY_SWEEP, in_tiers
 from tests.support.tiny import MOST_USED, plain_loss, plain_model, random_batches, tiny_config
@@ -27,9 +26,8 @@ rank adds the gradients of micro-batches in the order in which ranks that have o
 # ---------------------------------------------------------------------- to the bit
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", in_tiers(MOST_USED, ("llama", "gpt2", "mixtral"), FAMILY_SWEEP))
+@pytest.mark.parametrize("dtype, ranks", [("float32", 2), ("bfloat16", 3)])
+@pytest.mark.parametrize("family", in_tiers(MOST_USED, ("llama", "mixtral"), FAMILY_SWEEP))
 def test_ranks_with_one_micro_batch_have_the_bits_of_one_rank(family, dtype, ranks):
     """Weights are gathered as they are, sums are rounded once, and updates see the whole step."""
     job = Job(family, dtype, 3, ranks, UNTIED, IN_ORDER)
@@ -40,8 +38,7 @@ def test_ranks_with_one_micro_batch_have_the_bits_of_one_rank(family, dtype, ran
         assert ours == pytest.approx(theirs, rel=1e-6)  # a norm is added up shard by shard
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("optimizer", ["adamw_bf16", "adamw_8bit"])
+@pytest.mark.parametrize("ranks, optimizer", [(2, "adamw_bf16"), (3, "adamw_8bit")])
 def test_so_they_have_where_moments_are_rounded(optimizer, ranks, monkeypatch):
     """No shard cuts a block of codes, and random bits depend on the place in the whole unit."""
     monkeypatch.setattr("engine.planes.moments.SMALL", 256)
@@ -49,6 +46,8 @@ def test_so_they_have_where_moments_are_rounded(optimizer, ranks, monkeypatch):
     train(ranks, job).assert_same_bits(train(1, job))
 
 
+EXACT = ("ernie4_5_moe", "flint", "inkling_text", "olmo_hybrid")
+"""Routers, gates and other weights of these families stay in fp32 in a bf16 model."""
 AT_HOME = {
     "some": dict(device_homes=("embed", "block 0"), update_buffers=2),
     "all": dict(device_homes=("embed", "block 0", "block 1", "block 2", "head"), update_buffers=1),
@@ -66,16 +65,16 @@ AT_HOME = {
 def test_so_they_have_where_optimizers_run_on_the_device(homes, optimizer, monkeypatch):
     """A shard is updated in pieces of its own, each with its part of the sum."""
     monkeypatch.setattr("engine.planes.moments.SMALL", 256)
-    job = Job("qwen3", "bfloat16", 3, 2, UNTIED, IN_ORDER | {"optimizer": optimizer})
+    job = Job("qwen3", "bfloat16", 2, 2, UNTIED, IN_ORDER | {"optimizer": optimizer})
     several, one = (train(ranks, job, **AT_HOME[homes]) for ranks in (2, 1))
     several.assert_same_bits(one)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("family", in_tiers(KEEP, ("ernie4_5_moe",), FAMILY_SWEEP))
+@pytest.mark.parametrize("family", in_tiers(EXACT, ("ernie4_5_moe",), FAMILY_SWEEP))
 def test_so_they_have_where_weights_stay_in_fp32(family, ranks):
     """Whatever shard a router begins in, every rank computes with all bits of it."""
-    job = Job(family, "bfloat16", 3, ranks, {}, IN_ORDER, exact=True)
+    job = Job(family, "bfloat16", 2, ranks, {}, IN_ORDER, exact=True)
     train(ranks, job).assert_same_bits(train(1, job))
 
 
@@ -139,7 +138,7 @@ def ten_steps(family: str, tied: bool) -> Job:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("family", in_tiers(MOST_USED, ("qwen2", "gemma3_text"), FAMILY_SWEEP))
+@pytest.mark.parametrize("family", in_tiers(MOST_USED, ("gemma3_text",), FAMILY_SWEEP))
 def test_ranks_train_what_one_rank_trains(of_one_rank, family, tied, ranks):
     assert_near(train(ranks, ten_steps(family, tied)), of_one_rank(family, tied))
 

@@ -68,22 +68,22 @@ def all_equal(ours: dict, theirs: dict) -> bool:
     return all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
-@pytest.mark.parametrize("culprit", [0, 1])
 @pytest.mark.parametrize(
     "bad",
     in_tiers(
         [
             (name, what, number)
             for name in PLANS
-            for what in ("loss", "gradient norm")
-            for number in (math.nan, math.inf)
+            for what, number in (("loss", math.nan), ("gradient norm", math.inf))
         ],
         [("usual", "gradient norm", math.inf), ("all at home", "loss", math.nan)],
         PLAN_SWEEP,
     ),
     ids=lambda bad: ", ".join(map(str, bad)),
 )
-@pytest.mark.parametrize("in_threads", [False, True], ids=["inline", "lanes in threads"])
+@pytest.mark.parametrize(
+    "in_threads, culprit", [(False, 0), (True, 1)], ids=["inline", "lanes in threads"]
+)
 def test_all_ranks_give_up_the_same_step_and_can_skip_it(monkeypatch, bad, culprit, in_threads):
     """Whichever rank has the bad rows; the bad element is in the shard of the first."""
     monkeypatch.setattr(cuda_backend, "torch", ImmediateStreams())
@@ -166,7 +166,7 @@ def test_ranks_that_break_a_step_off_together_change_no_state():
         run.engine.train_step(1, random_batches(JOB.micro_batches, seed=1), RATE, check=check)
         run.engine.drain()
         before, whole = states(run), calls
-        for stop_at in range(1, whole + 1):  # noqa: B007  `check` reads it
+        for stop_at in range(1, whole + 1, 3):  # noqa: B007  `check` reads it
             calls = 0
             with pytest.raises(Enough):
                 run.engine.train_step(
@@ -181,7 +181,7 @@ def test_ranks_that_break_a_step_off_together_change_no_state():
         return found
 
     ours, theirs = on_ranks(2, work)
-    assert len(ours) == len(theirs) > 2 * 5 and all(ours) and all(theirs)
+    assert len(ours) == len(theirs) > 10 and all(ours) and all(theirs)
 
 
 def test_a_dry_run_of_all_ranks_changes_no_state():

@@ -232,8 +232,7 @@ STEPS = (
         "slot-filled-in-part",
         BLOCK_OPS,
         '    plane = context.store.tensor(op.unit, "weight_high")[start:stop]\n',
-        "    stop -= 64\n"
-        '    plane = context.store.tensor(op.unit, "weight_high")[start:stop]\n',
+        '    stop -= 64\n    plane = context.store.tensor(op.unit, "weight_high")[start:stop]\n',
         "The last parameter of a unit keeps the weights of another unit.",
         (LAWS, PARITY),
     ),
