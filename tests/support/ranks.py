@@ -1,5 +1,5 @@
-"""Several ranks in the threads of one process: each has an engine of its own over planes that all
-of them share, and they exchange tensors in memory.
+"""Several ranks in the threads of one process: each has an engine and planes of its own, and they
+exchange tensors in memory.
 """
 
 from __future__ import annotations
@@ -69,6 +69,10 @@ class ThreadExchange:
 
         self._meeting.exchange(self.rank, values, take)
         return total
+
+    def abort(self) -> None:
+        """Ends the waits of all ranks, those in their lanes too: this one has failed."""
+        self._meeting.abort()
 
 
 def on_ranks(ranks: int, work: Callable[[ThreadExchange], T]) -> list[T]:

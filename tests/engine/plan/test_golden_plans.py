@@ -22,6 +22,7 @@ FOLDER = Path(__file__).parent / "golden"
 BLOCKS = ["block 0", "block 1", "block 2", "block 3"]
 NUMEL = dict.fromkeys(BLOCKS, 100) | {"embed": 250, "head": 310}
 SMALL_OUTER = PlaneSizes(NUMEL | {"embed": 180, "head": 190}, embed_piece=90)
+OF_RANKS = PlaneSizes({unit: 10 * numel for unit, numel in NUMEL.items()}, rank=1)
 HOMES = ("embed", "block 0", "block 1", "head")
 
 CHOICES = {
@@ -80,6 +81,17 @@ CHOICES = {
     "pairs": PlanChoices(
         micro_batches=2, boundary_blocks=2, host_boundaries=True, kept_blocks=1, slots=3
     ),
+    "ranks": PlanChoices(micro_batches=2, ranks=2),
+    "ranks-with-homes": PlanChoices(
+        micro_batches=2,
+        ranks=2,
+        rounds=2,
+        gradient_sum=GradientSum.DEVICE,
+        parked_gradients=True,
+        shared_outer_slot=True,
+        device_homes=("embed", "block 1"),
+        update_buffers=2,
+    ),
     "homes-on-the-device": PlanChoices(micro_batches=2, device_homes=HOMES, update_buffers=2),
     "spare-buffers": PlanChoices(
         micro_batches=2,
@@ -103,6 +115,8 @@ def plan_of(name: str) -> StepPlan:
     if name in FORWARD:
         return build_forward_plan(BLOCKS, True, FORWARD[name], held=name == "forward-held")
     sizes = SMALL_OUTER if CHOICES[name].outer_in_parked else PlaneSizes(NUMEL, spill_numel=30)
+    if CHOICES[name].ranks > 1:
+        sizes = OF_RANKS
     return build_step_plan(BLOCKS, name == "vertical", CHOICES[name], sizes)
 
 

@@ -96,6 +96,9 @@ class HeldTicket:
             False,
         )
 
+    def require(self) -> None:
+        self.backend.run_until(self)
+
 
 @functools.lru_cache(maxsize=16)
 def _plain(family: str, **changes: Any) -> torch.nn.Module:

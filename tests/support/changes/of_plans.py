@@ -129,8 +129,8 @@ PLANS = (
     Change(
         "clip-not-waited-for",
         WRITE,
-        "self._emit(Update, unit, {CLIP: READY} | gradient, weights)",
-        "self._emit(Update, unit, gradient, weights)",
+        "self._emit(Update, unit, {CLIP: READY} | gradient, weights, piece=piece)",
+        "self._emit(Update, unit, gradient, weights, piece=piece)",
         "An update does not wait for the clip factor, nor for the check of the norm.",
         (GOLDEN, LAWS),
     ),
@@ -145,8 +145,8 @@ PLANS = (
     Change(
         "piece-beyond-its-plane",
         "engine/plan/pieces.py",
-        "return [(start, min(start + piece_numel, numel)) for start in starts]",
-        "return [(start, start + piece_numel) for start in starts]",
+        "return [(begin, min(begin + piece_numel, stop)) for begin in starts]",
+        "return [(begin, begin + piece_numel) for begin in starts]",
         "The last piece of a plane reaches beyond it.",
         (HOMES, GOLDEN),
     ),

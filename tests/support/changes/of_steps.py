@@ -33,8 +33,8 @@ STEPS = (
     Change(
         "norm-of-rounded-gradients",
         SUMS,
-        "_add_squares(context, op.unit, grad, start)",
-        "_add_squares(context, op.unit, grad.to(staging.dtype).float(), start)",
+        "        add_squares(context, op.unit, grad, start)",
+        "        add_squares(context, op.unit, grad.to(staging.dtype).float(), start)",
         "The norm is taken of the gradient after its rounding to bf16.",
         (BF16,),
     ),
@@ -49,11 +49,10 @@ STEPS = (
     Change(
         "evaluation-averages-means",
         ENGINE,
-        "total = summed(total, [step.losses[place] for place in range(len(sweep))])\n"
+        "total = summed(total, [loss for loss, _ in losses])\n"
         "                count += sum(int(batch.loss_tokens) for batch in sweep)\n",
-        "for place, batch in enumerate(sweep):\n"
-        "                    mean = float(step.losses[place]) / max(1, int(batch.loss_tokens))\n"
-        "                    total += mean\n"
+        "for (loss, _), batch in zip(losses, sweep):\n"
+        "                    total += float(loss) / max(1, int(batch.loss_tokens))\n"
         "                count += len(sweep)\n",
         "An evaluation is the mean of its micro-batches' means, not of its tokens.",
         (BF16, "tests/engine/train/test_evaluation_loss.py"),
@@ -109,8 +108,8 @@ STEPS = (
     Change(
         "mean-of-micro-batches",
         ENGINE,
-        "loss_scale=1.0 / max(1, loss_tokens)",
-        "loss_scale=1.0 / max(1, int(batches[0].loss_tokens) * len(batches))",
+        "loss_scale=1.0 / max(1, share.loss_tokens)",
+        "loss_scale=1.0 / max(1, int(share.batches[0].loss_tokens) * len(share.batches))",
         "Tokens count as if every micro-batch had as many as the first.",
         (BF16, PARITY),
     ),
@@ -133,15 +132,15 @@ STEPS = (
     Change(
         "dropout-alike-in-every-step",
         PASSES,
-        "(step.inputs.seed, step.inputs.number, position, op.micro_batch)",
-        "(step.inputs.seed, position, op.micro_batch)",
+        "(step.inputs.seed, step.inputs.number, position, micro_batch)",
+        "(step.inputs.seed, position, micro_batch)",
         "Every step drops the same activations.",
         (DROPOUT,),
     ),
     Change(
         "dropout-alike-in-every-micro-batch",
         PASSES,
-        "(step.inputs.seed, step.inputs.number, position, op.micro_batch)",
+        "(step.inputs.seed, step.inputs.number, position, micro_batch)",
         "(step.inputs.seed, step.inputs.number, position)",
         "All micro-batches of a step drop the same activations.",
         (DROPOUT,),
@@ -149,8 +148,8 @@ STEPS = (
     Change(
         "dropout-alike-in-every-block",
         PASSES,
-        "(step.inputs.seed, step.inputs.number, position, op.micro_batch)",
-        "(step.inputs.seed, step.inputs.number, op.micro_batch)",
+        "(step.inputs.seed, step.inputs.number, position, micro_batch)",
+        "(step.inputs.seed, step.inputs.number, micro_batch)",
         "All blocks drop the same activations.",
         (DROPOUT,),
     ),
@@ -232,10 +231,8 @@ STEPS = (
     Change(
         "slot-filled-in-part",
         BLOCK_OPS,
-        "def _prefetch(context: OpContext, op: Prefetch, _step: StepUnderWay) -> None:\n"
-        '    plane = context.store.tensor(op.unit, "weight_high")\n',
-        "def _prefetch(context: OpContext, op: Prefetch, _step: StepUnderWay) -> None:\n"
-        '    plane = context.store.tensor(op.unit, "weight_high")[:-64]\n',
+        '    plane = context.store.tensor(op.unit, "weight_high")[start:stop]\n',
+        '    stop -= 64\n    plane = context.store.tensor(op.unit, "weight_high")[start:stop]\n',
         "The last parameter of a unit keeps the weights of another unit.",
         (LAWS, PARITY),
     ),

@@ -8,6 +8,7 @@ from tests.support.changes.of_learning import LEARNED
 from tests.support.changes.of_moments import MOMENT_CHANGES
 from tests.support.changes.of_optimizer import OPTIMIZER
 from tests.support.changes.of_plans import PLANS
+from tests.support.changes.of_ranks import RANK_CHANGES
 from tests.support.changes.of_spilling import SPILL_CHANGES
 from tests.support.changes.of_steps import STEPS
 from tests.support.changes.record import Change
@@ -17,6 +18,7 @@ AREAS: dict[str, tuple[Change, ...]] = {
     "AdamW and planes": OPTIMIZER,
     "Smaller moments and parked gradients": MOMENT_CHANGES,
     "Moments on the disk": SPILL_CHANGES,
+    "Several ranks": RANK_CHANGES,
     "Planner": PLANS,
     "Data": DATA,
     "Checkpoints": CHECKPOINT,

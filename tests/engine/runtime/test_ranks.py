@@ -1,0 +1,192 @@
+"""Several ranks train what one rank trains: to the bit where sums are added in the same order, and
+elsewhere to the rounding of fp32.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.config.settings import ModelConfig
+from engine.model.build import build_model
+from tests.engine.runtime.test_parity import plain_optimizer
+from tests.support.tiers import FAMILY_SWEEP, in_tiers
+from tests.support.tiny import MOST_USED, plain_loss, plain_model, random_batches, tiny_config
+from tests.support.trained_ranks import InTurn, Job, Trained, train
+
+pytestmark = pytest.mark.computing
+
+UNTIED = {"tie_word_embeddings": False}
+IN_ORDER = {"max_grad_norm": None, "loss_chunk": 64}
+"""The losses of a micro-batch are computed at once, and no gradient is scaled by a norm. Then one
+rank adds the gradients of micro-batches in the order in which ranks that have one each are added.
+"""
+
+
+# ---------------------------------------------------------------------- to the bit
+
+
+@pytest.mark.parametrize("dtype, ranks", [("float32", 2), ("bfloat16", 3)])
+@pytest.mark.parametrize("family", in_tiers(MOST_USED, ("llama", "mixtral"), FAMILY_SWEEP))
+def test_ranks_with_one_micro_batch_have_the_bits_of_one_rank(family, dtype, ranks):
+    """Weights are gathered as they are, sums are rounded once, and updates see the whole step."""
+    job = Job(family, dtype, 3, ranks, UNTIED, IN_ORDER)
+    several, one = train(ranks, job), train(1, job)
+    several.assert_same_bits(one)
+    assert [loss for loss, _ in several.steps] == [loss for loss, _ in one.steps]
+    for (_, ours), (_, theirs) in zip(several.steps, one.steps):
+        assert ours == pytest.approx(theirs, rel=1e-6)  # a norm is added up shard by shard
+
+
+@pytest.mark.parametrize("ranks, optimizer", [(2, "adamw_bf16"), (3, "adamw_8bit")])
+def test_so_they_have_where_moments_are_rounded(optimizer, ranks, monkeypatch):
+    """No shard cuts a block of codes, and random bits depend on the place in the whole unit."""
+    monkeypatch.setattr("engine.planes.moments.SMALL", 256)
+    job = Job("qwen3", "bfloat16", 3, ranks, UNTIED, IN_ORDER | {"optimizer": optimizer})
+    train(ranks, job).assert_same_bits(train(1, job))
+
+
+EXACT = ("ernie4_5_moe", "flint", "inkling_text", "olmo_hybrid")
+"""Routers, gates and other weights of these families stay in fp32 in a bf16 model."""
+AT_HOME = {
+    "some": dict(device_homes=("embed", "block 0"), update_buffers=2),
+    "all": dict(device_homes=("embed", "block 0", "block 1", "block 2", "head"), update_buffers=1),
+    "all, parked": dict(
+        device_homes=("embed", "block 0", "block 1", "block 2", "head"),
+        update_buffers=3,
+        update_pieces=4,
+        parked_gradients=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
+@pytest.mark.parametrize("homes", AT_HOME)
+def test_so_they_have_where_optimizers_run_on_the_device(homes, optimizer, monkeypatch):
+    """A shard is updated in pieces of its own, each with its part of the sum."""
+    monkeypatch.setattr("engine.planes.moments.SMALL", 256)
+    job = Job("qwen3", "bfloat16", 2, 2, UNTIED, IN_ORDER | {"optimizer": optimizer})
+    several, one = (train(ranks, job, **AT_HOME[homes]) for ranks in (2, 1))
+    several.assert_same_bits(one)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("family", in_tiers(EXACT, ("ernie4_5_moe",), FAMILY_SWEEP))
+def test_so_they_have_where_weights_stay_in_fp32(family, ranks):
+    """Whatever shard a router begins in, every rank computes with all bits of it."""
+    job = Job(family, "bfloat16", 2, ranks, {}, IN_ORDER, exact=True)
+    train(ranks, job).assert_same_bits(train(1, job))
+
+
+def test_so_they_have_with_dropout():
+    """A row is masked alike on whichever rank it is."""
+    dropout = dict(resid_pdrop=0.2, embd_pdrop=0.2, attn_pdrop=0.2)
+    job = Job("gpt2", "bfloat16", 2, 2, UNTIED | dropout, IN_ORDER)
+
+    def trained(ranks: int, job: Job) -> Trained:
+        return train(ranks, job, lambda _: InTurn())
+
+    one = trained(1, job)
+    trained(2, job).assert_same_bits(one)
+    without = trained(1, Job("gpt2", "bfloat16", 2, 2, UNTIED, IN_ORDER))
+    assert without.steps[0][0] != pytest.approx(one.steps[0][0], rel=1e-3)
+
+
+def test_masks_do_not_depend_on_how_many_micro_batches_a_rank_has():
+    dropout = dict(resid_pdrop=0.2, embd_pdrop=0.2, attn_pdrop=0.2)
+    job = Job("gpt2", "float32", 2, 4, dropout)
+    one, two = (train(ranks, job, lambda _: InTurn()) for ranks in (1, 2))
+    assert_near(two, one)
+
+
+# ---------------------------------------------------------------------- to the rounding of fp32
+
+BOUNDS = {"weight_high": 2e-6, "exp_avg": 8e-6, "exp_avg_sq": 8e-6, "grad": 1.2e-5}
+"""After ten steps the shards may be off by these parts of the norm of their plane. The families
+differ by up to 6e-7, 2.3e-6, 1.6e-6 and 4e-6, which is what reassociated sums make of fp32's 6e-8
+in so many steps. The bounds leave three times as much, for other processors.
+"""
+LOSS, NORM = 6e-7, 2e-6
+"""Losses differ by up to two units in the last place, and norms by up to 6e-7."""
+
+
+def assert_near(ours: Trained, theirs: Trained) -> None:
+    for (loss, norm), (expected_loss, expected_norm) in zip(ours.steps, theirs.steps):
+        assert loss == pytest.approx(expected_loss, rel=LOSS)
+        assert norm == pytest.approx(expected_norm, rel=NORM)
+    for (unit, plane), expected in theirs.planes.items():
+        error = (ours.planes[unit, plane] - expected).norm() / expected.norm()
+        assert error < BOUNDS[plane], f"{plane} of {unit} is off by {error:.1e}"
+
+
+@pytest.fixture(scope="module")
+def of_one_rank():
+    """Returns the training of one rank, which is the same for every number of ranks."""
+    made: dict[tuple[str, bool], Trained] = {}
+
+    def get(family: str, tied: bool) -> Trained:
+        if (family, tied) not in made:
+            made[family, tied] = train(1, ten_steps(family, tied))
+        return made[family, tied]
+
+    return get
+
+
+def ten_steps(family: str, tied: bool) -> Job:
+    return Job(family, steps=10, changes={"tie_word_embeddings": tied})
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("family", in_tiers(MOST_USED, ("gemma3_text",), FAMILY_SWEEP))
+def test_ranks_train_what_one_rank_trains(of_one_rank, family, tied, ranks):
+    assert_near(train(ranks, ten_steps(family, tied)), of_one_rank(family, tied))
+
+
+def test_ranks_train_what_plain_torch_trains():
+    config = tiny_config("qwen3", tie_word_embeddings=True)
+    job = Job("qwen3", steps=10, changes={"tie_word_embeddings": True})
+    found, plain = train(2, job), plain_model(config)
+    layouts = build_model(config, ModelConfig(source="tiny", dtype="float32")).layouts
+    decay = {spec.full_name for layout in layouts for spec in layout.parameters if spec.decay}
+    optimizer = plain_optimizer(plain, decay)
+    for step, (ours, our_norm) in enumerate(found.steps, start=1):
+        loss = plain_loss(plain, random_batches(job.micro_batches, seed=step))
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        assert ours == pytest.approx(loss.item(), rel=2e-5)
+        assert our_norm == pytest.approx(float(norm), rel=1e-4)
+        optimizer.step()
+        optimizer.zero_grad()
+    weights = dict(plain.named_parameters())
+    seen = set()
+    for layout in layouts:
+        plane = found.planes[layout.unit, "weight_high"]
+        for spec, offset in zip(layout.parameters, layout.offsets):
+            mine = plane[offset : offset + spec.numel].view(spec.shape)
+            torch.testing.assert_close(mine, weights[spec.full_name].detach(), rtol=1e-4, atol=2e-5)
+            seen.add(spec.full_name)
+    assert seen == set(weights)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_in_bf16_a_gradient_differs_by_its_last_bit_alone(tied):
+    """Sums over ranks are fp32 sums in another order. They are rounded once, after all are added:
+    of 2**15 numbers, about one ends on the other side, by one unit in the last place.
+    """
+    job = Job("qwen3", "bfloat16", 1, 4, {"tie_word_embeddings": tied})
+    one, two = train(1, job), train(2, job)
+    differing = total = 0
+    for (unit, plane), theirs in one.planes.items():
+        if plane != "grad":
+            continue
+        steps = (_ordered(two.planes[unit, plane]) - _ordered(theirs)).abs()
+        assert steps.max() <= 1, unit
+        differing, total = differing + int(steps.sum()), total + steps.numel()
+    assert differing <= 10 < total / 2000
+
+
+def _ordered(values: torch.Tensor) -> torch.Tensor:
+    """Returns the place of each bf16 number among all of them, int32 [n]."""
+    bits = values.view(torch.int16).to(torch.int32)
+    return torch.where(bits < 0, -(bits & 0x7FFF), bits)

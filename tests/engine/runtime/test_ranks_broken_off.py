@@ -1,0 +1,198 @@
+"""A step that fails on one rank fails on all of them, in the same call, and is not applied in any
+part on any. A step with a loss that is not finite can be skipped, and all ranks go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from engine.errors import NonFiniteError
+from engine.plan.choices import PlanChoices
+from engine.runtime import cuda_backend
+from engine.runtime.cpu_backend import CpuBackend
+from tests.engine.plan.test_laws import DelayedBackend
+from tests.engine.runtime.test_ranks_same_bits import HOMES, LATE
+from tests.support.lanes import ImmediateStreams, lanes_without_a_gpu
+from tests.support.ranks import Meeting, ThreadExchange, on_ranks
+from tests.support.tiers import PLAN_SWEEP, in_tiers
+from tests.support.tiny import random_batches
+from tests.support.trained_ranks import RATE, Job, open_rank, shards_of
+
+pytestmark = pytest.mark.computing
+
+JOB = Job("qwen2", "bfloat16", changes={"tie_word_embeddings": False})
+PLANS: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "parked gradients": dict(parked_gradients=True),
+    "some at home": dict(device_homes=HOMES["some"], update_buffers=2),
+    "all at home": dict(device_homes=HOMES["all"], update_buffers=2, parked_gradients=True),
+}
+BAD_STEP = 2
+STATES = ("weight_high", "weight_low", "exp_avg", "exp_avg_sq")
+
+
+class Spoilt(ThreadExchange):
+    """Has a number that is not finite in what one rank brings, as if its rows had made it."""
+
+    def __init__(self, meeting: Meeting, rank: int, what: str, number: float):
+        super().__init__(meeting, rank)
+        self._what, self._number = what, number
+        self.spoils = False
+
+    def reduce_scatter(self, sums: torch.Tensor) -> None:
+        if self.spoils and self._what == "gradient norm":
+            sums[3] = self._number
+        super().reduce_scatter(sums)
+
+    def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
+        if self.spoils and self._what == "loss":
+            values = values.clone()
+            values[-1] = self._number
+        return super().all_reduce(values)
+
+
+def step(run: Any, number: int) -> None:
+    run.engine.train_step(number, random_batches(JOB.micro_batches, seed=number), RATE)
+
+
+def states(run: Any) -> dict[tuple[str, str], torch.Tensor]:
+    return {key: shard for key, shard in shards_of(run).items() if key[1] in STATES}
+
+
+def all_equal(ours: dict, theirs: dict) -> bool:
+    return all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    in_tiers(
+        [
+            (name, what, number)
+            for name in PLANS
+            for what, number in (("loss", math.nan), ("gradient norm", math.inf))
+        ],
+        [("usual", "gradient norm", math.inf), ("all at home", "loss", math.nan)],
+        PLAN_SWEEP,
+    ),
+    ids=lambda bad: ", ".join(map(str, bad)),
+)
+@pytest.mark.parametrize(
+    "in_threads, culprit", [(False, 0), (True, 1)], ids=["inline", "lanes in threads"]
+)
+def test_all_ranks_give_up_the_same_step_and_can_skip_it(monkeypatch, bad, culprit, in_threads):
+    """Whichever rank has the bad rows; the bad element is in the shard of the first."""
+    monkeypatch.setattr(cuda_backend, "torch", ImmediateStreams())
+    name, what, number = bad
+    choices = PlanChoices(micro_batches=2, ranks=2, **PLANS[name])
+    backend = lanes_without_a_gpu if in_threads else CpuBackend
+
+    def work(exchange: ThreadExchange) -> tuple[bool, dict, dict]:
+        spoilt = Spoilt(exchange._meeting, exchange.rank, what, number)
+        run = open_rank(JOB, choices, spoilt, backend())
+        step(run, 1)
+        run.engine.drain()
+        before = states(run)
+        spoilt.spoils = exchange.rank == culprit
+        with pytest.raises(NonFiniteError, match=f"The {what} of step {BAD_STEP} is not a finite"):
+            step(run, BAD_STEP)
+        with contextlib.suppress(NonFiniteError):  # lanes with threads raise it again
+            run.engine.drain()
+        unchanged = all_equal(states(run), before)
+        spoilt.spoils = False
+        run.store.held.give_up()
+        run.store.held.skip(BAD_STEP)
+        step(run, 3)
+        run.engine.drain()
+        after = states(run)
+        run.close()
+        return unchanged, before, after
+
+    def without(exchange: ThreadExchange) -> dict:
+        run = open_rank(JOB, choices, exchange)
+        step(run, 1)
+        run.store.held.skip(BAD_STEP)
+        step(run, 3)
+        run.engine.drain()
+        expected = states(run)
+        run.close()
+        return expected
+
+    for (unchanged, before, after), expected in zip(on_ranks(2, work), on_ranks(2, without)):
+        assert unchanged
+        assert all_equal(after, expected) and not all_equal(after, before)
+
+
+@pytest.mark.parametrize("late", ["exchange", "all"])
+def test_it_is_raised_by_the_call_that_submits_the_step_however_late_a_lane_is(late):
+    """Else one rank would be in the next step, where it would wait for a rank that is not."""
+    choices = PlanChoices(micro_batches=2, ranks=2)
+
+    def work(exchange: ThreadExchange) -> bool:
+        spoilt = Spoilt(exchange._meeting, exchange.rank, "loss", math.nan)
+        backend = DelayedBackend(LATE[late] if exchange.rank == 1 else ())
+        run = open_rank(JOB, choices, spoilt, backend)
+        before = states(run)
+        spoilt.spoils = exchange.rank == 1
+        with pytest.raises(NonFiniteError):
+            step(run, 1)
+        return all_equal(states(run), before)
+
+    assert on_ranks(2, work) == [True, True]
+
+
+class Enough(Exception):
+    pass
+
+
+def test_ranks_that_break_a_step_off_together_change_no_state():
+    """`check` asks every rank before each op; a stop reaches all of them at the same op."""
+    choices = PlanChoices(micro_batches=2, ranks=2)
+
+    def work(exchange: ThreadExchange) -> list[bool]:
+        run = open_rank(JOB, choices, exchange)
+        calls, stop_at, found = 0, 0, []
+
+        def check() -> None:
+            nonlocal calls
+            calls += 1
+            if calls == stop_at:
+                raise Enough
+
+        run.engine.train_step(1, random_batches(JOB.micro_batches, seed=1), RATE, check=check)
+        run.engine.drain()
+        before, whole = states(run), calls
+        for stop_at in range(1, whole + 1, 3):  # noqa: B007  `check` reads it
+            calls = 0
+            with pytest.raises(Enough):
+                run.engine.train_step(
+                    2, random_batches(JOB.micro_batches, seed=2), RATE, check=check
+                )
+            run.engine.drain()
+            found.append(all_equal(states(run), before))
+        step(run, 2)
+        run.engine.drain()
+        found.append(not all_equal(states(run), before))
+        run.close()
+        return found
+
+    ours, theirs = on_ranks(2, work)
+    assert len(ours) == len(theirs) > 10 and all(ours) and all(theirs)
+
+
+def test_a_dry_run_of_all_ranks_changes_no_state():
+    choices = PlanChoices(micro_batches=2, ranks=2)
+
+    def work(exchange: ThreadExchange) -> bool:
+        run = open_rank(JOB, choices, exchange)
+        before = states(run)
+        run.engine.dry_run(random_batches(JOB.micro_batches, seed=1))
+        unchanged = all_equal(states(run), before)
+        run.close()
+        return unchanged
+
+    assert on_ranks(2, work) == [True, True]

@@ -1,0 +1,201 @@
+"""Law 2 and law 3 for several ranks: with their number fixed, any plan gives the same bits, and no
+delay changes one, whichever lanes of whichever ranks are late. A missing wait is found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine.errors import NonFiniteError
+from engine.plan.ops import UPDATE_LANES, Lane
+from engine.runtime import cuda_backend
+from engine.runtime.cpu_backend import CpuBackend
+from tests.engine.plan.test_laws import SAME_BITS, DelayedBackend
+from tests.support.lanes import CARELESS_TRIES, ImmediateStreams, lanes_without_a_gpu
+from tests.support.tiers import PLAN_SWEEP, in_tiers
+from tests.support.trained_ranks import Job, Trained, train
+
+pytestmark = pytest.mark.computing
+
+HOMES = {
+    "some": ("embed", "block 0"),
+    "all": ("embed", "block 0", "block 1", "block 2", "head"),
+}
+OF_ONE_RANK = ("boundary_blocks", "gradients_in_sums")
+PLANS = {
+    name: changes for name, changes in SAME_BITS.items() if not set(changes) & set(OF_ONE_RANK)
+} | {"parked gradients": dict(parked_gradients=True)}
+UNTIED_PLANS = {
+    "rounds": dict(rounds=2, gradient_sum="device"),
+    "rounds, host boundaries": dict(rounds=2, gradient_sum="device", host_boundaries=True),
+    "rounds, kept": dict(rounds=2, gradient_sum="device", kept_blocks=2),
+    "rounds, parked": dict(parked_gradients=True, rounds=2, gradient_sum="device"),
+    "shared outer slot": dict(shared_outer_slot=True),
+    "shared outer slot, rounds": dict(shared_outer_slot=True, rounds=2, gradient_sum="device"),
+    "shared outer slot, parked": dict(shared_outer_slot=True, parked_gradients=True),
+}
+"""In a tied model, rounds add the gradients of embed and head in another order."""
+HOME_PLANS = {
+    "two buffers": dict(update_buffers=2),
+    "three buffers": dict(update_buffers=3),
+    "small pieces": dict(update_buffers=3, update_pieces=4),
+    "resident": dict(update_buffers=2, resident_blocks=2),
+    "kept, three slots": dict(update_buffers=1, kept_blocks=2, slots=3, prefetch_depth=2),
+    "rounds": dict(update_buffers=2, rounds=2, gradient_sum="device"),
+    "parked": dict(update_buffers=2, parked_gradients=True),
+}
+FIRST_PLANS = ("one slot", "deep prefetch", "all kept", "host boundaries", "rounds")
+FIRST_PLANS += ("parked gradients", "shared outer slot, parked")
+
+
+@pytest.fixture(autouse=True)
+def tiny_is_not_small(monkeypatch):
+    """Where moments are rounded, the matrices of a tiny model are kept in 8 bits."""
+    monkeypatch.setattr("engine.planes.moments.SMALL", 256)
+
+
+@pytest.fixture(scope="module")
+def usual():
+    """Returns the training by the plan without choices, which is made once for a job."""
+    made: dict[str, Trained] = {}
+
+    def get(ranks: int, job: Job, **choices) -> Trained:
+        key = repr((ranks, job, choices))
+        if key not in made:
+            made[key] = train(ranks, job, **choices)
+        return made[key]
+
+    return get
+
+
+def job_of(dtype: str = "bfloat16", tied: bool = False, optimizer: str = "adamw") -> Job:
+    changes, engine = {"tie_word_embeddings": tied}, {"max_grad_norm": 0.5, "optimizer": optimizer}
+    return Job("qwen3", dtype, changes=changes, engine=engine)
+
+
+def assert_same(ours: Trained, theirs: Trained) -> None:
+    """Planes of gradients are compared where both plans have them."""
+    common = ours.planes.keys() & theirs.planes.keys()
+    assert {plane for _, plane in common} >= {"weight_high", "exp_avg", "exp_avg_sq"}
+    mine, other = ({key: each.planes[key] for key in common} for each in (ours, theirs))
+    Trained(ours.steps, mine).assert_same_bits(Trained(theirs.steps, other))
+    assert not (ours.steps and theirs.steps) or ours.steps == theirs.steps
+
+
+# ---------------------------------------------------------------------- plans
+
+
+def test_repeated_runs_have_the_same_bits(usual):
+    for ranks in (2, 4):
+        assert_same(train(ranks, job_of(tied=True)), usual(ranks, job_of(tied=True)))
+
+
+@pytest.mark.parametrize("dtype, tied", [("bfloat16", False), ("float32", True)])
+@pytest.mark.parametrize("name", in_tiers(PLANS, FIRST_PLANS, PLAN_SWEEP))
+def test_any_plan_gives_the_same_bits(usual, name, dtype, tied):
+    job = job_of(dtype, tied)
+    assert_same(train(2, job, **PLANS[name]), usual(2, job))
+
+
+@pytest.mark.parametrize("name", in_tiers(UNTIED_PLANS, FIRST_PLANS, PLAN_SWEEP))
+def test_so_do_plans_for_untied_models(usual, name):
+    assert_same(train(2, job_of(), **UNTIED_PLANS[name]), usual(2, job_of()))
+
+
+@pytest.mark.parametrize(
+    "homes, optimizer", [("some", "adamw"), ("all", "adamw_bf16"), ("all", "adamw_8bit")]
+)
+@pytest.mark.parametrize("name", in_tiers(HOME_PLANS, ("three buffers", "parked"), PLAN_SWEEP))
+def test_so_do_plans_whose_optimizers_run_on_the_device(usual, name, homes, optimizer):
+    job, at_home = job_of(optimizer=optimizer), {"device_homes": HOMES[homes]}
+    expected = usual(2, job, **at_home, update_buffers=1)
+    assert_same(train(2, job, **at_home, **HOME_PLANS[name]), expected)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_bf16", "adamw_8bit"])
+@pytest.mark.parametrize("name", in_tiers(UNTIED_PLANS, ("rounds",), PLAN_SWEEP))
+def test_so_do_plans_with_rounded_moments_on_the_host(usual, name, optimizer):
+    job = replace(job_of(optimizer=optimizer), micro_batches=6)  # two for each rank
+    assert_same(train(3, job, **UNTIED_PLANS[name]), usual(3, job))
+
+
+# ---------------------------------------------------------------------- delays
+
+LATE = {
+    "exchange": (Lane.EXCHANGE,),
+    "h2d": (Lane.H2D,),
+    "d2h and host": (Lane.D2H, Lane.HOST),
+    "compute": (Lane.COMPUTE,),
+    "updates": UPDATE_LANES,
+    "all": tuple(Lane),
+}
+DELAYED = {
+    "usual": {},
+    "rounds, host boundaries": UNTIED_PLANS["rounds, host boundaries"],
+    "parked gradients": PLANS["parked gradients"],
+    "homes": dict(device_homes=HOMES["all"], update_buffers=2),
+}
+FIRST_DELAYS = ("exchange",)
+
+
+@pytest.mark.parametrize("who", ["every rank", "one rank"])
+@pytest.mark.parametrize("late", in_tiers(LATE, FIRST_DELAYS, PLAN_SWEEP))
+@pytest.mark.parametrize("name", DELAYED)
+def test_no_delay_changes_a_bit(usual, name, late, who):
+    """A rank whose EXCHANGE is late holds the others up, and takes part in the end."""
+    job = job_of()
+
+    def backend(rank: int) -> CpuBackend:
+        return DelayedBackend(LATE[late] if who == "every rank" or rank == 1 else ())
+
+    found = train(2, job, backend, **DELAYED[name])
+    assert_same(found, usual(2, job, **DELAYED[name]))
+
+
+# ---------------------------------------------------------------------- waits that are missing
+
+
+@pytest.fixture
+def lanes(monkeypatch):
+    """Makes backends with real lane threads, without a GPU."""
+    monkeypatch.setattr(cuda_backend, "torch", ImmediateStreams())
+    return lanes_without_a_gpu
+
+
+@pytest.mark.parametrize("slow", [(Lane.EXCHANGE,), (Lane.H2D, Lane.D2H), (Lane.HOST,)], ids=str)
+def test_lanes_in_threads_have_the_same_bits(usual, lanes, slow):
+    """One rank is slow in some lanes, and the lanes of both run at once."""
+    job = job_of()
+    found = train(2, job, lambda rank: lanes(slow if rank == 1 else ()))
+    assert_same(found, usual(2, job))
+
+
+@pytest.mark.parametrize(
+    "careless, slow",
+    [
+        (Lane.EXCHANGE, (Lane.H2D,)),  # weights are gathered before they are there
+        (Lane.COMPUTE, (Lane.EXCHANGE,)),  # weights are used before they are gathered
+        (Lane.D2H, (Lane.EXCHANGE,)),  # a gradient leaves before it is the sum of all ranks
+    ],
+    ids=lambda lane: lane if isinstance(lane, str) else "+".join(lane),
+)
+def test_a_lane_that_does_not_wait_is_found(usual, lanes, careless, slow):
+    """It is careless on one rank alone, and changes what all of them compute."""
+    job = job_of()
+    expected = usual(2, job)
+
+    def goes_wrong() -> bool:
+        try:
+            found = train(2, job, lambda rank: lanes(slow, (careless,) if rank == 1 else ()))
+            assert_same(found, expected)
+        except (NonFiniteError, AssertionError):
+            return True
+        except RuntimeError as error:
+            # Autograd itself noticed that saved weights were written over.
+            assert "modified by an inplace operation" in str(error)
+            return True
+        return False
+
+    assert any(goes_wrong() for _ in range(CARELESS_TRIES))

@@ -1,0 +1,142 @@
+"""Changes to steps that several ranks compute."""
+
+from __future__ import annotations
+
+from tests.support.changes.record import Change
+
+OPS = "engine/runtime/exchange_ops.py"
+RANKS = "tests/engine/runtime/test_ranks.py"
+SAME_BITS = "tests/engine/runtime/test_ranks_same_bits.py"
+PLANS = "tests/engine/plan/test_plans_of_ranks.py"
+ONE_EACH = f"{RANKS}::test_ranks_with_one_micro_batch_have_the_bits_of_one_rank"
+AS_ONE_RANK = f"{RANKS}::test_ranks_train_what_one_rank_trains"
+
+RANK_CHANGES = (
+    Change(
+        "weights-not-gathered",
+        OPS,
+        "    context.exchange.all_gather(slot[: context.plan.shards.padded(layout.numel)])\n",
+        "",
+        "A rank computes with its own shard and what a slot held before.",
+        (ONE_EACH,),
+    ),
+    Change(
+        "exact-weights-not-gathered",
+        OPS,
+        "exact.low.copy_(context.exchange.all_reduce(low))",
+        "context.exchange.all_reduce(low)",
+        "A router has the low bits of this rank's shard alone.",
+        (f"{RANKS}::test_so_they_have_where_weights_stay_in_fp32",),
+    ),
+    Change(
+        "norm-of-one-rank",
+        "engine/runtime/block_ops.py",
+        "norms = state.totals if context.plan.shards.ranks > 1 else state.norms",
+        "norms = state.norms",
+        "Each rank clips by the norm of its own shards.",
+        (AS_ONE_RANK,),
+    ),
+    Change(
+        "norm-of-the-first-shard-alone",
+        OPS,
+        "add_squares(context, op.unit, total[start:stop], 0)",
+        "add_squares(context, op.unit, total[start : stop if shards.rank == 0 else start], 0)",
+        "The norm of a step leaves out what all ranks but the first have.",
+        (AS_ONE_RANK,),
+    ),
+    Change(
+        "shards-rounded-before-they-are-added",
+        OPS,
+        "    context.exchange.reduce_scatter(total)\n",
+        "    total.copy_(total.to(context.state.dtype))\n"
+        "    context.exchange.reduce_scatter(total)\n",
+        "The sum of each rank is rounded to bf16, and the sum over the ranks once more.",
+        (f"{RANKS}::test_in_bf16_a_gradient_differs_by_its_last_bit_alone",),
+    ),
+    Change(
+        "first-micro-batch-of-every-rank-alike",
+        "engine/runtime/streaming_engine.py",
+        "            first=share.first,\n",
+        "",
+        "The rows of all ranks are masked alike by dropout.",
+        (f"{RANKS}::test_so_they_have_with_dropout",),
+    ),
+    Change(
+        "tokens-of-one-rank",
+        "engine/runtime/step.py",
+        "tokens = sum(int(batch.loss_tokens) for batch in batches)",
+        "tokens = sum(int(batch.loss_tokens) for batch in batches[first : first + count])",
+        "Each rank takes the mean over its own tokens.",
+        (ONE_EACH,),
+    ),
+    Change(
+        "staged-shard-read-as-a-whole-unit",
+        "engine/runtime/update_ops.py",
+        "grad = context.state.stagings[op.staging][start - first : stop - first]",
+        "grad = context.state.stagings[op.staging][start : start + (stop - start)]",
+        "The device takes a gradient from where it is in the unit, not in the shard.",
+        (f"{RANKS}::test_so_they_have_where_optimizers_run_on_the_device",),
+    ),
+    Change(
+        "sent-shard-read-as-a-whole-unit",
+        "engine/runtime/block_ops.py",
+        "gradient = context.state.stagings[op.staging][start - first : stop - first]",
+        "gradient = context.state.stagings[op.staging][start + 0 * first : stop]",
+        "A parked gradient is taken from where it is in the unit, not in the shard.",
+        (f"{SAME_BITS}::test_any_plan_gives_the_same_bits",),
+    ),
+    Change(
+        "shards-cut-blocks-of-codes",
+        "engine/plan/shards.py",
+        "SHARD_ELEMENTS = 256\n",
+        "SHARD_ELEMENTS = 64\n",
+        "A shard begins within a block of 8-bit codes.",
+        (f"{PLANS}::test_no_border_cuts_a_block_of_codes",),
+    ),
+    Change(
+        "weights-updated-in-the-slot-of-one-rank",
+        "engine/plan/device_updates.py",
+        "            self._slots = {}  # the other ranks need the updated weights, too\n",
+        "            pass\n",
+        "A rank updates its shard in a slot, and the others keep the old weights there.",
+        (f"{PLANS}::test_every_plan_of_every_rank_is_sound", SAME_BITS),
+    ),
+    Change(
+        "sum-taken-again-while-it-is-exchanged",
+        "engine/plan/unit_ops.py",
+        "        reads = {grad: Content(ContentKind.SUM, unit)} | self.device.arena_of(unit)\n"
+        "        writes = {grad: Content(ContentKind.SHARD, unit), staging: Content("
+        "ContentKind.SUM, unit)}\n",
+        "        reads = {grad: Content(ContentKind.SUM, unit)} | self.device.arena_of(unit)\n"
+        "        reads.pop(grad)\n"
+        "        writes = {staging: Content(ContentKind.SUM, unit)}\n",
+        "The sum over the ranks does not wait for the backward, nor the next backward for it.",
+        (f"{SAME_BITS}::test_no_delay_changes_a_bit",),
+    ),
+    Change(
+        "gather-not-in-the-plan",
+        "engine/plan/write_ops.py",
+        "        self._emit(Prefetch, unit, planes, shard, slot=slot)\n"
+        "        self._emit(AllGather, unit, shard, writes, slot=slot)",
+        "        self._emit(Prefetch, unit, planes, writes, slot=slot)\n"
+        "        self._emit(AllGather, unit, {}, {}, slot=slot)",
+        "Nothing waits for the gather of weights: a block may be computed before it.",
+        (f"{SAME_BITS}::test_no_delay_changes_a_bit",),
+    ),
+    Change(
+        "sums-added-in-another-order",
+        "engine/exchange/exchange.py",
+        "first, *others = shards.view(self.ranks, -1)",
+        "first, *others = shards.view(self.ranks, -1).roll(self.rank, 0)",
+        "Each rank adds the shards in an order of its own.",
+        ("tests/engine/exchange/test_exchange.py::test_sums_are_added_in_the_order_of_ranks",),
+    ),
+    Change(
+        "a-rank-gives-up-later-than-the-others",
+        "engine/runtime/streaming_engine.py",
+        "            self._train.wait_for(OpKind.CLIP)\n",
+        "            pass\n",
+        "A rank is in the next step when it hears that this one has failed.",
+        ("tests/engine/runtime/test_ranks_broken_off.py",),
+    ),
+)
