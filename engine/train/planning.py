@@ -127,7 +127,8 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     chosen = report.chosen
     # A resumed run continues bit for bit, if the memory that there is now allows that.
     parked, together = report.choices["parked_gradients"], report.choices["boundary_blocks"]
-    planned_job = Job(shape, config, row_length, rounding, parked, together)
+    ranks = report.choices["ranks"]
+    planned_job = Job(shape, config, row_length, rounding, parked, together, ranks)
     product = largest_product(shape, chosen.micro_batch_size * row_length)
     matmul_rates = rates
     if isinstance(backend, CpuBackend):
