@@ -26,7 +26,7 @@ from engine.fit.planner import Chosen
 from engine.fit.predict import predicted_seconds
 from engine.fit.sizes import RUNTIME_BYTES
 from engine.fit.spill import shares_disk_of_runs, spill_of, spill_room
-from engine.machine.device import device_of, gpu_limit, rates_of
+from engine.machine.device import device_of, gpu_count, gpu_limit, rates_of, with_link
 from engine.machine.disk_rates import with_disk
 from engine.machine.rates import Rates, stored_cpu_rates
 from engine.machine.read_machine import Machine
@@ -347,7 +347,8 @@ def needs_of(
     ConfigError for what no machine could run.
     """
     shape = shape.with_optimizer(config.train.optimizer)
-    rates = facts.rates or rates_of(config, machine)
+    known = facts.rates
+    rates = rates_of(config, machine) if known is None else with_link(known, machine)
     job = Job(shape, config, config.data.max_seq_len, facts.rounding)
     facts = replace(facts, rates=rates)
     found = [
@@ -389,16 +390,14 @@ def _on_ranks(job: Job, machine: Machine, rates: Rates | None) -> list[tuple[Job
     that contradict a number of several leave it out where there are others.
     """
     config = job.config
-    device = device_of(config, machine)
-    gpus = len(machine.gpus) if device == "cuda" else 0
     found = []
-    numbers = numbers_of_ranks(config, gpus, job.rounding)
+    numbers = numbers_of_ranks(config, gpu_count(config, machine), job.rounding)
     for ranks in numbers:
         on_ranks = replace(job, ranks=ranks)
         if ranks > 1 == numbers[0] and not _is_possible(on_ranks):
             continue
         target = Target(
-            device=device,
+            device=device_of(config, machine),
             gpu_limit=gpu_limit(config, machine, ranks),
             host_free=machine.ram_available,
             rates=rates,

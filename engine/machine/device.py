@@ -26,6 +26,11 @@ def device_of(config: TrainConfig, machine: Machine) -> str:
     return "cuda" if machine.gpus and config.engine.device != "cpu" else "cpu"
 
 
+def gpu_count(config: TrainConfig, machine: Machine) -> int:
+    """Returns how many GPUs a run can compute on; 0 where it computes on the CPU."""
+    return len(machine.gpus) if device_of(config, machine) == "cuda" else 0
+
+
 def gpu_limit(config: TrainConfig, machine: Machine, ranks: int) -> int | None:
     """Returns the bytes that the run may take of the memory of each GPU; None on the CPU."""
     if device_of(config, machine) == "cpu":
@@ -48,8 +53,13 @@ def rates_of(config: TrainConfig, machine: Machine) -> Rates | None:
     if device_of(config, machine) == "cpu":
         return None
     measured = measured_rates(config, machine)
-    if measured is None:
-        return rates_with_link(machine)
-    if measured.link or len(machine.gpus) == 1:
-        return measured
-    return replace(measured, link=link_of(known_machine(machine)).bandwidth)
+    return rates_with_link(machine) if measured is None else with_link(measured, machine)
+
+
+def with_link(rates: Rates, machine: Machine) -> Rates:
+    """Returns measured rates with an estimate for the link between several GPUs, where it was not
+    measured.
+    """
+    if rates.link or len(machine.gpus) < 2:
+        return rates
+    return replace(rates, link=link_of(known_machine(machine)).bandwidth)
