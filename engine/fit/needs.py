@@ -363,7 +363,8 @@ def needs_of(
     ]
     if tight:
         # The planner fills the free memory, which is not a reason for a warning.
-        least = least_needs(config, machine, shape)
+        alike = config.with_values({"engine.gpus": needs.ranks})
+        least = least_needs(alike, machine, shape)
         for name in tight:
             needs.compare_with(least, name)
     return needs
@@ -417,8 +418,12 @@ def _is_possible(job: Job) -> bool:
 
 
 def _slowness(needs: Needs) -> tuple[bool, float]:
-    """Orders the same job on several numbers of ranks: those that fit first, then the fastest."""
-    return needs.verdict(MEMORY) == Verdict.DOES_NOT_FIT, needs.step_seconds or math.inf
+    """Orders the same job on several numbers of ranks: those that fit, the fastest first, and then
+    all others, which take less RAM with fewer ranks.
+    """
+    if needs.verdict(MEMORY) == Verdict.DOES_NOT_FIT:
+        return True, needs.ranks
+    return False, needs.step_seconds or math.inf
 
 
 def _data_bytes(config: TrainConfig) -> int:
