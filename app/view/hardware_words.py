@@ -65,8 +65,8 @@ def machine_facts(machine: Machine, busy: bool) -> dict[str, Any]:
     notes = list(machine.notes)
     if len(machine.gpus) > 1:
         notes.append(
-            f"A run computes on the first GPU alone, the {machine.gpus[0].name}, unless its setting "
-            "engine.gpus asks for more."
+            f"A run computes on the first GPU alone, the {machine.gpus[0].name}, unless "
+            "its setting engine.gpus asks for more."
         )
     if busy:
         notes.append(
