@@ -27,7 +27,6 @@ from engine.model.shape import ModelShape, UnitShape
 from engine.plan.buffers import EMBED, HEAD
 from engine.plan.choices import PlanChoices, seconds_of_pairs
 from engine.plan.ops import (
-    AllGather,
     Backward,
     DeviceUpdate,
     Embed,
@@ -47,12 +46,12 @@ from engine.plan.ops import (
     Prefetch,
     Recompute,
     Reduce,
-    ReduceScatter,
     StoreBoundary,
     Summary,
     Update,
     UpdateInPlace,
 )
+from engine.plan.rank_ops import AllGather, ReduceScatter
 from engine.plan.step_plan import StepPlan
 from engine.planes.layout import PLANE_ITEM_BYTES
 from engine.planes.moments import MOMENTS

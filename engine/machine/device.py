@@ -1,5 +1,5 @@
-"""Which device of a machine a job computes on, how much of its memory a run may take, and how fast
-the machine is. No torch is needed.
+"""These functions say which device of a machine a job computes on, how much of its memory a run may
+take, and how fast the machine is. No torch is needed.
 """
 
 from __future__ import annotations
