@@ -105,7 +105,9 @@ def _train(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from engine.cli.check import CheckedJob, NamedMachine, check, check_table
 
-    job = CheckedJob(arguments.preset, arguments.model, arguments.set, arguments.optimizer)
+    gpus = arguments.gpus
+    overrides = [*arguments.set, *([] if gpus is None else [f"engine.gpus={gpus}"])]
+    job = CheckedJob(arguments.preset, arguments.model, overrides, arguments.optimizer)
     if arguments.table:
         form = "json" if arguments.json else "text"
         if arguments.csv:
@@ -123,6 +125,7 @@ def _check(arguments: argparse.Namespace) -> int:
         ram_gib=arguments.ram_gib,
         gpu_gib=arguments.gpu_gib,
         disk_gib=arguments.disk_gib,
+        gpus=gpus if isinstance(gpus, int) else None,
     )
     text, code = check(job, machine, arguments.runs_dir, arguments.json)
     show(text)
@@ -283,6 +286,13 @@ def _check_arguments(commands: _Commands) -> None:
         metavar="NAME",
         help="adamw, adamw_bf16 or adamw_8bit (that of the settings by default); in a table, best "
         "is the first of them that fits, cell by cell",
+    )
+    check.add_argument(
+        "--gpus",
+        type=argument_types.gpus,
+        metavar="N",
+        help="GPUs that compute each step together (engine.gpus), or auto; a known machine then "
+        "has so many",
     )
     check.add_argument("--ram-gib", type=float, help="host RAM of the machine")
     check.add_argument("--gpu-gib", type=float, help="GPU memory of the machine")

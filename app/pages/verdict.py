@@ -248,7 +248,10 @@ def _bars(report: FitReport, costs: Costs | None, has_costs: bool) -> list[dict[
     """
     bars = []
     for pooled in report.pool.parts:
-        bar = _bar(pooled, getattr(report, pooled.name))
+        label, ranks = BARS[pooled.name], report.chosen.choices.ranks
+        if pooled.name == PartName.GPU and ranks > 1:
+            label += f" of each of {ranks} GPUs"
+        bar = _bar(label, pooled, getattr(report, pooled.name))
         cost: str | None = ""
         if has_costs and report.pool.living_in(pooled.name):
             cost = None if costs is None else cost_in_a_sentence(report.pool, pooled.name, costs)
@@ -256,11 +259,11 @@ def _bars(report: FitReport, costs: Costs | None, has_costs: bool) -> list[dict[
     return bars
 
 
-def _bar(pooled: PoolPart, part: Part) -> dict[str, Any]:
+def _bar(label: str, pooled: PoolPart, part: Part) -> dict[str, Any]:
     """Returns one bar, for GPU memory, RAM or disk: what it holds of the pool, the same in words,
     and its items with a figure of them.
     """
-    label, text = BARS[pooled.name], _part_words(part)
+    text = _part_words(part)
     largest = max(part.items, key=lambda item: item.bytes)
     return {
         "name": pooled.name.value,

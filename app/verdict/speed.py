@@ -247,6 +247,14 @@ def _late(case: _Case, what: str, advice: str, *settings: str) -> _Cause:
     return _Cause(text, advice=advice, offer=case.more_tokens)
 
 
+def _exchange(case: _Case) -> _Cause:
+    return _Cause(
+        f"The GPUs exchange weights and sums: {case.worker} waits {case.percent} for that",
+        advice="More tokens a step would hide it: each step exchanges as much, however long it is.",
+        offer=case.more_tokens,
+    )
+
+
 def _data(case: _Case) -> _Cause:
     return _Cause(
         f"Data-bound: {case.worker} waits {case.percent} while rows are put together",
@@ -278,6 +286,7 @@ def _other(case: _Case) -> _Cause:
 CAUSES: dict[str, Callable[[_Case], _Cause]] = {
     "optimizer": _optimizer,
     "disk": _disk,
+    "exchange": _exchange,
     "h2d": _h2d,
     "d2h": _d2h,
     "data": _data,

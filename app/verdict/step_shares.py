@@ -16,6 +16,7 @@ PART_WORDS = {
     "d2h": "gradients going out (D2H)",
     "optimizer": "the optimizer",
     "disk": "moments on the disk",
+    "exchange": "the other GPUs",
     "other": "launches and the rest",
 }
 """These are the parts of a step, from the bottom of their drawing to the top."""
@@ -23,10 +24,10 @@ PART_WORDS = {
 
 def step_parts(steps: StepTable, first: int = 0) -> dict[str, np.ndarray]:
     """Returns seconds[steps] of each of `PART_WORDS` from row `first` on, which add up to the
-    duration of the step. The disk is among them only where a step waited for it. Causes that this
-    version does not know are counted as `other`.
+    duration of the step. The disk and the other GPUs are among them only where a step waited for
+    them. Causes that this version does not know are counted as `other`.
     """
-    causes = [*EXPOSED_CAUSES, *(["disk"] if "disk" in steps.exposed else [])]
+    causes = [*EXPOSED_CAUSES, *(cause for cause in ("disk", "exchange") if cause in steps.exposed)]
     parts = {cause: np.array(steps.exposed[cause][first:]) for cause in causes}
     for cause in steps.exposed:
         if cause not in parts:

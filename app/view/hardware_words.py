@@ -64,7 +64,10 @@ def machine_facts(machine: Machine, busy: bool) -> dict[str, Any]:
     pairs.append(["Disk", f"{in_bytes(machine.disk_free)} free in {machine.disk_path}"])
     notes = list(machine.notes)
     if len(machine.gpus) > 1:
-        notes.append(f"One GPU computes: the first, {machine.gpus[0].name}.")
+        notes.append(
+            f"A run computes on the first GPU alone, the {machine.gpus[0].name}, unless "
+            "its setting engine.gpus asks for more."
+        )
     if busy:
         notes.append(
             "A run is under way: what it holds of RAM and GPU memory does not count as free."

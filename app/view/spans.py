@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NotRequired, TypeVar
 
-from engine.plan.ops import DISK_LANES, UPDATE_LANES, Lane
+from engine.plan.ops import RARE_LANES, Lane
 from engine.runs.events import Span, Wait
 
 MAX_SPANS = 1500
@@ -22,11 +22,12 @@ LANES = (
     Lane.STATES_OUT,
     Lane.GRADIENTS_OUT,
     Lane.HOST,
+    Lane.EXCHANGE,
     Lane.READ,
     Lane.WRITE,
 )
 """These are the lanes from top to bottom: transfers to the device, work on it, transfers
-from it, the host, and the disk.
+from it, the host, the other GPUs, and the disk.
 """
 GAPS_SEEN = 500
 """A gap between spans is drawn if it is longer than the drawn time divided by this number."""
@@ -76,12 +77,11 @@ def within(pieces: Sequence[Piece], window: Window | None) -> list[Piece]:
 
 
 def lane_names(spans: Sequence[Span]) -> list[Lane]:
-    """Returns the lanes of a step. The lanes of optimizers on the device and of the disk are
-    included only if they have spans, the other lanes always.
+    """Returns the lanes of a step. Those that only some plans use are included only if they have
+    spans, the other lanes always.
     """
     used = {span["lane"] for span in spans}
-    sometimes = (*UPDATE_LANES, *DISK_LANES)
-    return [lane for lane in LANES if lane in used or lane not in sometimes]
+    return [lane for lane in LANES if lane in used or lane not in RARE_LANES]
 
 
 def lanes_of(

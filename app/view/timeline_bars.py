@@ -10,7 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from app.view.drawing import AMBER, BLUE, GREEN, GREY, ORANGE, PINK, TEAL, VIOLET, escaped, rounded
+from app.view.drawing import (
+    AMBER,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    RED,
+    TEAL,
+    VIOLET,
+    escaped,
+    rounded,
+)
 from app.view.spans import MergedSpan, longest
 from app.words import in_short_time
 from engine.plan.ops import Lane, OpKind
@@ -42,6 +54,7 @@ OP_GROUPS = {
         PINK,
         (OpKind.UPDATE, OpKind.DEVICE_UPDATE, OpKind.UPDATE_IN_PLACE, OpKind.APPLIED),
     ),
+    "Between GPUs": (RED, (OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER, OpKind.ALL_REDUCE)),
     "Moments on the disk": (AMBER, (OpKind.READ_STATES, OpKind.WRITE_STATES)),
 }
 """Each colour of the timeline represents these ops, in the order of the legend."""
@@ -52,6 +65,7 @@ WAITS = {
     "d2h": (ORANGE, "gradients out (D2H)"),
     "optimizer": (PINK, "the optimizer"),
     "disk": (AMBER, "moments on the disk"),
+    "exchange": (RED, "the other GPUs"),
     "other": (GREY, "other work"),
 }
 """Stretches in which COMPUTE waited are red, with hatching in the colour of the cause."""
@@ -59,6 +73,9 @@ WAITS = {
 OP_COLOURS: dict[str, str] = {op: colour for colour, ops in OP_GROUPS.values() for op in ops}
 OP_WORDS: dict[str, str] = {
     OpKind.PREFETCH: "weights in",
+    OpKind.ALL_GATHER: "weights from the other GPUs",
+    OpKind.REDUCE_SCATTER: "sums added up over the GPUs",
+    OpKind.ALL_REDUCE: "loss and norms of all GPUs",
     OpKind.OFFLOAD: "gradients out",
     OpKind.OFFLOAD_PARKED: "parked gradients out",
     OpKind.UPDATE: "optimizer",
@@ -90,6 +107,7 @@ LANE_WORDS = {
     Lane.STATES_OUT: "States out",
     Lane.GRADIENTS_OUT: "Gradients",
     Lane.HOST: "Host",
+    Lane.EXCHANGE: "Exchange",
     Lane.READ: "Disk read",
     Lane.WRITE: "Disk write",
 }

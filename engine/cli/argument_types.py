@@ -9,6 +9,8 @@ import argparse
 import math
 from pathlib import Path
 
+from engine.config.limits import LARGEST
+from engine.config.settings import AUTO
 from engine.errors import RunError
 from engine.paths import named_folder, preset_file
 from engine.words import GIB
@@ -52,6 +54,17 @@ def seconds(text: str) -> float:
             f"{text!r} is no time; give seconds, more than 0 and at most {LONGEST_SECONDS}"
         )
     return seconds
+
+
+def gpus(text: str) -> int | str:
+    """Returns a number of GPUs, or `auto`. Raises ArgumentTypeError for another text."""
+    if text == AUTO:
+        return text
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= LARGEST["gpus"]:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of GPUs; give 1 to {LARGEST['gpus']}, or auto"
+        )
+    return int(text)
 
 
 def gib(text: str) -> int:

@@ -39,8 +39,9 @@ from engine.fit.needs import Part, Verdict
 from engine.fit.offers import machines_for
 from engine.fit.pool_times import costs_of, gains
 from engine.fit.report import FitReport, estimate, with_times
-from engine.machine.known_machines import known_name, machines, named_machine, with_figures
+from engine.machine.known_machines import known_name, machines, with_figures
 from engine.machine.read_machine import Machine, read_machine
+from engine.machine.several_gpus import named_with_several
 from engine.machine.spill_folder import check_spill_folder
 from engine.model.find_shape import shape_from_source
 from engine.model.shape import ModelShape
@@ -106,13 +107,17 @@ class NamedMachine:
     ram_gib: float | None = None
     gpu_gib: float | None = None
     disk_gib: float | None = None
+    gpus: int | None = None
+    """A known machine is taken to have so many of its card. This machine has those that it has."""
 
     def machine(self, runs_dir: str | Path) -> Machine:
         """Returns the machine. Raises RamstreamError for an unknown name."""
         if self.name is None:
             found = read_machine(runs_dir)
         else:
-            found = named_machine(self.name, self.ram_gib)
+            found = named_with_several(self.name, self.ram_gib)
+            if self.gpus is not None and len(found.gpus) < self.gpus:
+                found = named_with_several(f"{self.gpus} x {self.name}", self.ram_gib)
         return with_figures(found, self.ram_gib, self.gpu_gib, self.disk_gib)
 
 
@@ -302,7 +307,9 @@ def report_as_text(report: FitReport, machine: Machine) -> str:
     for name, title in TITLES:
         part = getattr(report, name)
         if part is not None:
-            lines += ["", *_part_as_text(title, part)]
+            each = name == PartName.GPU and report.choices["ranks"] > 1
+            words = f"{title} of each of {report.choices['ranks']} GPUs" if each else title
+            lines += ["", *_part_as_text(words, part)]
     lines += ["", "Plan", *_plan_as_text(report.choices, model["blocks"])]
     time = report.time
     lines.append(
@@ -331,6 +338,9 @@ def _plan_as_text(choices: Mapping[str, Any], blocks: int) -> list[str]:
         f"step, {counted(choices.get('rounds', 1), 'round')}, gradient sum "
         f"{choices['gradient_sum']}, slots {choices['slots']}"
     )
+    if choices.get("ranks", 1) > 1:
+        device = "GPUs" if choices["device"] == "cuda" else "processes"
+        rows = f"  {choices['ranks']} {device}, and on each of them\n{rows}"
     if choices.get("compiled") is not None:
         rows += f", {kernels_in_words(choices)}"
     lines = [

@@ -9,7 +9,12 @@ from collections.abc import Sequence
 from engine.fit.memory_items import Item, MemoryItem
 from engine.model.shape import ModelShape, UnitShape
 from engine.plan.arena import Arena, lay_out_arena
-from engine.plan.choices import PlanChoices, seconds_of_pairs, settled_blocks
+from engine.plan.choices import (
+    PlanChoices,
+    seconds_of_pairs,
+    settled_blocks,
+    summed_apart,
+)
 from engine.plan.ops import GradientSum
 from engine.plan.spilled_updates import STATE_RINGS
 from engine.plan.step_buffers import GRADIENT_RINGS
@@ -38,10 +43,11 @@ def buffers_in_words(buffers: int, spare: int) -> str:
 
 def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) -> tuple[Item, ...]:
     """Returns the buffers that are kept throughout the run: what DeviceState allocates, to the
-    byte.
+    byte. With several ranks they are those of each.
 
     boundary_numel: the number of elements in the hidden state of the largest micro-batch.
     """
+    shape = shape.padded(choices.ranks)
     sizes, resident = shape.block_sizes, choices.resident_blocks
     first = settled_blocks(len(shape.blocks), choices)
     streamed = len(shape.blocks) - resident - first
@@ -86,7 +92,9 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
 
 
 def _staging(shape: ModelShape, choices: PlanChoices) -> Item:
-    """Returns the item of rounded gradients."""
+    """Returns the item of rounded gradients. With several ranks the shape is padded, and a gradient
+    that is rounded is a shard.
+    """
     if choices.gradients_in_sums:
         return Item(MemoryItem.PARKED_GRADIENTS, 0, "in the memory of their sums")
     settled = choices.settled_units
@@ -95,10 +103,12 @@ def _staging(shape: ModelShape, choices: PlanChoices) -> Item:
     if choices.parked_gradients:
         numel = waiting + shape.plane_numel - shape.first_numels[settled]
         words = "the rounded gradients of all units, until the clip factor is known"
-        return Item(MemoryItem.PARKED_GRADIENTS, numel * shape.item_bytes, words)
+        size = numel // choices.ranks * shape.item_bytes
+        return Item(MemoryItem.PARKED_GRADIENTS, size, words)
     blocks = settled_blocks(len(shape.blocks), choices)
     outer = max((unit.numel for unit in _streamed_outer(shape, choices)), default=0)
     numel = waiting + 2 * shape.block_sizes.largest_from(blocks) + outer
+    numel //= choices.ranks
     words = "rounded gradients on their way to the host"
     if settled:
         words += f", and those of {settled_in_words(shape, choices)}"
@@ -138,15 +148,19 @@ def _slot_bytes(units: Sequence[UnitShape], item: int) -> int:
 
 
 def _gradient_sums(shape: ModelShape, choices: PlanChoices) -> tuple[int, str]:
-    """Returns the number of elements of all fp32 sums, and a description of them."""
+    """Returns the number of elements of all fp32 sums, and a description of them. With several
+    ranks the shape is padded.
+    """
     outer = (shape.embed.numel, shape.head.numel)
     if choices.gradient_sum == GradientSum.DEVICE:
         return sum(outer) + shape.block_sizes.numel, "every unit, summed over the rounds"
-    more, largest = shape.block_sizes.largest_sums(seconds_of_pairs(len(shape.blocks), choices))
+    more, largest = shape.block_sizes.largest_sums(summed_apart(len(shape.blocks), choices))
     words = "the largest block" + (", twice" if more else "")
     if shape.tied:
         return sum(outer) + largest + more, f"embed, head and {words}"
     words = "one unit at a time" + (", two blocks together" if more else "")
+    if choices.ranks > 1:
+        words = "one unit at a time, and one that is added up over the GPUs"
     if choices.outer_in_parked:
         return largest + more, f"{words}; embed in pieces, the head among parked gradients"
     return max(*outer, largest) + more, words
@@ -169,8 +183,9 @@ def arena_of(shape: ModelShape, choices: PlanChoices) -> Arena:
 def shared_sum_bytes(shape: ModelShape, choices: PlanChoices) -> Sequence[int]:
     """Returns the bytes of the fp32 sums that share their memory with update buffers: those of the
     blocks, the last one first, where the sums of all rounds stay on the device, and else all of
-    them together.
+    them together. With several ranks they are those of each.
     """
+    shape = shape.padded(choices.ranks)
     if choices.gradient_sum == GradientSum.DEVICE:
         sums = shape.block_sizes.sum_bytes
         return sums[: len(sums) - settled_blocks(len(sums), choices)]
@@ -178,15 +193,15 @@ def shared_sum_bytes(shape: ModelShape, choices: PlanChoices) -> Sequence[int]:
 
 
 def gradient_ring_bytes(shape: ModelShape, choices: PlanChoices) -> int:
-    """Returns the bytes of the host buffers that pieces of parked gradients pass through. There are
-    none where all optimizers run on the device.
+    """Returns the bytes of the host buffers that pieces of parked gradients pass through, for one
+    rank. There are none where all optimizers run on the device.
     """
     elsewhere = len(choices.device_homes) + choices.settled_units
     if not choices.parked_gradients or elsewhere == len(shape.units):
         return 0
     # Parked gradients of moments on the disk come in pieces as large as those of the moments.
     spilled = max((unit.numel for unit in spilled_units(shape, choices)), default=0)
-    numel = max(ring_numel(shape), min(SPILL_NUMEL, spilled))
+    numel = max(ring_numel(shape, choices.ranks), min(SPILL_NUMEL, spilled))
     return GRADIENT_RINGS * numel * shape.item_bytes
 
 
@@ -228,25 +243,25 @@ def _spilled_pieces(units: Sequence[UnitShape]) -> int:
     return sum(-(-unit.numel // SPILL_NUMEL) for unit in units)
 
 
-def ring_numel(shape: ModelShape) -> int:
+def ring_numel(shape: ModelShape, ranks: int) -> int:
     """Returns the number of elements of a ring buffer of gradients: a small piece."""
-    return shape.update_buffer(small_pieces(shape.largest_block)).numel
+    return shape.update_buffer(small_pieces(shape.largest_block), ranks).numel
 
 
 def update_buffer(shape: ModelShape, choices: PlanChoices) -> UpdateBuffer:
     """Returns the buffer for a piece of the states of a unit that the device updates."""
-    buffer = shape.update_buffer(choices.update_pieces)
+    buffer = shape.update_buffer(choices.update_pieces, choices.ranks)
     return buffer.without_gradients if choices.parked_gradients else buffer
 
 
 def state_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the bytes that planes, parked gradients and what passes between host and disk take
-    on the host.
+    on the host. Planes are there once for all ranks.
     """
     planes = shape.plane_bytes(choices.settled_units, choices.spilled_units)
     if choices.parked_gradients:
         del planes["grad"]
-    rings = gradient_ring_bytes(shape, choices) + state_rings_bytes(shape, choices)
+    rings = choices.ranks * gradient_ring_bytes(shape, choices) + state_rings_bytes(shape, choices)
     return sum(planes.values()) + rings
 
 
@@ -257,8 +272,8 @@ def boundary_count(shape: ModelShape, choices: PlanChoices) -> int:
 
 
 def host_boundary_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) -> int:
-    """Returns the bytes of boundaries on the host: one for each micro-batch and each block that
-    keeps one. tokens: the number of tokens in the largest micro-batch.
+    """Returns the bytes of boundaries on the host, for one rank: one for each micro-batch and each
+    block that keeps one. tokens: the number of tokens in the largest micro-batch.
     """
     if not choices.host_boundaries:
         return 0
@@ -273,7 +288,7 @@ def plane_items(shape: ModelShape, choices: PlanChoices) -> list[Item]:
     items: list[Item] = []
     for plane, size in shape.plane_bytes(choices.settled_units, choices.spilled_units).items():
         if plane == "grad" and choices.parked_gradients:
-            ring = gradient_ring_bytes(shape, choices)
+            ring = choices.ranks * gradient_ring_bytes(shape, choices)
             words = "parked gradients on their way to the optimizer"
             items.append(Item(MemoryItem.GRADIENT_RING, ring, words))
             continue

@@ -32,7 +32,13 @@ from engine.fit.fill_memory import ON_HOST, Candidate, Elsewhere, MemoryFiller
 from engine.fit.frames import frames_of, parking
 from engine.fit.job import Job, Target, refuse_contradictions
 from engine.fit.planner import ALIKE, WORTH_SIMULATING, Chosen, Planner, Way
-from engine.fit.sizes import COMFORTABLE, DeviceMemory, Sizer, size_of_device
+from engine.fit.sizes import (
+    COMFORTABLE,
+    RUNTIME_BYTES,
+    DeviceMemory,
+    Sizer,
+    size_of_device,
+)
 from engine.fit.spreads import Spread, spreads
 from engine.machine.disk_rates import with_disk
 from engine.machine.rates import TYPICAL
@@ -190,13 +196,14 @@ class _PlannerMaker:
         unfit = choices.parked_gradients or choices.gradient_sum == GradientSum.HOST
         if unfit or self._spills or self._quick or parking(self._job, self._target) is not None:
             return None
-        frame = PlanChoices(parked_gradients=True)
+        frame = PlanChoices(parked_gradients=True, ranks=choices.ranks)
         return self._planner(frame, Spread(way.size, choices.micro_batches, choices.rounds))
 
     def _planner(self, frame: PlanChoices, only: Spread | None = None) -> Planner:
         """Returns the planner of one frame. only: it considers this spread alone."""
         job, target, quick = self._job, self._target, self._quick
         free = target.host_free - state_bytes(job.shape, frame) - HOST_RESERVE_BYTES
+        free -= (job.ranks - 1) * RUNTIME_BYTES[target.device]  # each rank is a process
         elsewhere = Elsewhere(self._settles, target.disk_free if self._spills else 0)
         filler = MemoryFiller(self._sizer, free, quick, frame, elsewhere)
         ways = list(spreads(job, self._sizer.device, quick)) if only is None else [only]
@@ -212,8 +219,8 @@ def _comfortable(job: Job, target: Target) -> float:
 
 def _device_memory(job: Job, target: Target, share: float) -> DeviceMemory:
     if target.device == "cpu":
-        limit = target.host_free - job.shape.host_bytes - CPU_RUNTIME_BYTES
-        keeping = min(COMFORTABLE["cpu"] * limit, CPU_SHARE * target.host_free)
+        limit = (target.host_free - job.shape.host_bytes) // job.ranks - CPU_RUNTIME_BYTES
+        keeping = min(COMFORTABLE["cpu"] * limit, CPU_SHARE * target.host_free / job.ranks)
         return DeviceMemory("cpu", limit, share * limit, keeping)
     if target.gpu_limit is None:
         raise ValueError("gpu_limit is needed for a GPU")

@@ -16,6 +16,12 @@ from dataclasses import dataclass
 
 from engine.config.settings import Optimizer
 from engine.machine.disk_rates import ASSUMED_RATE
+from engine.machine.link_rates import (
+    COMPUTE_SECONDS,
+    exchange_seconds,
+    of_rank,
+    seconds_to_receive,
+)
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.shape import ModelShape, UnitShape
 from engine.plan.buffers import EMBED, HEAD
@@ -45,6 +51,7 @@ from engine.plan.ops import (
     Update,
     UpdateInPlace,
 )
+from engine.plan.rank_ops import AllGather, ReduceScatter
 from engine.plan.step_plan import StepPlan
 from engine.planes.layout import PLANE_ITEM_BYTES
 from engine.planes.moments import MOMENTS
@@ -68,8 +75,6 @@ operations.
 """
 HALF_SPEED_TOKENS = 300
 """At about this many tokens, a block's matrix products reach half of their full speed on a GPU."""
-
-
 HALF_SPEED_WIDTH = 400
 """At about this width of the hidden state, matrix products reach half of the speed that they would
 reach at any width on a GPU (measured with 0.5B and 3.1B parameters).
@@ -102,7 +107,7 @@ def op_seconds(
     An op of COMPUTE takes the time of its matrix products, its attention and its other memory
     traffic. In a forward, each byte that autograd keeps for a block is written once and read once;
     a backward moves twice as much. Compiled blocks move half of that. On a GPU an op takes at least
-    as long as its launch.
+    as long as its launch. With several ranks, the plan is that of one of them.
     """
     return _OpSeconds(plan, shape, rates, micro_batch).of
 
@@ -111,18 +116,27 @@ class _OpSeconds:
     """An `_OpSeconds` estimates how long each op of one plan takes."""
 
     def __init__(self, plan: StepPlan, shape: ModelShape, rates: Rates, micro_batch: MicroBatch):
-        self._plan = plan
+        rates, shards = of_rank(rates, plan.shards.ranks), plan.shards
         self._rates = rates
         self._item = shape.item_bytes
-        self._numel = {unit.name: unit.numel for unit in shape.units}
+        self._numel = {unit.name: shards.numel(unit.numel) for unit in shape.units}
+        """So much of each unit is copied and updated: all of it, or a shard."""
+        self._received = {unit.name: shards.received(unit.numel) for unit in shape.units}
         low = PLANE_ITEM_BYTES[shape.dtype].get("weight_low", 0)
         self._weight_bytes = {
-            unit.name: unit.numel * self._item + unit.exact_numel * low for unit in shape.units
+            unit.name: self._numel[unit.name] * self._item + unit.exact_numel * low / shards.ranks
+            for unit in shape.units
         }
         """A prefetch copies these bytes: weight_high, and weight_low of what stays in fp32."""
         self._cost = Cost(shape, rates, micro_batch, plan.compiled, plan.graphs > 0)
         self._adamw = host_rate(rates, shape.optimizer, bool(plan.device_homes))
         self._summary = next((op.index for op in plan.ops if isinstance(op, Summary)), 0)
+        self._slower = 1.0
+        """COMPUTE takes so many times as long beside exchanges."""
+        lost = COMPUTE_SECONDS * sum(map(self._received_bytes, plan.ops))
+        if lost:
+            compute = sum(self._of_compute(op) for op in plan.ops if op.lane == Lane.COMPUTE)
+            self._slower += lost / max(lost, compute)
 
     def of(self, op: Op) -> float:
         """Returns the seconds of one op."""
@@ -133,8 +147,16 @@ class _OpSeconds:
         if isinstance(op, UpdateInPlace):
             return self._cost.in_place(self._numel[op.unit])
         if op.lane == Lane.COMPUTE:
-            return self._of_compute(op)
+            return self._slower * self._of_compute(op)
+        if op.lane == Lane.EXCHANGE:
+            return exchange_seconds(self._rates, self._received_bytes(op))
         return self._of_host_or_copy(op)
+
+    def _received_bytes(self, op: Op) -> int:
+        """Returns the bytes that a rank receives in the op; what it is told of norms is nothing."""
+        if isinstance(op, AllGather):
+            return self._received[op.unit] * self._item
+        return 4 * self._received[op.unit] if isinstance(op, ReduceScatter) else 0
 
     def _of_piece(self, op: OfPiece) -> float:
         start, stop = op.piece
@@ -195,8 +217,8 @@ class _OpSeconds:
 
 
 def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
-    """Returns an estimate of a step's seconds in closed form: the longest of compute and the two
-    directions of the bus. It is fast enough to compare hundreds of choices; `simulate` is exact.
+    """Returns an estimate of a step's seconds in closed form: the longest of compute, the two
+    directions of the bus, and what ranks exchange. It is fast; `simulate` is exact.
 
     waited: seconds in which the first forward pass waits for updates, as `choose_homes` returns
     them.
@@ -210,7 +232,11 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     streamed = shape.first_numels[1 + stop] - max(settled, shape.embed.numel)
     largest = max(unit.numel for unit in shape.blocks)
     once = shape.plane_numel - streamed - settled
-    carried = (2 * choices.rounds * streamed + once) * shape.item_bytes
+    fetched = (2 * choices.rounds * streamed + once) * shape.item_bytes
+    # Of several ranks, each copies its shards, and receives those of the others, and their sums.
+    carried = fetched / choices.ranks
+    received = (1 - 1 / choices.ranks) * (fetched + 4 * shape.plane_numel)
+    compute += received * COMPUTE_SECONDS
     if choices.host_boundaries:
         stored = recomputed - len(seconds_of_pairs(len(shape.blocks), choices))
         carried += choices.micro_batches * stored * cost.hidden_bytes
@@ -219,8 +245,9 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     lacking = max(0, 4 - choices.slots) * min(pairs, streamed // max(1, 2 * largest))
     waited += choices.rounds * lacking * largest * shape.item_bytes / rates.h2d
     gradients = choices.rounds if choices.gradient_sum == GradientSum.HOST else 1
-    returned = gradients * (shape.plane_numel - settled) * shape.item_bytes
-    return max(compute, carried / rates.h2d, returned / rates.d2h) + waited
+    returned = gradients * (shape.plane_numel - settled) * shape.item_bytes / choices.ranks
+    exchanged = seconds_to_receive(rates, received)
+    return max(compute, carried / rates.h2d, returned / rates.d2h, exchanged) + waited
 
 
 def host_rate(rates: Rates, optimizer: Optimizer, beside_states: bool) -> float:
@@ -254,7 +281,6 @@ class Cost:
             for unit in shape.units
         }
         """The moments of an element of each unit take this many bytes, on average."""
-        self._share = block_share(shape)
         # On the CPU the overhead already accounts for the slowness of small products.
         slow = 0 if rates.overhead else HALF_SPEED_WIDTH
         at_width = shape.hidden_width / (shape.hidden_width + slow)
@@ -300,7 +326,7 @@ class Cost:
         need around the variable-length kernel.
         """
         shape, rates, micro_batch = self.shape, self.rates, self._micro_batch
-        flops = attention_flops(shape, micro_batch.rows, micro_batch.row_length)
+        flops = shape.attention_flops(micro_batch.rows, micro_batch.row_length)
         if not micro_batch.varlen:
             return flops / rates.attention, 0.0
         width = shape.attention_width + PACKED_WIDTH * shape.attention_heads
@@ -312,7 +338,6 @@ class Cost:
         times.
         """
         rates, tokens = self.rates, self._micro_batch.tokens
-        # On the CPU the overhead already accounts for the slowness of small products.
         slow_tokens = 0 if rates.overhead else HALF_SPEED_TOKENS
         matmul = self._matmul * tokens / (tokens + slow_tokens)
         activations = unit.compiled_activations if self._compiled else unit.activations
@@ -320,7 +345,7 @@ class Cost:
         # Kept tensors are written and read. In a compiled block, recomputed tensors are neither.
         touched = times * (1 if self._compiled else 2) * kept
         return (
-            times * 2 * unit.parameter_count * self._share * tokens / matmul
+            times * 2 * unit.parameter_count * self.shape.block_share * tokens / matmul
             + attention_times * self._attention
             + times * self._unpacking
             + touched / rates.device_memory
@@ -400,25 +425,6 @@ def largest_product(shape: ModelShape, tokens: int) -> float:
     return 2.0 * tokens * shape.hidden_size * max(unit.widest for unit in shape.blocks)
 
 
-def block_share(shape: ModelShape) -> float:
-    """Returns the share of the blocks' parameters that a token passes through. It is less than 1 in
-    a mixture of experts.
-    """
-    blocks = sum(unit.parameter_count for unit in shape.blocks)
-    if not blocks:
-        return 0.0
-    outside = shape.head.parameter_count + shape.embed.parameter_count
-    return min(1.0, max(0.0, (shape.active_parameters - outside) / blocks))
-
-
-def attention_flops(shape: ModelShape, rows: int, row_length: int) -> float:
-    """Returns the FLOPs of the attention of one block in a forward pass: two matrix products,
-    halved because attention is causal.
-    """
-    seen = min(row_length, shape.sliding_window or row_length)
-    return 2.0 * rows * row_length * seen * shape.attention_width
-
-
 def step_flops(shape: ModelShape, rows: int, row_length: int, recomputed: int) -> dict[str, float]:
     """Returns the FLOPs of a step of `rows` full rows, counted in three ways.
 
@@ -430,10 +436,9 @@ def step_flops(shape: ModelShape, rows: int, row_length: int, recomputed: int) -
     tokens = rows * row_length
     outside = 0 if shape.tied else shape.embed.parameter_count
     matrices = 6 * (shape.active_parameters - outside) * tokens
-    attention = 3 * attention_flops(shape, rows, row_length)
-    share = block_share(shape)
+    attention = 3 * shape.attention_flops(rows, row_length)
     again = sum(
-        2 * unit.parameter_count * share * tokens + attention / 3
+        2 * unit.parameter_count * shape.block_share * tokens + attention / 3
         for unit in shape.blocks[:recomputed]
     )
     model = matrices + attention * len(shape.blocks)

@@ -31,6 +31,7 @@ from engine.fit.spreads import Spread
 from engine.plan.buffers import HEAD
 from engine.plan.choices import PlanChoices, settled_blocks
 from engine.plan.ops import GradientSum
+from engine.plan.shards import Shards
 from engine.planes.update_buffers import small_pieces
 
 UPDATE_BUFFERS = (2, 4, 8)
@@ -87,7 +88,9 @@ class MemoryFiller:
         elsewhere: Elsewhere,
     ):
         self._frame = frame
-        self._settles = elsewhere.settles and sizer.job.config.engine.states == AUTO
+        self._has_one_rank = sizer.job.ranks == 1
+        may_settle = elsewhere.settles and self._has_one_rank
+        self._settles = may_settle and sizer.job.config.engine.states == AUTO
         self._disk_bytes = elsewhere.disk_bytes
         self.sizer = sizer
         self._engine = sizer.job.config.engine
@@ -125,7 +128,8 @@ class MemoryFiller:
         )
         if choices.gradient_sum != GradientSum.VERTICAL:
             choices = replace(choices, outer_in_parked=False)
-        if choices.gradient_sum == GradientSum.DEVICE and self.sizer.shape.dtype == "bfloat16":
+        is_small = self.sizer.shape.dtype == "bfloat16" and self._has_one_rank
+        if choices.gradient_sum == GradientSum.DEVICE and is_small:
             choices = replace(choices, gradients_in_sums=choices.parked_gradients)
         return Candidate(spread.size, choices)
 
@@ -151,9 +155,10 @@ class MemoryFiller:
         return self._frame.boundary_blocks
 
     def boundary_bytes(self, candidate: Candidate) -> int:
-        """Returns the bytes of a candidate's boundaries on the host."""
+        """Returns the bytes of a candidate's boundaries on the host, those of all ranks."""
         tokens = candidate.size * self.sizer.row_length
-        return host_boundary_bytes(self.sizer.shape, candidate.choices, tokens)
+        ranks = candidate.choices.ranks
+        return ranks * host_boundary_bytes(self.sizer.shape, candidate.choices, tokens)
 
     def host_bytes(self, candidate: Candidate) -> int:
         """Returns the bytes that a candidate takes on the host beyond the planes of all units: its
@@ -254,8 +259,10 @@ class MemoryFiller:
             return GradientSum(kept)
         if rounds == 1:
             return GradientSum.VERTICAL
-        # Sums on the host need a plane there, which parked gradients do without.
-        return GradientSum.DEVICE if self._frame.parked_gradients else GradientSum.HOST
+        # Sums on the host need a plane there, which parked gradients do without, and are not for
+        # several ranks.
+        is_on_device = self._frame.parked_gradients or not self._has_one_rank
+        return GradientSum.DEVICE if is_on_device else GradientSum.HOST
 
     def _with_sums_on_device(self, lean: Candidate) -> Candidate:
         """Returns the candidate with the sums of all rounds on the device, if they fit."""
@@ -297,7 +304,8 @@ class MemoryFiller:
             found += map(UpdateBuffers, some)
             if choices.gradient_sum == GradientSum.DEVICE and whole > UPDATE_BUFFERS[-1]:
                 found.append(UpdateBuffers(whole))
-        pieces = small_pieces(self.sizer.shape.largest_block)
+        largest = self.sizer.shape.largest_block
+        pieces = small_pieces(Shards(choices.ranks).numel(largest))
         small = self.sizer.buffers_over_sums(replace(choices, update_pieces=pieces))
         is_scarce = choices.gradient_sum != GradientSum.DEVICE or choices.gradients_in_sums
         if is_scarce and pieces > 1 and small > 1:
@@ -326,7 +334,7 @@ class MemoryFiller:
             choices = replace(choices, host_boundaries=False)
         choices = self._with_resident_blocks(size, choices)
         yield Candidate(size, choices)
-        if buffers.number > 2 and not self._quick:
+        if buffers.number > 2 and not self._quick and self._has_one_rank:
             yield from self._with_spare_buffers(size, choices)
 
     def _with_kept_blocks(self, size: int, choices: PlanChoices) -> PlanChoices:

@@ -16,13 +16,17 @@ def frames_of(job: Job, target: Target, quick: bool) -> list[list[PlanChoices]]:
     """Returns the ways to take less RAM, in groups, the usual one first. A group is tried where RAM
     or the device's memory is too short for those before it. They differ by where gradients wait, by
     whether embed and head share a slot, and use the memory of parked gradients, and by whether
-    every block or every second one keeps its boundary.
+    every block or every second one keeps its boundary. With several ranks, embed and head have
+    memory of their own, and every block keeps its boundary.
     """
     parks, level = parking(job, target), job.config.engine.save_level
-    usual = [] if parks else [PlanChoices()]
-    parked = [] if parks is False else [PlanChoices(parked_gradients=True)]
+    plain = PlanChoices(ranks=job.ranks)
+    usual = [] if parks else [plain]
+    parked = [] if parks is False else [replace(plain, parked_gradients=True)]
     if parked and not job.shape.tied:
-        parked.append(PlanChoices(parked_gradients=True, shared_outer_slot=True))
+        parked.append(replace(parked[0], shared_outer_slot=True))
+    if job.ranks > 1:
+        return [group for group in (usual, parked) if group]
     outer = []
     if parked and _can_park_outer(job.shape):
         outer = [replace(parked[-1], outer_in_parked=True)]

@@ -30,6 +30,13 @@ class Job:
     """A boundary is kept for this many blocks, as was decided before; None where the planner
     decides.
     """
+    ranks: int = 1
+    """So many ranks compute each step together (`numbers_of_ranks`)."""
+
+    @property
+    def rows(self) -> int:
+        """Returns the rows of a step that one rank computes."""
+        return self.config.train.batch_size // self.ranks
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,8 @@ class Target:
     """Blocks compute on this device: `cpu` or `cuda`."""
     gpu_limit: int | None
     """This process may take this many bytes of GPU memory in total, CUDA context included
-    (engine.gpu_memory_gib lowers it). It is needed for `cuda` only.
+    (engine.gpu_memory_gib lowers it). It is needed for `cuda` only. With several ranks, each may
+    take so much of its GPU.
     """
     host_free: int
     """This many bytes of RAM are free before the planes are allocated."""
@@ -52,6 +60,33 @@ class Target:
     """Moments that do not fit in RAM may take this many bytes of the disk; 0 where they may not."""
     here: bool = True
     """The target is this machine. Any other is assumed to be able to compile kernels."""
+
+
+def numbers_of_ranks(
+    config: TrainConfig, gpus: int, rounding: Mapping[str, Any]
+) -> tuple[int, ...]:
+    """Returns the numbers of ranks that may compute a step, of which the fastest is taken: one, or
+    for `auto` one and every divisor of the rows up to the number of GPUs. gpus: the machine has so
+    many, 0 where blocks compute on the CPU. rounding: as in `Job`. Raises ConfigError where more
+    GPUs are asked for than there are.
+    """
+    asked, train = config.engine.gpus, config.train
+    if asked != AUTO and gpus and asked > gpus:
+        raise ConfigError(
+            "engine.gpus",
+            f"{asked} are asked for, but the machine has {gpus}; choose {gpus} or fewer, or auto.",
+        )
+    if rounding:
+        return (rounding.get("ranks", 1),)
+    if asked != AUTO:
+        return (asked,)
+    most = 1 if config.engine.disk is not None else max(1, gpus)
+    least = 1 if train.micro_batch_size == AUTO else train.micro_batch_size
+    return tuple(
+        ranks
+        for ranks in range(1, most + 1)
+        if ranks == 1 or train.batch_size % (ranks * least) == 0
+    )
 
 
 def refuse_contradictions(job: Job) -> None:
@@ -72,22 +107,43 @@ def refuse_contradictions(job: Job) -> None:
             f"{blocks}; choose 0 to {blocks} or auto.",
         )
     if engine.rounds != AUTO:
-        _refuse_uneven_rounds(job.config, engine.rounds)
+        _refuse_uneven_rounds(job, engine.rounds)
+    if job.ranks > 1:
+        _refuse_one_gpu_s(job)
 
 
-def _refuse_uneven_rounds(config: TrainConfig, rounds: int) -> None:
-    train = config.train
-    if train.micro_batch_size != AUTO:
-        micro_batches = train.batch_size // train.micro_batch_size
+def _refuse_uneven_rounds(job: Job, rounds: int) -> None:
+    size, each = job.config.train.micro_batch_size, ""
+    if job.ranks > 1:
+        each = f" that each of {job.ranks} GPUs gets"
+    if size != AUTO:
+        micro_batches = job.rows // size
         if micro_batches % rounds:
             raise ConfigError(
                 "engine.rounds",
-                f"{rounds} does not divide the {micro_batches} micro-batches of a step "
+                f"{rounds} does not divide the {micro_batches} micro-batches of a step{each} "
                 "(train.batch_size / train.micro_batch_size); choose a divisor or auto.",
             )
-    elif train.batch_size % rounds:
+    elif job.rows % rounds:
+        what = f"the {job.rows} rows of a step{each}"
+        if job.ranks == 1:
+            what = f"train.batch_size {job.rows}"
         raise ConfigError(
-            "engine.rounds",
-            f"{rounds} does not divide train.batch_size {train.batch_size}; choose a divisor "
-            "or auto.",
+            "engine.rounds", f"{rounds} does not divide {what}; choose a divisor or auto."
+        )
+
+
+def _refuse_one_gpu_s(job: Job) -> None:
+    """Raises ConfigError for settings that are for one GPU alone."""
+    if job.config.engine.save_level == "boundary_pairs":
+        raise ConfigError(
+            "engine.save_level",
+            f"boundary_pairs is for one GPU, not for {job.ranks}; choose auto or boundary_host, or "
+            "set engine.gpus to 1.",
+        )
+    if job.config.engine.disk is not None:
+        raise ConfigError(
+            "engine.disk",
+            f"moments cannot be on the disk where {job.ranks} GPUs compute; set engine.disk to "
+            "null, or engine.gpus to 1.",
         )

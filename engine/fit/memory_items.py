@@ -80,6 +80,8 @@ class MemoryItem(Word):
     # On the device, memory that every program takes.
     CUDA_CONTEXT = "CUDA context"
     ALLOCATOR_SLACK = "Allocator slack"
+    EXCHANGE = "Exchange buffers"
+    """Several ranks exchange weights and sums through them."""
     # On the disk.
     BEST = "Best weights"
     CHECKPOINTS = "Checkpoints"
@@ -135,6 +137,7 @@ _OVERHEAD = frozenset(
         MemoryItem.MARGIN,
         MemoryItem.CUDA_CONTEXT,
         MemoryItem.ALLOCATOR_SLACK,
+        MemoryItem.EXCHANGE,
     )
 )
 _ACTIVATIONS = frozenset(

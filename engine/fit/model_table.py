@@ -22,7 +22,8 @@ from typing import Any
 from engine.config.settings import Optimizer, TrainConfig
 from engine.errors import ConfigError
 from engine.fit.memory_items import MEMORY, PartName
-from engine.fit.needs import PART_WORDS, Verdict, least_needs, measured_rates, needs_of
+from engine.fit.needs import PART_WORDS, Verdict, least_needs, needs_of
+from engine.machine.device import measured_rates
 from engine.machine.known_machines import machines
 from engine.machine.read_machine import Machine
 from engine.model.catalog import CatalogEntry, catalog

@@ -7,6 +7,7 @@ allocates, to the byte.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,29 +20,26 @@ from engine.fit.checkpoint_needs import copy_bytes
 from engine.fit.choose import choose, least_choices
 from engine.fit.cost import MicroBatch, largest_product
 from engine.fit.disk_items import best_items, disk_items
-from engine.fit.job import Job, Target
+from engine.fit.job import Job, Target, numbers_of_ranks, refuse_contradictions
 from engine.fit.memory_items import MEMORY, Item, MemoryItem, PartName
 from engine.fit.planner import Chosen
 from engine.fit.predict import predicted_seconds
+from engine.fit.sizes import RUNTIME_BYTES
 from engine.fit.spill import shares_disk_of_runs, spill_of, spill_room
+from engine.machine.device import device_of, gpu_count, gpu_limit, rates_of, with_link
 from engine.machine.disk_rates import with_disk
-from engine.machine.known_machines import known_rates
-from engine.machine.rates import Rates, stored_cpu_rates, stored_rates
+from engine.machine.rates import Rates, stored_cpu_rates
 from engine.machine.read_machine import Machine
 from engine.model.read_ahead import most_read_ahead_bytes
 from engine.model.shape import ModelShape
 from engine.paths import resolve_source
 from engine.plan.buffers import Word
 from engine.planes.layout import WEIGHT_PLANES
-from engine.words import GIB, MIB, in_gib
+from engine.words import MIB, in_gib
 
 TIGHT_SHARE = 0.9
 """The verdict is `tight` above this share of a limit."""
 
-RUNTIME_BYTES = {"cuda": round(2.2 * GIB), "cpu": 480 * MIB}
-"""The program and its libraries take this much RAM (measured: docs/performance.md). Kernels are
-compiled in the same process.
-"""
 RUNTIME_GROWTH_BYTES = {"cuda": 1130 * MIB, "cpu": 64 * MIB}
 """After a run is prepared, libraries still take this much more RAM, for loading and compiling."""
 HOST_MARGIN_BYTES = 256 * MIB
@@ -197,7 +195,8 @@ class Needs:
             disk = with_best
         self.parts = {PartName.HOST: Part(self._host(), machine.ram_available)}
         if self.device == "cuda":
-            self.parts[PartName.GPU] = Part(chosen.gpu_items, gpu_limit(config, machine))
+            limit = gpu_limit(config, machine, self.ranks)
+            self.parts[PartName.GPU] = Part(chosen.gpu_items, limit)
         self.parts[PartName.DISK] = disk
 
     def compare_with(self, least: Needs, name: PartName) -> None:
@@ -228,6 +227,11 @@ class Needs:
             return None
         choices, rates = self.chosen.choices, with_disk(rates, self.config)
         return predicted_seconds(shape, choices, rates, self.micro_batch, self.device)
+
+    @property
+    def ranks(self) -> int:
+        """Returns how many ranks compute a step. The part of GPU memory is that of each."""
+        return self.chosen.choices.ranks
 
     @property
     def micro_batch(self) -> MicroBatch:
@@ -263,7 +267,8 @@ class Needs:
                 Item(MemoryItem.HOST_BOUNDARIES, boundaries, "inputs of blocks, for backward")
             )
         if self.device == "cpu":
-            items += self.chosen.gpu_items
+            for item in self.chosen.gpu_items:
+                items.append(replace(item, bytes=self.ranks * item.bytes))
         if resident is None:
             items.append(
                 Item(MemoryItem.DATA, _data_bytes(self.config), "rows; tokens stay on disk")
@@ -287,10 +292,14 @@ class Needs:
     def _program(self, resident: Resident | None) -> list[Item]:
         """Returns the items that the program itself takes."""
         words = "Python, torch and CUDA libraries" if self.device == "cuda" else "Python and torch"
+        others = (self.ranks - 1) * RUNTIME_BYTES[self.device]
+        if others:
+            words += f" in {self.ranks} processes"
         if resident is None:
-            return [Item(MemoryItem.RUNTIME, RUNTIME_BYTES[self.device], words)]
+            return [Item(MemoryItem.RUNTIME, RUNTIME_BYTES[self.device] + others, words)]
+        words = f"{words}, and data: this program as it is"
         return [
-            Item(MemoryItem.RUNTIME, resident.now, f"{words}, and data: this program as it is"),
+            Item(MemoryItem.RUNTIME, resident.now + others, words),
             Item(
                 MemoryItem.LIBRARIES,
                 resident.to_come,
@@ -338,10 +347,15 @@ def needs_of(
     ConfigError for what no machine could run.
     """
     shape = shape.with_optimizer(config.train.optimizer)
-    rates = facts.rates or rates_of(config, machine)
+    known = facts.rates
+    rates = rates_of(config, machine) if known is None else with_link(known, machine)
     job = Job(shape, config, config.data.max_seq_len, facts.rounding)
-    chosen = choose(job, _target(config, machine, rates), quick)
-    needs = Needs(config, machine, shape, chosen, replace(facts, rates=rates))
+    facts = replace(facts, rates=rates)
+    found = [
+        Needs(config, machine, shape, choose(each, target, quick), facts)
+        for each, target in _on_ranks(job, machine, rates)
+    ]
+    needs = min(found, key=_slowness)
     tight = [
         name
         for name in MEMORY
@@ -349,7 +363,8 @@ def needs_of(
     ]
     if tight:
         # The planner fills the free memory, which is not a reason for a warning.
-        least = least_needs(config, machine, shape)
+        alike = config.with_values({"engine.gpus": needs.ranks})
+        least = least_needs(alike, machine, shape)
         for name in tight:
             needs.compare_with(least, name)
     return needs
@@ -363,57 +378,52 @@ def least_needs(
     """
     shape = shape.with_optimizer(config.train.optimizer)
     job = Job(shape, config, config.data.max_seq_len)
-    ways = least_choices(job, _target(config, machine, None))
+    ways: list[Chosen] = []
+    for each, target in _on_ranks(job, machine, None):
+        ways += least_choices(each, target)
     facts = SessionFacts(checkpoints_before=checkpoints_before)
     found = [Needs(config, machine, shape, lean, facts) for lean in ways]
     return min(found, key=lambda needs: tuple(Verdict).index(needs.verdict(MEMORY)))
 
 
-def _target(config: TrainConfig, machine: Machine, rates: Rates | None) -> Target:
-    return Target(
-        device=device_of(config, machine),
-        gpu_limit=gpu_limit(config, machine),
-        host_free=machine.ram_available,
-        rates=rates,
-        disk_free=spill_room(config, machine),
-        here=machine.here,
-    )
-
-
-def device_of(config: TrainConfig, machine: Machine) -> str:
-    """Returns `cpu` or `cuda`. Raises ConfigError where a GPU is requested and the machine has
-    none.
+def _on_ranks(job: Job, machine: Machine, rates: Rates | None) -> list[tuple[Job, Target]]:
+    """Returns the job on each number of ranks that may compute its steps, with its target. Settings
+    that contradict a number of several leave it out where there are others.
     """
-    if config.engine.device == "cuda" and not machine.gpus:
-        raise ConfigError(
-            "engine.device",
-            "cuda is asked for but this machine has no CUDA GPU; choose auto or cpu.",
+    config = job.config
+    found = []
+    numbers = numbers_of_ranks(config, gpu_count(config, machine), job.rounding)
+    for ranks in numbers:
+        on_ranks = replace(job, ranks=ranks)
+        if ranks > 1 == numbers[0] and not _is_possible(on_ranks):
+            continue
+        target = Target(
+            device=device_of(config, machine),
+            gpu_limit=gpu_limit(config, machine, ranks),
+            host_free=machine.ram_available,
+            rates=rates,
+            disk_free=spill_room(config, machine),
+            here=machine.here,
         )
-    return "cuda" if machine.gpus and config.engine.device != "cpu" else "cpu"
+        found.append((on_ranks, target))
+    return found
 
 
-def gpu_limit(config: TrainConfig, machine: Machine) -> int | None:
-    """Returns the bytes of GPU memory that the run may take; None on the CPU."""
-    if device_of(config, machine) == "cpu":
-        return None
-    return config.engine.within_cap(machine.gpus[0].free)
+def _is_possible(job: Job) -> bool:
+    try:
+        refuse_contradictions(job)
+    except ConfigError:
+        return False
+    return True
 
 
-def measured_rates(config: TrainConfig, machine: Machine) -> Rates | None:
-    """Returns the stored rates that were measured on this machine. A machine that is only estimated
-    has none.
+def _slowness(needs: Needs) -> tuple[bool, float]:
+    """Orders the same job on several numbers of ranks: those that fit, the fastest first, and then
+    all others, which take less RAM with fewer ranks.
     """
-    here = device_of(config, machine) == "cuda" and machine.here
-    return stored_rates(machine.gpus[0].name) if here else None
-
-
-def rates_of(config: TrainConfig, machine: Machine) -> Rates | None:
-    """Returns measured rates, or else rates that are estimated from the card's specification.
-    Returns None for an unknown card, and on the CPU.
-    """
-    if device_of(config, machine) == "cpu":
-        return None
-    return measured_rates(config, machine) or known_rates(machine)
+    if needs.verdict(MEMORY) == Verdict.DOES_NOT_FIT:
+        return True, needs.ranks
+    return False, needs.step_seconds or math.inf
 
 
 def _data_bytes(config: TrainConfig) -> int:

@@ -19,6 +19,7 @@ from engine.fit.memory_items import Item
 from engine.fit.predict import predicted_seconds
 from engine.fit.spreads import Spread
 from engine.fit.update_placement import choose_homes, wait_for_disk
+from engine.machine.link_rates import of_rank
 from engine.machine.rates import Rates
 from engine.plan.choices import PlanChoices, recorded_passes, settled_blocks
 from engine.plan.ops import GradientSum
@@ -62,8 +63,11 @@ class Chosen:
     micro_batch_size: int
     loss_chunk: int
     gpu_items: tuple[Item, ...]
-    """They are the items of device memory. On the CPU they are the same buffers, in RAM."""
+    """They are the items of device memory, those of one rank. On the CPU they are the same buffers,
+    in RAM.
+    """
     host_boundary_bytes: int
+    """All ranks together keep so much of boundaries in RAM."""
 
     @property
     def rounding(self) -> dict[str, Any]:
@@ -75,6 +79,7 @@ class Chosen:
             "loss_chunk": self.loss_chunk,
             "gradient_sum": self.choices.gradient_sum.value,
             "rounds": self.choices.rounds,
+            "ranks": self.choices.ranks,
             "compiled": self.choices.compiled,
         }
 
@@ -347,5 +352,6 @@ class Planner:
         if size not in self._costs:
             sizer = self.sizer
             micro_batch = self._micro_batch(size)
-            self._costs[size] = Cost(sizer.shape, self._rates, micro_batch, sizer.compiled)
+            rates = of_rank(self._rates, sizer.job.ranks)
+            self._costs[size] = Cost(sizer.shape, rates, micro_batch, sizer.compiled)
         return self._costs[size]

@@ -19,6 +19,7 @@ from engine.model.shape import ModelShape, UnitShape
 from engine.plan.buffers import EMBED, HEAD, Word
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import GradientSum
+from engine.plan.shards import Shards
 from engine.planes.layout import EXACT_ITEM_BYTES, WEIGHT_PLANES, plane_bytes
 from engine.planes.moments import MOMENTS
 
@@ -269,7 +270,8 @@ def _shares(name: PartName, part: Part, units: Sequence[Units], needs: Needs) ->
     if name in MEMORY or held[Held.MODEL]:
         model = [Share(Held.MODEL, _bytes_in(name, each, shape, choices), each) for each in units]
         copied = [each for each in units if each.placement.is_copied]
-        copies = [Share(Held.COPY, _copy_bytes(each, shape), each) for each in copied]
+        padded = shape.padded(choices.ranks)
+        copies = [Share(Held.COPY, _copy_bytes(each, padded), each) for each in copied]
         if not _holds(part.items, MemoryItem.RESIDENT_BLOCKS):
             copies = []
         found = [share for share in (*model, *copies) if share.bytes]
@@ -298,6 +300,8 @@ def _unit_bytes(
     """Returns the bytes that planes of one unit take in a part of memory."""
     planes = plane_bytes(shape.dtype, shape.optimizer, unit.moment_counts)
     on_device = name == PartName.GPU
+    if on_device and choices.ranks > 1:  # there a gradient waits as a shard
+        planes["grad"] = Shards(choices.ranks).numel(unit.numel) * shape.item_bytes
     found = 0
     if place.weights == name:
         found += sum(planes.get(plane, 0) for plane in WEIGHT_PLANES)

@@ -12,10 +12,11 @@ from typing import Any
 
 from engine.config.settings import TrainConfig
 from engine.fit.memory_items import PartName
-from engine.fit.needs import NOTHING_MORE, PART_WORDS, Needs, SessionFacts, needs_of, rates_of
+from engine.fit.needs import NOTHING_MORE, PART_WORDS, Needs, SessionFacts, needs_of
 from engine.fit.planner import Chosen
 from engine.fit.pool import Units, listed, units_by_place
 from engine.fit.predict import predicted_step
+from engine.machine.device import rates_of
 from engine.machine.disk_rates import with_disk
 from engine.machine.read_machine import Machine
 from engine.model.shape import ModelShape
@@ -47,6 +48,8 @@ class Work(Word):
     GPU_ADAMW = "gpu_adamw"
     BOUNDARIES = "boundaries"
     """Inputs of blocks are copied over the bus, both ways."""
+    EXCHANGE = "exchange"
+    """GPUs gather weights from each other, and add up their sums of gradients."""
     DISK = "disk"
     """Moments are read from the disk and written back, at the same time."""
 
@@ -65,6 +68,8 @@ _WORK = {
     OpKind.UPDATE_IN_PLACE: Work.GPU_ADAMW,
     OpKind.STORE_BOUNDARY: Work.BOUNDARIES,
     OpKind.FETCH_BOUNDARY: Work.BOUNDARIES,
+    OpKind.ALL_GATHER: Work.EXCHANGE,
+    OpKind.REDUCE_SCATTER: Work.EXCHANGE,
     OpKind.READ_STATES: Work.DISK,
     OpKind.WRITE_STATES: Work.DISK,
 }
@@ -247,6 +252,7 @@ def _works(cost: Cost) -> list[tuple[str, float]]:
         ("AdamW on the host", busy[Work.HOST_ADAMW]),
         ("AdamW on the GPU", busy[Work.GPU_ADAMW]),
         ("boundaries", busy[Work.BOUNDARIES]),
+        ("exchange between GPUs", busy[Work.EXCHANGE]),
         ("disk reads and writes", busy[Work.DISK]),
     ]
 
@@ -262,13 +268,14 @@ def gains(config: TrainConfig, machine: Machine, shape: ModelShape) -> Mapping[P
     now = needs_of(config, machine, shape).step_seconds
     if now is None or not machine.gpus:
         return {}
-    first, more = machine.gpus[0], FURTHER_GIB * GIB
-    card = replace(first, free=first.free + more)  # a card is known by its total
+    more = FURTHER_GIB * GIB
+    # A card is known by its total.
+    cards = tuple(replace(card, free=card.free + more) for card in machine.gpus)
     cap = config.engine.gpu_memory_gib
     uncapped = config.with_values({"engine.gpu_memory_gib": cap and cap + FURTHER_GIB})
     found: dict[PartName, float] = {}
     for name, asked, larger in (
-        (PartName.GPU, uncapped, replace(machine, gpus=(card, *machine.gpus[1:]))),
+        (PartName.GPU, uncapped, replace(machine, gpus=cards)),
         (PartName.HOST, config, replace(machine, ram_available=machine.ram_available + more)),
     ):
         then = needs_of(asked, larger, shape).step_seconds

@@ -28,17 +28,19 @@ def predicted_seconds(
 def predicted_step(
     shape: ModelShape, choices: PlanChoices, rates: Rates, micro_batch: MicroBatch, device: str
 ) -> tuple[StepPlan, Simulated]:
-    """Returns the plan of these choices, and when each of its ops would run."""
+    """Returns the plan of these choices, and when each of its ops would run. Of several ranks, it
+    is that of the first, whose shards are the largest.
+    """
     buffer = update_buffer(shape, choices)
     numel = {unit.name: unit.numel for unit in shape.units}
     sizes = PlaneSizes(
         numel,
         buffer.numel,
-        ring_numel(shape),
+        ring_numel(shape, choices.ranks),
         buffer.bytes,
         shape.embed_piece,
         shape.item_bytes,
-        SPILL_NUMEL,
+        spill_numel=SPILL_NUMEL,
     )
     blocks = [unit.name for unit in shape.blocks]
     plan = build_step_plan(blocks, shape.tied, choices, sizes)

@@ -262,10 +262,19 @@ def _kinds_of_steps(needs: Needs) -> list[Kind]:
         )
         for less in _halves(length, SHORTEST_ROW)
     ]
+    gpus = needs.ranks
+    alone = [
+        Option(
+            f"Compute on one GPU instead of {gpus}",
+            {"engine.gpus": 1},
+            (Exactness.OTHER_ORDER,),
+        )
+    ]
     compute_memory = PartName.GPU if needs.device == "cuda" else PartName.HOST
     found = [
         Kind((compute_memory,), smaller),
         Kind(MEMORY, more_rounds),
+        Kind(MEMORY, alone if gpus > 1 else []),
         # The changes above only reorder sums. Smaller moments round what AdamW remembers, at the
         # same rows and rates. Those below train on fewer or other tokens a step.
         Kind((PartName.HOST,), _smaller_moments(config)),

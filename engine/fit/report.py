@@ -22,13 +22,13 @@ from engine.fit.needs import (
     SessionFacts,
     Verdict,
     least_needs,
-    measured_rates,
     needs_of,
 )
 from engine.fit.planner import Chosen
 from engine.fit.pool import Pool, pool_of
 from engine.fit.remedies import Remedy, moves_in_words, needs_with, remedies_for
 from engine.fit.spill import Spill
+from engine.machine.device import measured_rates
 from engine.machine.known_machines import known_machine
 from engine.machine.read_machine import Machine
 from engine.model.find_shape import shape_from_source
@@ -49,7 +49,7 @@ fans and losses.
 @dataclass(frozen=True)
 class FitReport:
     """A `FitReport` is the result of `estimate`. Sizes are bytes throughout; `gpu` is None where
-    blocks compute on the CPU.
+    blocks compute on the CPU. Where several GPUs compute, it is the memory of each.
     """
 
     verdict: Verdict
@@ -191,7 +191,7 @@ def _time(needs: Needs, steps: int | None, measured: bool) -> dict[str, Any]:
     config, seconds = needs.config, needs.step_seconds
     tokens = config.train.batch_size * needs.step_length
     known = known_machine(needs.machine) if needs.device == "cuda" else None
-    watts = known.power_watts + HOST_WATTS if known is not None else None
+    watts = needs.ranks * known.power_watts + HOST_WATTS if known is not None else None
     run = seconds * steps if seconds and steps else None
     energy = run * watts / 3.6e6 if run and watts else None
     price = config.output.price_per_kwh
@@ -217,7 +217,10 @@ def _headline(needs: Needs, verdict: Verdict) -> str:
     taken = []
     for name, part in needs.parts.items():
         limit = "" if part.limit is None else f" ({in_gib(part.limit)} free)"
-        taken.append(f"{in_gib(part.total)} of {PART_WORDS[name]}{limit}")
+        words = PART_WORDS[name]
+        if name == PartName.GPU and needs.ranks > 1:
+            words = f"memory on each of {needs.ranks} GPUs"
+        taken.append(f"{in_gib(part.total)} of {words}{limit}")
     return f"Needs {', '.join(taken[:-1])} and {taken[-1]}: {WORDS[verdict]}."
 
 

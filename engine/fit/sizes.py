@@ -22,6 +22,14 @@ share of RAM is smaller because other programs use RAM too, while everything on 
 and is counted. A small GPU is filled further, or it would have no room to update units.
 """
 CUDA_CONTEXT_BYTES = round(0.6 * GIB)
+EXCHANGE_BYTES = round(0.6 * GIB)
+"""With several GPUs, NCCL takes this much of the memory of each for its buffers. That is assumed
+and has not been measured.
+"""
+RUNTIME_BYTES = {"cuda": round(2.2 * GIB), "cpu": 480 * MIB}
+"""The program and its libraries take this much RAM (measured: docs/performance.md). Kernels are
+compiled in the same process. With several ranks, each is a process of its own.
+"""
 ALLOCATOR_SLACK = 0.02
 """The allocator leaves gaps, which are this share of all allocated memory."""
 LIBRARY_BYTES = {"cuda": 320 * MIB, "cpu": 0}
@@ -125,6 +133,8 @@ class Sizer:
         ]
         if self.device == "cuda":
             items.append(Item(MemoryItem.CUDA_CONTEXT, CUDA_CONTEXT_BYTES))
+        if choices.ranks > 1:
+            items.append(self._exchange(choices))
         slack = round(ALLOCATOR_SLACK * sum(item.bytes for item in items))
         if self.shape.optimizer != FP32_MOMENTS and (choices.device_homes or choices.settled_units):
             slack += ROUNDING_BYTES
@@ -136,6 +146,16 @@ class Sizer:
             Item(MemoryItem.ALLOCATOR_SLACK, slack, "for gaps, and for libraries to work in")
         )
         return tuple(item for item in items if item.bytes)
+
+    def _exchange(self, choices: PlanChoices) -> Item:
+        """Returns the item of what one rank exchanges tensors with the others through. On the CPU a
+        sum that is added up has a copy there (`engine.exchange`).
+        """
+        if self.device == "cuda":
+            return Item(MemoryItem.EXCHANGE, EXCHANGE_BYTES, "NCCL; assumed, not measured")
+        units = self.shape.padded(choices.ranks).units
+        size = 4 * max(unit.numel for unit in units)
+        return Item(MemoryItem.EXCHANGE, size, "the largest sum, from all processes")
 
     def buffers_over_sums(self, choices: PlanChoices) -> int:
         """Returns the number of pieces of states that fit in the memory of the fp32 sums."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from engine.config.settings import AUTO, TrainConfig
+from engine.config.settings import AUTO
 from engine.fit.job import Job
 
 SATURATING_TOKENS = {"cuda": 16384, "cpu": 2048}
@@ -29,20 +29,22 @@ class Spread(NamedTuple):
 
 
 def spreads(job: Job, device: str, quick: bool) -> Iterator[Spread]:
-    """Yields the spreads to try, fewer rounds first. quick: fewer numbers of rounds are tried."""
+    """Yields the spreads of one rank to try, fewer rounds first. quick: fewer numbers of rounds are
+    tried.
+    """
     train, asked_rounds = job.config.train, job.config.engine.rounds
     one_or_asked = 1 if asked_rounds == AUTO else asked_rounds
     if job.rounding:
         size = job.rounding["micro_batch_size"]
-        micro_batches = -(-train.batch_size // size)
+        micro_batches = -(-job.rows // size)
         yield Spread(size, micro_batches, job.rounding.get("rounds", one_or_asked))
         return
-    for size in _micro_batch_sizes(job.config, device, job.row_length):
-        yield Spread(size, train.batch_size // size, one_or_asked)
+    for size in _micro_batch_sizes(job, device):
+        yield Spread(size, job.rows // size, one_or_asked)
     if asked_rounds != AUTO or device == "cpu":
         return
     if train.micro_batch_size != AUTO:
-        yield from _rounds_of_asked_size(train.batch_size, train.micro_batch_size)
+        yield from _rounds_of_asked_size(job.rows, train.micro_batch_size)
     else:
         yield from _one_micro_batch_a_round(job, quick)
 
@@ -59,9 +61,10 @@ def _rounds_of_asked_size(rows: int, size: int) -> Iterator[Spread]:
 
 def _one_micro_batch_a_round(job: Job, quick: bool) -> Iterator[Spread]:
     """Yields spreads whose rounds have one micro-batch each, until the micro-batches are too small.
-    The last micro-batch may have fewer rows than the others.
+    The last micro-batch may have fewer rows than the others, but for several ranks, since the cuts
+    of a whole step must be theirs.
     """
-    rows = job.config.train.batch_size
+    rows = job.rows
     most = min(rows, MOST_ROUNDS)
     numbers: Sequence[int] = range(2, most + 1)
     if quick:
@@ -70,17 +73,18 @@ def _one_micro_batch_a_round(job: Job, quick: bool) -> Iterator[Spread]:
         size = -(-rows // rounds)
         if size * job.row_length < LEAST_TOKENS:
             return
-        if -(-rows // size) == rounds:
+        is_uneven = job.ranks > 1 and rows % size > 0
+        if -(-rows // size) == rounds and not is_uneven:
             yield Spread(size, rounds, rounds)
 
 
-def _micro_batch_sizes(config: TrainConfig, device: str, row_length: int) -> list[int]:
+def _micro_batch_sizes(job: Job, device: str) -> list[int]:
     """Returns the micro-batch sizes in rows to try, in order of preference."""
-    train, target = config.train, SATURATING_TOKENS[device]
-    if train.micro_batch_size != AUTO:
-        return [train.micro_batch_size]
-    rounds = 1 if config.engine.rounds == AUTO else config.engine.rounds
-    rows = train.batch_size // rounds
+    asked, asked_rounds = job.config.train.micro_batch_size, job.config.engine.rounds
+    if asked != AUTO:
+        return [asked]
+    target, row_length = SATURATING_TOKENS[device], job.row_length
+    rows = job.rows // (1 if asked_rounds == AUTO else asked_rounds)
     divisors = [size for size in range(rows, 0, -1) if rows % size == 0]
     small = [size for size in divisors if size * row_length <= target] or [1]
     # With fewer micro-batches, gradients are added less often. Batch sizes such as 148 = 4 x 37

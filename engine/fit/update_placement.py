@@ -15,12 +15,14 @@ from typing import NamedTuple
 
 from engine.fit.buffer_sizes import shared_sum_bytes, spilled_units, update_buffer
 from engine.fit.cost import Cost, host_rate
+from engine.machine.link_rates import exchange_seconds
 from engine.model.shape import UnitShape
 from engine.plan.arena import lay_out_arena
 from engine.plan.buffers import EMBED, HEAD
 from engine.plan.choices import PlanChoices, settled_blocks
 from engine.plan.device_updates import LEAD
 from engine.plan.ops import GradientSum, OpKind
+from engine.plan.shards import Shards
 
 LEAST_BUFFERS = 4
 """With so many update buffers, copies to the device and back and an update can run at once."""
@@ -63,6 +65,7 @@ class _Placement:
         self._cost = cost
         self._rates = cost.rates
         self._shape = shape
+        self._shards = Shards(choices.ranks)
         first_resident = len(shape.blocks) - choices.resident_blocks
         first = settled_blocks(len(shape.blocks), choices)
         streamed, resident = shape.blocks[first:first_resident], shape.blocks[first_resident:]
@@ -71,6 +74,8 @@ class _Placement:
         in_slots = (*resident, *streamed[: choices.slots])
         # These units are updated in the slot that they are still in when the step ends.
         self._placed = {EMBED, HEAD, *(unit.name for unit in in_slots)}
+        if choices.ranks > 1:  # the other ranks need the updated weights, too
+            self._placed = set()
         # The gradients of these units are still in their staging buffers.
         self._staged = {unit.name for unit in (shape.embed, *shape.blocks[first : first + 2])}
         if choices.parked_gradients:
@@ -103,8 +108,8 @@ class _Placement:
         # Units that live on the device are updated where they are, before the forward pass begins.
         ready_at |= dict.fromkeys((unit.name for unit in self._shape.units[: self._settled]), 0.0)
         for unit in self._shape.units[self._settled :]:
-            updated = host + unit.numel / adamw
-            on_host = updated + self._prefetch(unit)
+            updated = host + self._numel(unit) / adamw
+            on_host = updated + self._arrival(unit)
             before = lanes.mark()
             on_device = self._on_device(unit) if buffers else math.inf
             if on_device < on_host:
@@ -156,8 +161,9 @@ class _Placement:
         """
         lanes, ready = self._lanes, 0.0
         placed = unit.name in self._placed
-        for start in range(0, unit.numel, self._piece):
-            numel = min(self._piece, unit.numel - start)
+        total = self._numel(unit)
+        for start in range(0, total, self._piece):
+            numel = min(self._piece, total - start)
             number = len(lanes.updated)
             earlier = number - len(self._free)  # the piece that was in the buffer before
             if earlier < 0:
@@ -178,7 +184,7 @@ class _Placement:
             return ready
         # The prefetch shares the bus with the states that come after it.
         lanes.prefetch(self._prefetch(unit))
-        return ready + self._prefetch(unit)
+        return ready + self._arrival(unit)
 
     def _update_piece(self, unit: UnitShape, numel: int, free: float) -> float:
         """Fetches and updates a piece of `numel` elements once its buffer is `free`. Returns when
@@ -197,8 +203,22 @@ class _Placement:
         return updated
 
     def _prefetch(self, unit: UnitShape) -> float:
-        """Returns the seconds that copying the unit's weights to its slot takes."""
-        return unit.numel * self._shape.item_bytes / self._rates.h2d_busy
+        """Returns the seconds that copying the unit's weights to its slot takes, or those of this
+        rank.
+        """
+        return self._numel(unit) * self._shape.item_bytes / self._rates.h2d_busy
+
+    def _arrival(self, unit: UnitShape) -> float:
+        """Returns the seconds until the weights are complete: those of other ranks come after the
+        copy.
+        """
+        received = self._shards.received(unit.numel) * self._shape.item_bytes
+        exchanged = exchange_seconds(self._rates, received) if received else 0.0
+        return self._prefetch(unit) + exchanged
+
+    def _numel(self, unit: UnitShape) -> int:
+        """Returns the elements of a unit that this rank updates."""
+        return self._shards.numel(unit.numel)
 
 
 class _Mark(NamedTuple):

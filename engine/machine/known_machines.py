@@ -271,7 +271,12 @@ def known_rates(machine: Machine) -> Rates | None:
     speed.
     """
     found = known_machine(machine)
-    if found is None or not found.supported:
+    return None if found is None else rates_as(found, machine)
+
+
+def rates_as(found: KnownMachine, machine: Machine) -> Rates | None:
+    """Returns the rates of `machine` where it is `found`; None where that is not supported."""
+    if not found.supported:
         return None
     gpu = machine.gpus[0]
     link = None
@@ -322,7 +327,7 @@ def _with_gpu(machine: Machine, gib: float) -> Machine:
     name = machine.gpus[0].name if machine.gpus else "NVIDIA GPU"
     return replace(
         machine,
-        gpus=(_card(name, round(gib * GIB)),) if gib else (),
+        gpus=(_card(name, round(gib * GIB)),) * max(1, len(machine.gpus)) if gib else (),
         # Notes about this machine's card no longer apply; those about a named card do.
         notes=() if machine.here else machine.notes,
         here=False,

@@ -38,7 +38,7 @@ def stored_rates(device_name: str) -> Rates | None:
     except (TypeError, KeyError, ValueError):
         return None
     for name, value in rates.to_dict().items():
-        may_be_zero = name in ("overhead", "call", "adamw_bf16", "adamw_8bit")
+        may_be_zero = name in ("overhead", "call", "adamw_bf16", "adamw_8bit", "link")
         if not math.isfinite(value) or (value <= 0 and not may_be_zero):
             return None
     return rates
@@ -143,6 +143,10 @@ class Rates:
     """
     disk_write: float = 0.0
     """It is the same for writing."""
+    link: float = 0.0
+    """Each of several GPUs receives this many bytes a second from the others, while it sends as
+    many; 0 where that is not known.
+    """
 
     def updates(self, optimizer: Optimizer, busy: bool = False) -> float:
         """Returns the parameters a second that the host updates with `optimizer`. busy: while
@@ -165,7 +169,8 @@ class Rates:
     def from_dict(cls, values: dict[str, Any]) -> Rates:
         """Reads rates from a dict by their names. Raises TypeError, KeyError or ValueError."""
         names = [name for name in cls.__dataclass_fields__ if name not in _OF_DISK]
-        return cls(**{name: float(values[name]) for name in names})
+        known = {"link": 0.0} | values  # rates that were stored before have none
+        return cls(**{name: float(known[name]) for name in names})
 
 
 _OF_DISK = ("disk_read", "disk_write")

@@ -162,7 +162,7 @@ def gpu_shares(items: Iterable[Item], figures: GpuFigures, others_before: int) -
     """Returns the GPU's memory by item. `items` are the memory items of the plan."""
     planned = dict.fromkeys((ShareName.ACTIVATIONS, ShareName.BUFFERS, ShareName.GAPS), 0)
     for item in items:
-        if item.kind == MemoryItem.CUDA_CONTEXT:  # it is not included in any of the figures
+        if item.kind in (MemoryItem.CUDA_CONTEXT, MemoryItem.EXCHANGE):  # no figure includes them
             continue
         if item.kind.is_activation:
             name = ShareName.ACTIVATIONS

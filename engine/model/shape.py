@@ -14,6 +14,7 @@ from engine.config.settings import Optimizer
 from engine.model.activation_sizes import DOCUMENTS, MASK_ELEMENTS, Activations
 from engine.model.read_ahead import read_ahead_numel
 from engine.plan.buffers import EMBED
+from engine.plan.shards import Shards
 from engine.planes.block_sizes import BlockSizes
 from engine.planes.embed_pieces import piece_of_table
 from engine.planes.layout import (
@@ -196,6 +197,24 @@ class ModelShape:
         """Returns the number of elements of the largest block."""
         return max(unit.numel for unit in self.blocks)
 
+    @property
+    def block_share(self) -> float:
+        """Returns the share of the blocks' parameters that a token passes through. It is less than
+        1 in a mixture of experts.
+        """
+        blocks = sum(unit.parameter_count for unit in self.blocks)
+        if not blocks:
+            return 0.0
+        outside = self.head.parameter_count + self.embed.parameter_count
+        return min(1.0, max(0.0, (self.active_parameters - outside) / blocks))
+
+    def attention_flops(self, rows: int, row_length: int) -> float:
+        """Returns the FLOPs of the attention of one block in a forward pass: two matrix products,
+        halved because attention is causal.
+        """
+        seen = min(row_length, self.sliding_window or row_length)
+        return 2.0 * rows * row_length * seen * self.attention_width
+
     @functools.cached_property
     def embed_piece(self) -> int:
         """Returns the number of elements for which the gradient of embed can be summed at a time; 0
@@ -206,19 +225,36 @@ class ModelShape:
             return 0
         return piece_of_table(self.vocab_size, self.hidden_size, self.largest_block)
 
-    def update_buffer(self, pieces: int) -> UpdateBuffer:
+    def update_buffer(self, pieces: int, ranks: int = 1) -> UpdateBuffer:
         """Returns the sizes of a buffer in which the device updates a piece of a unit. pieces: so
-        many of them are the largest block.
+        many of them are the largest block, or what one of several ranks owns of it.
         """
-        if pieces not in self._update_buffers:
+        if (pieces, ranks) not in self._update_buffers:
             units = [unit.moment_counts for unit in self.units]
-            self._update_buffers[pieces] = UpdateBuffer.of(
-                self.dtype, self.optimizer, units, self.largest_block, pieces
+            largest = Shards(ranks).numel(self.largest_block)
+            self._update_buffers[pieces, ranks] = UpdateBuffer.of(
+                self.dtype, self.optimizer, units, largest, pieces
             )
-        return self._update_buffers[pieces]
+        return self._update_buffers[pieces, ranks]
 
     @functools.cached_property
-    def _update_buffers(self) -> dict[int, UpdateBuffer]:
+    def _update_buffers(self) -> dict[tuple[int, int], UpdateBuffer]:
+        return {}
+
+    def padded(self, ranks: int) -> ModelShape:
+        """Returns the shape whose units have the elements of their slots and sums on the device of
+        one of several ranks: those of all shards together (`engine.plan.shards`).
+        """
+        if ranks == 1:
+            return self
+        if ranks not in self._padded:
+            shards = Shards(ranks)
+            units = [replace(unit, numel=shards.padded(unit.numel)) for unit in self.units]
+            self._padded[ranks] = replace(self, units=tuple(units))
+        return self._padded[ranks]
+
+    @functools.cached_property
+    def _padded(self) -> dict[int, ModelShape]:
         return {}
 
     @functools.cached_property

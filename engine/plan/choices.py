@@ -137,6 +137,15 @@ def seconds_of_pairs(blocks: int, choices: PlanChoices) -> range:
     return range(1, recomputed, 2) if choices.boundary_blocks == 2 else range(0)
 
 
+def summed_apart(blocks: int, choices: PlanChoices) -> range:
+    """Returns which of so many blocks, counted from 0, have their fp32 sums in a second buffer:
+    with several ranks every second one, counted from the last; else the seconds of pairs.
+    """
+    if choices.ranks > 1:
+        return range((blocks + 1) % 2, blocks, 2)
+    return seconds_of_pairs(blocks, choices)
+
+
 @dataclass(frozen=True)
 class PlaneSizes:
     """A `PlaneSizes` gives the sizes of the units' planes. A plan needs them where an optimizer

@@ -36,6 +36,12 @@ class Shards(NamedTuple):
         """Returns the elements of all shards together, those beyond the plane included."""
         return self.ranks * self.numel(numel)
 
+    def received(self, numel: int) -> int:
+        """Returns the elements that a rank gets from the others where all of them exchange a plane
+        of `numel` elements, whole or as sums.
+        """
+        return self.padded(numel) - self.numel(numel)
+
     def bounds(self, numel: int) -> tuple[int, int]:
         """Returns where the shard of this rank begins and ends in a plane of `numel` elements.
         Elements beyond the plane are left out.

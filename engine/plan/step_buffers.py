@@ -15,6 +15,7 @@ from engine.plan.choices import (
     seconds_of_pairs,
     settled_blocks,
     settled_of,
+    summed_apart,
 )
 from engine.plan.ops import GradientSum
 
@@ -61,9 +62,7 @@ class StepBuffers:
         """These blocks keep no boundary. Each is recomputed together with the block before it,
         which it is mapped to.
         """
-        self._in_second_sum = frozenset(self.second_of_pair)
-        if choices.ranks > 1:
-            self._in_second_sum = frozenset(blocks[::-2])
+        self._in_second_sum = {blocks[at] for at in summed_apart(len(blocks), choices)}
         self.slots = block_slots(self._streamed, self._resident, choices.slots)
         """Each block computes from this slot."""
         # Gradients in fp32 do not fit into half of their sums.

@@ -55,12 +55,13 @@ class BlockSizes:
 
     def largest_sums(self, seconds: range) -> tuple[int, int]:
         """Returns the elements of the largest of these blocks, and of the largest of the others.
-        `seconds` counts blocks from 0; without any, the first number is 0.
+        `seconds` counts blocks from 0; without any, the first number is 0, and without others the
+        second.
         """
         if seconds not in self._sums:
             some = [self._numels[at] for at in seconds]
             others = [numel for at, numel in enumerate(self._numels) if at not in seconds]
-            self._sums[seconds] = max(some, default=0), max(others)
+            self._sums[seconds] = max(some, default=0), max(others, default=0)
         return self._sums[seconds]
 
 

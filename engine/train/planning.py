@@ -25,7 +25,7 @@ from engine.data.loader import PreparedData
 from engine.errors import FitError, GpuMemoryError
 from engine.fit.choose import choose
 from engine.fit.cost import MicroBatch, largest_product
-from engine.fit.job import Job, Target
+from engine.fit.job import Job, Target, numbers_of_ranks
 from engine.fit.memory_items import MemoryItem
 from engine.fit.needs import RUNTIME_GROWTH_BYTES, Resident, SessionFacts, Verdict, rates_of_steps
 from engine.fit.planner import Chosen
@@ -35,6 +35,7 @@ from engine.fit.report import FitReport, estimate
 from engine.fit.sizes import CUDA_CONTEXT_BYTES
 from engine.fit.spill import spill_room
 from engine.machine.cgroups import give_back_free_memory, private_memory, sample_host_memory
+from engine.machine.device import gpu_count, with_link
 from engine.machine.disk_rates import with_disk
 from engine.machine.rates import Rates, store_rates, stored_cpu_rates, stored_rates
 from engine.machine.read_machine import Machine, read_machine
@@ -54,6 +55,7 @@ from engine.runs.folder import RunFolder
 from engine.runtime.backend import Backend
 from engine.runtime.cpu_backend import CpuBackend
 from engine.train.session import Session
+from engine.words import counted
 
 PROBE_SECONDS = 0.1
 """Each rate is measured for this many seconds."""
@@ -119,7 +121,10 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     longest_row = max(job.data.train.longest, job.data.eval.longest, 1)
     row_length = padded_length(longest_row, config.data.max_seq_len)
     gpu_limit = _limit_gpu_memory(backend, config) if device != "cpu" else None
-    room = spill_room(config, read_machine(session.folder.path))
+    machine = read_machine(session.folder.path)
+    if rates is not None:
+        rates = with_link(rates, machine)
+    room = spill_room(config, machine)
     target = Target(device, gpu_limit, sample_host_memory()[1], rates, room)
     report, rounding = _judged(session, job, shape, row_length, target)
     # The plan is the report's own. Another choice among the same ways, with the free memory of a
@@ -127,7 +132,8 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     chosen = report.chosen
     # A resumed run continues bit for bit, if the memory that there is now allows that.
     parked, together = report.choices["parked_gradients"], report.choices["boundary_blocks"]
-    planned_job = Job(shape, config, row_length, rounding, parked, together)
+    ranks = report.choices["ranks"]
+    planned_job = Job(shape, config, row_length, rounding, parked, together, ranks)
     product = largest_product(shape, chosen.micro_batch_size * row_length)
     matmul_rates = rates
     if isinstance(backend, CpuBackend):
@@ -220,7 +226,7 @@ def _judged(
         )
         return estimate(config, machine, shape, facts)
 
-    rounding = job.rounding
+    rounding = _possible_rounding(session, job.rounding, machine)
     report = judged(rounding)
     if report.verdict == Verdict.DOES_NOT_FIT and rounding:
         anew = judged({})
@@ -235,6 +241,23 @@ def _judged(
     if report.verdict == Verdict.DOES_NOT_FIT:
         raise FitError(" ".join([report.headline, *report.reasons[:2]]))
     return report, rounding
+
+
+def _possible_rounding(
+    session: Session, rounding: dict[str, Any], machine: Machine
+) -> dict[str, Any]:
+    """Returns the rounding of the run's last session if this machine has as many GPUs as that took,
+    else nothing, and the log says so.
+    """
+    gpus = gpu_count(session.config, machine)
+    if not rounding or rounding.get("ranks", 1) in numbers_of_ranks(session.config, gpus, {}):
+        return rounding
+    session.log(
+        "warning",
+        f"The run was computed by {counted(rounding['ranks'], 'GPU')}, which this machine lacks, "
+        "so the step is planned anew: sums are rounded in another order from here on.",
+    )
+    return {}
 
 
 def _machine_for(folder: RunFolder, checkpoint_bytes: int) -> Machine:

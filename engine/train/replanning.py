@@ -172,7 +172,8 @@ def _lowered(planned: Planned, limit: int) -> Target:
     """Returns the target with `limit` bytes for everything that the plan has on the device."""
     target, shape = planned.target, planned.job.shape
     if target.device == "cpu":
-        return replace(target, host_free=limit + shape.host_bytes + CPU_RUNTIME_BYTES)
+        each = limit + CPU_RUNTIME_BYTES
+        return replace(target, host_free=planned.job.ranks * each + shape.host_bytes)
     # The planes are allocated already, and the planner subtracts them.
     host_free = sample_host_memory()[1] + state_bytes(shape, planned.chosen.choices)
     return replace(target, gpu_limit=limit, host_free=host_free)

@@ -101,6 +101,15 @@ def test_the_optimizer_holds_compute_up(device, text, advice, tone):
     assert found.offer.label == "32 rows a step instead of 16, 51 steps instead of 101"
 
 
+def test_gpus_wait_for_each_other():
+    found = of_speed(fold(*steps(exchange=0.3, h2d=0.02)), CONFIG)
+    assert found.tone == "warn" and found.text == (
+        "The GPUs exchange weights and sums: the GPU waits 30 % of the time for that; further "
+        "waits: weights coming in (H2D) 2 %."
+    )
+    assert found.offer.changes["train.batch_size"] == 32
+
+
 def test_weights_and_gradients_late_on_the_bus():
     late = fold(*steps(h2d=0.2))
     assert (

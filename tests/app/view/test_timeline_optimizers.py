@@ -33,6 +33,8 @@ PARKED = {Lane.GRADIENTS_OUT}
 """It has ops only in plans whose gradients are parked."""
 DISK = set(DISK_LANES)
 """They have ops only in plans with moments on the disk."""
+RANKS = {Lane.EXCHANGE}
+"""It has ops only in plans of several ranks."""
 STATES_OPS = ("fetch_states", "fetch_gradient", "offload_weights", "offload_states")
 
 
@@ -43,12 +45,16 @@ def fold(*events):
     return snapshot
 
 
-def spans_of(homes=("embed", "block 2"), blocks=4, micro_batches=2, spilled=0):
+def spans_of(homes=("embed", "block 2"), blocks=4, micro_batches=2, spilled=0, ranks=1):
     """Returns a step as the engine records it, for a plan whose ops take a millisecond each."""
     names = [f"block {k}" for k in range(blocks)]
     numel = dict.fromkeys(["embed", *names, "head"], 1000) | {"embed": 2500}
     choices = PlanChoices(
-        micro_batches=micro_batches, device_homes=homes, update_buffers=2, spilled_units=spilled
+        micro_batches=micro_batches,
+        ranks=ranks,
+        device_homes=homes,
+        update_buffers=2,
+        spilled_units=spilled,
     )
     plan = build_step_plan(names, False, choices, PlaneSizes(numel))
     starts = simulate(plan, lambda op: 0.001).starts
@@ -67,7 +73,7 @@ def test_every_lane_with_spans_has_a_row(step):
     figure = timeline_figure(step)
     go.Figure(figure)
     json.dumps(figure, allow_nan=False)
-    assert set(ROWS) | PARKED | DISK == set(Lane) == set(LANE_WORDS)
+    assert set(ROWS) | PARKED | DISK | RANKS == set(Lane) == set(LANE_WORDS)
     assert [trace["name"] for trace in figure["data"]] == [*ROWS, "waiting"]
     assert (
         figure["layout"]["yaxis"]["categoryarray"] == ROW_WORDS[::-1]
@@ -82,6 +88,15 @@ def test_the_disk_has_rows_where_moments_are_there():
     rows = figure["layout"]["yaxis"]["categoryarray"][::-1]
     assert rows == ["H2D", "Compute", "D2H", "Host", "Disk read", "Disk write"]
     assert "Moments on the disk" in [entry["label"] for entry in timeline_legend(timeline)]
+
+
+def test_ranks_have_a_row_for_what_they_exchange():
+    timeline = StepTimeline(step=1, spans=spans_of((), ranks=2))
+    figure = timeline_figure(timeline)
+    rows = figure["layout"]["yaxis"]["categoryarray"][::-1]
+    assert rows == ["H2D", "Compute", "D2H", "Host", "Exchange"]
+    assert "Between GPUs" in [entry["label"] for entry in timeline_legend(timeline)]
+    assert all(trace["x"] for trace in figure["data"] if trace["name"] == Lane.EXCHANGE)
 
 
 def test_lanes_without_spans_have_no_row():

@@ -55,9 +55,18 @@ DEVICE = (
     "Tokens and masks",
     "CUDA context",
     "Allocator slack",
+    "Exchange buffers",
 )
 DISK = ("Best weights", "Checkpoints", "Export", "Record", "Moments on the disk")
 NAMES = HOST + DEVICE + DISK
+OVERHEAD = (
+    "Runtime",
+    "Libraries",
+    "Margin",
+    "CUDA context",
+    "Allocator slack",
+    "Exchange buffers",
+)
 COLOURS = {
     "weight_high": BLUE,
     "weight_low": TEAL,
@@ -198,9 +207,7 @@ def test_shares_of_the_gpu_are_of_activations_buffers_and_gaps():
     assert in_sum(buffers.planned, DEVICE) == set(DEVICE[:9])
 
 
-@pytest.mark.parametrize(
-    "name", ["Runtime", "Libraries", "Margin", "CUDA context", "Allocator slack"]
-)
+@pytest.mark.parametrize("name", OVERHEAD)
 def test_what_every_run_needs_is_never_what_no_longer_fits(name):
     assert (
         _breaking(Part((item("grad", GIB), item(name, 5 * GIB)), 4 * GIB))
@@ -214,11 +221,7 @@ def test_what_every_run_needs_is_never_what_no_longer_fits(name):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name
-        for name in NAMES
-        if name not in ("Runtime", "Libraries", "Margin", "CUDA context", "Allocator slack")
-    ],
+    [name for name in NAMES if name not in OVERHEAD],
 )
 def test_the_item_that_crosses_the_limit_is_named(name):
     large = item(name, 2 * GIB)

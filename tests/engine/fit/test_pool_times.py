@@ -8,7 +8,7 @@ import pytest
 
 from engine.config.settings import TrainConfig
 from engine.fit.memory_items import PartName
-from engine.fit.needs import NOTHING_MORE, Needs, needs_of, rates_of
+from engine.fit.needs import NOTHING_MORE, Needs, needs_of
 from engine.fit.pool import units_by_place
 from engine.fit.pool_times import (
     FURTHER_GIB,
@@ -24,6 +24,7 @@ from engine.fit.pool_times import (
 )
 from engine.fit.predict import predicted_step
 from engine.machine import disk_rates
+from engine.machine.device import rates_of
 from engine.machine.disk_rates import DRAINED_BYTES, DiskRates, with_disk
 from engine.machine.known_machines import named_machine
 from engine.machine.read_machine import Machine

@@ -21,7 +21,6 @@ from engine.fit.cost import (
     MEASURED_WIDTH,
     Cost,
     MicroBatch,
-    attention_flops,
     op_seconds,
     parameter_flops,
     step_flops,
@@ -293,7 +292,7 @@ def test_flops_of_a_step_are_those_of_its_ops(shape, monkeypatch):
         plan, op_seconds(plan, shape, only(matmul=1.0, attention=1.0), MicroBatch(2, 16))
     )
     # Attention's backward multiplies its scores once more, which nobody counts.
-    again = 0.5 * attention_flops(shape, 4, 16) * len(shape.blocks)
+    again = 0.5 * shape.attention_flops(4, 16) * len(shape.blocks)
     assert found.busy[Lane.COMPUTE] == pytest.approx(flops["hardware"] + again)
     assert found.busy[Lane.HOST] == pytest.approx(0.0) and found.busy[Lane.D2H] < 1e-20
 

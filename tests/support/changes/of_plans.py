@@ -234,9 +234,9 @@ PLANS = (
     ),
     Change(
         "attention-not-halved",
-        COST,
-        "return 2.0 * rows * row_length * seen * shape.attention_width",
-        "return 4.0 * rows * row_length * seen * shape.attention_width",
+        "engine/model/shape.py",
+        "return 2.0 * rows * row_length * seen * self.attention_width",
+        "return 4.0 * rows * row_length * seen * self.attention_width",
         "Attention costs as much as if every token saw the later ones too.",
         ("tests/engine/plan/test_simulate.py", CHOOSE_TESTS),
     ),
