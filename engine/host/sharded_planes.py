@@ -1,5 +1,5 @@
-"""Planes of units that live on the devices of several ranks. Each device holds the weights of such
-a unit whole, since every step needs them, and of its other planes the shard of its rank.
+"""Units may live on the devices of several ranks. Each device holds the weights of such a unit
+whole, since every step needs them, and of its other planes the shard of its rank.
 
 The rank that leads reads and writes these planes by their bytes, as if it had all of them.
 """
