@@ -227,7 +227,8 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     recomputed = len(shape.blocks) - choices.kept_blocks
     again = cost.first_forwards[recomputed]
     settled = shape.first_numels[choices.settled_units]
-    compute = choices.micro_batches * (cost.passes + again + cost.loss()) + cost.in_place(settled)
+    in_place = cost.in_place(settled // choices.ranks)
+    compute = choices.micro_batches * (cost.passes + again + cost.loss()) + in_place
     stop = len(shape.blocks) - choices.resident_blocks
     streamed = shape.first_numels[1 + stop] - max(settled, shape.embed.numel)
     largest = max(unit.numel for unit in shape.blocks)

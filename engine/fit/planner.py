@@ -155,6 +155,7 @@ class Planner:
         sizer, blocks = self.sizer, len(self.sizer.shape.blocks)
         choices = replace(way.choices, graphs=True)
         is_whole = settled_blocks(blocks, choices) == blocks and not choices.host_boundaries
+        is_whole = is_whole and choices.ranks == 1
         few = recorded_passes(blocks, choices) <= MOST_RECORDED
         if not (is_whole and few and sizer.compiled and sizer.fits(way.size, choices)):
             return way

@@ -187,6 +187,35 @@ class ModelShape:
             found.append(found[-1] + sum(sizes.values()) - sizes["grad"] + exact)
         return found
 
+    def settled_on(self, ranks: int) -> list[int]:
+        """Returns `settled_bytes` for the device of one of several ranks: weights whole, with the
+        elements of all shards, and a shard of the rest (`engine.host.sharded_planes`). Moments that
+        are not in fp32 are estimated by the mean of a unit.
+        """
+        if ranks == 1:
+            return self.settled_bytes
+        if ranks not in self._settled_on:
+            shards, item = Shards(ranks), self.item_bytes
+            found = [0]
+            for unit in self.units:
+                counts = unit.moment_counts
+                own = min(unit.numel, shards.numel(unit.numel))
+                planes = plane_bytes(self.dtype, self.optimizer, counts)
+                rest = sum(planes.values()) - planes["grad"] - planes["weight_high"]
+                shard = -(-rest * own // unit.numel) if unit.numel else 0
+                found.append(found[-1] + shards.padded(unit.numel) * item + shard)
+            self._settled_on[ranks] = found
+        return self._settled_on[ranks]
+
+    @functools.cached_property
+    def _settled_on(self) -> dict[int, list[int]]:
+        return {}
+
+    @functools.cached_property
+    def has_exact(self) -> bool:
+        """Tells whether any weights stay in fp32 in a bf16 model."""
+        return any(unit.exact_numel for unit in self.units)
+
     @functools.cached_property
     def first_numels(self) -> list[int]:
         """Entry n is the number of elements of the first n units."""

@@ -234,7 +234,6 @@ def test_two_sums_take_turns():
 # ---------------------------------------------------------------------- refusals
 
 ALONE = {
-    "settled_units": dict(settled_units=2),
     "spilled_units": dict(spilled_units=1),
     "gradients_in_sums": dict(gradients_in_sums=True, parked_gradients=True, **DEVICE),
     "outer_in_parked": dict(outer_in_parked=True, parked_gradients=True, shared_outer_slot=True),
