@@ -216,6 +216,29 @@ def test_a_pass_without_gradients_gathers_weights_too(ranks):
     assert not [op for op in held.ops if op.unit == BLOCKS[-1] and op.kind == OpKind.ALL_GATHER]
 
 
+@pytest.mark.parametrize("changes", [{}, DEVICE, dict(resident_blocks=2)], ids=str)
+def test_units_that_live_on_the_device_are_gathered_after_their_update(changes):
+    """Each rank updates its shard in the slot, and no later op computes with the others' old
+    weights.
+    """
+    choices = PlanChoices(micro_batches=2, ranks=3, settled_units=3, **changes)
+    meetings = []
+    for rank in range(3):
+        plan = build_step_plan(BLOCKS, False, choices, PlaneSizes(NUMEL, rank=rank))
+        validate(plan)
+        assert from_text(to_text(plan)) == plan
+        kinds = {kind for kind, _ in find_dropped_waits(plan)}
+        assert kinds >= {OpKind.ALL_GATHER, OpKind.UPDATE_IN_PLACE}
+        for unit in ("embed", "block 0", "block 1"):
+            of_unit = [op for op in plan.ops if op.unit == unit]
+            assert OpKind.PREFETCH not in {op.kind for op in of_unit}
+            updated, gathered = of_unit[-2:]
+            assert (updated.kind, gathered.kind) == (OpKind.UPDATE_IN_PLACE, OpKind.ALL_GATHER)
+            assert updated.slot == gathered.slot
+        meetings.append(meeting_points(plan))
+    assert meetings[0] == meetings[1] == meetings[2]
+
+
 def test_the_grid_shows_the_exchange():
     text = grid(plan_of("vertical, host, no homes", 2, 0))
     assert text.splitlines()[0].split()[1:6] == ["H2D", "COMPUTE", "D2H", "HOST", "EXCHANGE"]
