@@ -126,7 +126,7 @@ class ShardedPlanes(DevicePlanes):
                 # All shards have the same size, so the last one may reach beyond the plane.
                 numel = Shards(self._others.ranks).padded(self._layouts[key[0]].numel)
                 size = numel * PLANE_ITEM_BYTES[self._dtype][WHOLE_PLANE]
-            found[key] = plane._replace(nbytes=size)
+            found[key] = Wanted(size, plane.kind, plane.is_for_dma)
         return found
 
     def _held(self, key: Key, rank: int) -> HeldBytes:

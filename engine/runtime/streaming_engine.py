@@ -92,7 +92,7 @@ class StreamingEngine:
             self._update_buffer = self._update_buffer.without_gradients
         settled = settled_of(self._blocks, settings.choices)
         if self.shards.ranks > 1 and any(store.layouts[unit].exact_numel for unit in settled):
-            raise ValueError("units with weights that stay in fp32 live on no device of several")
+            raise ValueError("units with fp32 weights live on none of several devices")
         store.settle(settled, backend, spilled_of(self._blocks, settings.choices))
         if adamw is not None:
             self.plan = self._step_plan()
@@ -192,8 +192,7 @@ class StreamingEngine:
         """Submits what this rank computes of a step, as `train_step` does.
 
         With several ranks it returns once the clip factor is known, because ranks that give a step
-        up at different ops would wait for each other. The next step could not begin earlier: it
-        waits for updates.
+        up at different ops would wait for each other.
         """
         step = self._training_step(number, share, learning_rate)
         held = self._parts.store.held
