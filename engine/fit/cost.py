@@ -118,6 +118,7 @@ class _OpSeconds:
     def __init__(self, plan: StepPlan, shape: ModelShape, rates: Rates, micro_batch: MicroBatch):
         rates, shards = of_rank(rates, plan.shards.ranks), plan.shards
         self._rates = rates
+        self._ranks = shards.ranks
         self._item = shape.item_bytes
         self._numel = {unit.name: shards.numel(unit.numel) for unit in shape.units}
         """So much of each unit is copied and updated: all of it, or a shard."""
@@ -196,9 +197,7 @@ class _OpSeconds:
         rates, hidden_bytes = self._rates, self._cost.hidden_bytes
         match op:
             case Prefetch() | FetchGrad():
-                gradient = self._numel[op.unit] * self._item
-                is_weights = isinstance(op, Prefetch)
-                return (self._weight_bytes[op.unit] if is_weights else gradient) / rates.h2d
+                return self._fetched_bytes(op) / rates.h2d
             case Offload() | OffloadParked():
                 d2h = rates.d2h if isinstance(op, Offload) else rates.d2h_busy
                 return self._numel_of(op) * self._item / d2h
@@ -209,6 +208,12 @@ class _OpSeconds:
             case Update():
                 return self._numel_of(op) / self._adamw
         return 0.0
+
+    def _fetched_bytes(self, op: Prefetch | FetchGrad) -> float:
+        """Returns the bytes that a copy to the device moves."""
+        if isinstance(op, FetchGrad):
+            return self._numel[op.unit] * self._item
+        return self._weight_bytes[op.unit] * (self._ranks if op.whole else 1)
 
     def _numel_of(self, op: Offload | OffloadParked | Update) -> int:
         """Returns the number of elements of the op's piece, or of the whole unit."""
@@ -235,8 +240,10 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     once = shape.plane_numel - streamed - settled
     fetched = (2 * choices.rounds * streamed + once) * shape.item_bytes
     # Of several ranks, each copies its shards, and receives those of the others, and their sums.
-    carried = fetched / choices.ranks
-    received = (1 - 1 / choices.ranks) * (fetched + 4 * shape.plane_numel)
+    whole = choices.whole_reads
+    carried = fetched if whole else fetched / choices.ranks
+    gathered = 4 * shape.plane_numel + (0 if whole else fetched)
+    received = (1 - 1 / choices.ranks) * gathered
     compute += received * COMPUTE_SECONDS
     if choices.host_boundaries:
         stored = recomputed - len(seconds_of_pairs(len(shape.blocks), choices))

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from engine.config.settings import AUTO
 from engine.fit.job import Job, Target
+from engine.machine.link_rates import reads_whole
 from engine.model.shape import ModelShape
 from engine.plan.choices import PlanChoices
 
@@ -20,7 +21,7 @@ def frames_of(job: Job, target: Target, quick: bool) -> list[list[PlanChoices]]:
     memory of their own, and every block keeps its boundary.
     """
     parks, level = parking(job, target), job.config.engine.save_level
-    plain = PlanChoices(ranks=job.ranks)
+    plain = PlanChoices(ranks=job.ranks, whole_reads=reads_whole(target.rates, job.ranks))
     usual = [] if parks else [plain]
     parked = [] if parks is False else [replace(plain, parked_gradients=True)]
     if parked and not job.shape.tied:

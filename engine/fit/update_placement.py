@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from engine.fit.buffer_sizes import shared_sum_bytes, spilled_units, update_buffer
 from engine.fit.cost import Cost, host_rate
-from engine.machine.link_rates import exchange_seconds
+from engine.machine.link_rates import START_SECONDS, exchange_seconds
 from engine.model.shape import UnitShape
 from engine.plan.arena import lay_out_arena
 from engine.plan.buffers import EMBED, HEAD
@@ -66,6 +66,7 @@ class _Placement:
         self._rates = cost.rates
         self._shape = shape
         self._shards = Shards(choices.ranks)
+        self._reads_whole = choices.whole_reads
         first_resident = len(shape.blocks) - choices.resident_blocks
         first = settled_blocks(len(shape.blocks), choices)
         streamed, resident = shape.blocks[first:first_resident], shape.blocks[first_resident:]
@@ -206,13 +207,16 @@ class _Placement:
         """Returns the seconds that copying the unit's weights to its slot takes, or those of this
         rank.
         """
-        return self._numel(unit) * self._shape.item_bytes / self._rates.h2d_busy
+        numel = unit.numel if self._reads_whole else self._numel(unit)
+        return numel * self._shape.item_bytes / self._rates.h2d_busy
 
     def _arrival(self, unit: UnitShape) -> float:
         """Returns the seconds until the weights are complete: those of other ranks come after the
         copy.
         """
         received = self._shards.received(unit.numel) * self._shape.item_bytes
+        if self._reads_whole:
+            return self._prefetch(unit) + START_SECONDS
         exchanged = exchange_seconds(self._rates, received) if received else 0.0
         return self._prefetch(unit) + exchanged
 

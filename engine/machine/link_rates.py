@@ -32,6 +32,20 @@ def exchange_seconds(rates: Rates, size: float) -> float:
     return START_SECONDS + seconds_to_receive(rates, size)
 
 
+def reads_whole(rates: Rates | None, ranks: int) -> bool:
+    """Tells whether it is faster that each of several ranks copies whole units from RAM than that
+    it copies a shard and receives the others. It is where GPUs have no access to each other's
+    memory: what they exchange then passes through RAM, too. rates: those of the machine; None on
+    the CPU, where a copy within RAM is fastest.
+    """
+    if ranks == 1:
+        return False
+    if rates is None:
+        return True
+    copied = 1 / of_rank(rates, ranks).h2d
+    return (1 - 1 / ranks) * seconds_to_receive(rates, 1.0) > copied
+
+
 def of_rank(rates: Rates, ranks: int) -> Rates:
     """Returns the rates of one of several ranks, all of which work at once.
 

@@ -69,6 +69,8 @@ class BufferKind(Word):
     NORM = "norm"
     """It is the squared norm of a unit's gradient."""
     LOSS = "loss"
+    MET = "met"
+    """It tells that every rank has updated its shard of a unit."""
     TOTALS = "totals"
     """It holds the loss and the squared norms of all ranks together."""
     SUMMARY = "summary"

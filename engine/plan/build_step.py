@@ -156,6 +156,8 @@ def _refuse_contradictions(
 def _refuse_wrong_ranks(choices: PlanChoices, sizes: PlaneSizes | None) -> None:
     """Raises ValueError where several ranks cannot compute a step with these choices."""
     if choices.ranks == 1:
+        if choices.whole_reads:
+            raise ValueError("one rank reads whole units anyway")
         if sizes is not None and sizes.rank:
             raise ValueError(f"there is no rank {sizes.rank} of one")
         return

@@ -22,6 +22,10 @@ class PlanChoices:
     """The step is computed by this many ranks: processes that have a device each. All other choices
     are those of one rank; it has `micro_batches` of its own.
     """
+    whole_reads: bool = False
+    """Each of several ranks copies whole units from RAM. Otherwise it copies its shard, and gets
+    the others from the devices of the other ranks.
+    """
     rounds: int = 1
     """The micro-batches are spread over this many whole passes, a divisor of their number."""
     slots: int = 2

@@ -46,6 +46,7 @@ class OpKind(Word):
 
     PREFETCH = "prefetch"
     ALL_GATHER = "all_gather"
+    MEET = "meet"
     EMBED = "embed"
     FORWARD = "forward"
     RECOMPUTE = "recompute"
@@ -169,11 +170,12 @@ class OfPiece(Op):
 @dataclass(frozen=True, slots=True)
 class Prefetch(Op):
     """A `Prefetch` brings the `weight_high` plane of the unit to its slot. With several ranks it
-    brings the shard of this rank.
+    brings the shard of this rank, or all of it (`whole`).
     """
 
     kind, lane = OpKind.PREFETCH, Lane.H2D
     slot: Buffer = field(kw_only=True)
+    whole: bool | None = field(kw_only=True, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,15 @@ class AllGather(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class Meet(Op):
+    """A `Meet` is over once every rank has updated its shard of a unit. Each rank may then read the
+    unit whole from memory that all of them share.
+    """
+
+    kind, lane = OpKind.MEET, Lane.EXCHANGE
+
+
+@dataclass(frozen=True, slots=True)
 class ReduceScatter(Op):
     """A `ReduceScatter` adds the fp32 sums of all ranks, of which every rank gets its own shard. It
     rounds the shard into a staging buffer and computes its norm.

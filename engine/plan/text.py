@@ -44,7 +44,7 @@ from engine.plan.ops import (
     Uses,
     WriteStates,
 )
-from engine.plan.rank_ops import AllGather, AllReduce, ReduceScatter
+from engine.plan.rank_ops import AllGather, AllReduce, Meet, ReduceScatter
 from engine.plan.shards import Shards
 from engine.plan.step_plan import StepPlan
 
@@ -54,7 +54,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "piece": lambda text: tuple(map(int, text.split("-"))),
     "keeps": Keeps,
     "following": str,
-    **dict.fromkeys(("first", "adds", "last", "recomputes"), lambda text: text == "yes"),
+    **dict.fromkeys(("first", "adds", "last", "recomputes", "whole"), lambda text: text == "yes"),
     **dict.fromkeys(("slot", "grad", "staging", "ring", "buffer", "states"), read_buffer),
 }
 """Each function parses the text of the op field of that name."""
@@ -64,6 +64,7 @@ OP_TYPES: dict[OpKind, type[Op]] = {
     for op in (
         Prefetch,
         AllGather,
+        Meet,
         FetchBoundary,
         FetchGrad,
         Embed,

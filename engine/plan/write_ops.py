@@ -18,7 +18,7 @@ from engine.plan.ops import (
     Summary,
     Update,
 )
-from engine.plan.rank_ops import AllGather, AllReduce
+from engine.plan.rank_ops import AllGather, AllReduce, Meet
 from engine.plan.rounds import Round
 from engine.plan.step_buffers import CLIP, LOSS, SUMMARY, TOTALS, host_gradient
 from engine.plan.unit_ops import UnitOps
@@ -70,6 +70,8 @@ class StepWriter(UnitOps):
         self._uses = assign_slots(blocks, self.buffers.slots, there, choices.rounds, self._training)
         self._current = 0
         """The block use that is written next has this index in `_uses`."""
+        self._met: set[str] = set()
+        """The ranks have met for these units in this step."""
         self._next_fetch = 0
         """The prefetches of all uses before this index of `_uses` are written."""
 
@@ -226,6 +228,21 @@ class StepWriter(UnitOps):
         if self._choices.ranks == 1:
             self._emit(Prefetch, unit, planes, writes, slot=slot)
             return
+        if self._choices.whole_reads:
+            self._prefetch_whole(unit, slot)
+            return
         shard = dict.fromkeys(writes, Content(ContentKind.SHARD, unit))
         self._emit(Prefetch, unit, planes, shard, slot=slot)
         self._emit(AllGather, unit, shard, writes, slot=slot)
+
+    def _prefetch_whole(self, unit: str, slot: Buffer) -> None:
+        """Writes the fetch of a unit from memory that the ranks share. It is preceded by a meeting
+        where ranks may still be updating the unit. They update nothing before all of them have sent
+        their norms, and so have read what they need of this step.
+        """
+        planes, met = self.device.planes(unit), Buffer(BufferKind.MET, unit)
+        if unit not in self._met:
+            self._met.add(unit)
+            self._emit(Meet, unit, planes, {met: READY})
+        reads = planes | {met: READY}
+        self._emit(Prefetch, unit, reads, self.device.weights(unit, slot), slot=slot, whole=True)

@@ -28,8 +28,8 @@ COMPUTE (those of blocks are in `engine.runtime.block_passes`, `reduce` is in
 - `update_in_place` applies AdamW to a unit that lives on the device, where its planes are.
 - `lend` allocates spare update buffers in memory that activations have left; `reclaim` frees them.
 
-Between ranks (lane EXCHANGE, `engine.runtime.exchange_ops`): `all_gather`, `reduce_scatter` and
-`all_reduce`.
+Between ranks (lane EXCHANGE, `engine.runtime.exchange_ops`): `all_gather`, `meet`,
+`reduce_scatter` and `all_reduce`.
 
 Optimizers on the device (lanes STATES IN, UPDATE and STATES OUT) work on pieces of a unit's planes:
 
@@ -132,6 +132,8 @@ def _attempt(do: Work, context: OpContext, op: Op, step: StepUnderWay) -> None:
 
 def _prefetch(context: OpContext, op: Prefetch, _step: StepUnderWay) -> None:
     start, stop = context.shard(op.unit)
+    if op.whole:
+        start, stop = 0, context.units[op.unit].layout.numel
     plane = context.store.tensor(op.unit, "weight_high")[start:stop]
     # `data` has its own version counter, so autograd does not notice this write. Kept blocks have
     # saved views of this slot. By their backward, the slot holds the same weights again, which the
@@ -264,6 +266,7 @@ WORK: dict[OpKind, Work] = {
     OpKind.EMBED_BACKWARD: compute_ops.embed_backward,
     OpKind.REDUCE: gradient_sums.reduce,
     OpKind.ALL_GATHER: exchange_ops.all_gather,
+    OpKind.MEET: exchange_ops.meet,
     OpKind.REDUCE_SCATTER: exchange_ops.reduce_scatter,
     OpKind.ALL_REDUCE: exchange_ops.all_reduce,
     OpKind.SUMMARY: _summary,

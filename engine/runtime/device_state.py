@@ -130,6 +130,8 @@ class DeviceState:
         """
         self.totals = torch.zeros_like(self.norms)
         """These are the sums of `norms` over all ranks, where there are several."""
+        self.one = torch.ones(1, dtype=torch.float32, device=device)
+        """Ranks that only wait for each other exchange this float32 [1]."""
         self._training: bool | None = None
         self._templates: dict[tuple[Buffer, int], nn.Module] = {}
         self._parameters: dict[tuple[Buffer, int], list[nn.Parameter]] = {}

@@ -1,6 +1,7 @@
 """The ops between ranks are implemented here (lane EXCHANGE).
 
 - `all_gather` completes the weights in a slot, of which every rank has brought its own shard.
+- `meet` waits until every rank has updated its shard of a unit in RAM.
 - `reduce_scatter` adds the fp32 sums of all ranks. Each rank rounds its own shard and computes its
   norm.
 - `all_reduce` adds the losses and the squared norms, so that every rank finds the same clip factor.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from engine.plan.buffers import Buffer
-from engine.plan.rank_ops import AllGather, AllReduce, ReduceScatter
+from engine.plan.rank_ops import AllGather, AllReduce, Meet, ReduceScatter
 from engine.planes.layout import UnitLayout
 from engine.runtime.gradient_sums import add_squares
 from engine.runtime.op_context import OpContext
@@ -41,6 +42,11 @@ def _gather_exact(context: OpContext, slot: Buffer, layout: UnitLayout) -> None:
     for part in layout.exact_parts:
         here = slice(part.place, part.place + part.numel)
         exact.join(part, high[part.start : part.stop], exact.low[here])
+
+
+def meet(context: OpContext, _op: Meet, _step: StepUnderWay) -> None:
+    """Waits for the other ranks. Each gets here once its own update is in RAM."""
+    context.exchange.all_reduce(context.state.one)
 
 
 def reduce_scatter(context: OpContext, op: ReduceScatter, _step: StepUnderWay) -> None:

@@ -162,14 +162,14 @@ def test_a_host_has_planes_once_and_the_rest_once_for_each_rank():
 
 @pytest.mark.parametrize(
     "changes, settled",
-    [({}, 30), ({"engine__states": "host"}, 0), ({"engine__gradients": "parked"}, 30)],
+    [({}, 24), ({"engine__states": "host"}, 0), ({"engine__gradients": "parked"}, 30)],
 )
 def test_the_pool_of_several_gpus_has_the_bytes_of_their_items(changes, settled):
-    """Two of these GPUs hold the whole model, and a shard each of its moments."""
+    """Two of these GPUs hold most of the model, or all of it, and a shard each of its moments."""
     needs = needs_on("2 x H100 SXM", engine__gpus=2, train__batch_size=32, **changes)
     choices = needs.chosen.choices
     assert choices.settled_units == settled
-    assert (choices.resident_blocks > 0) == (settled == 0)
+    assert (choices.resident_blocks > 0) == (settled < 30)
     for part in pool_of(needs).parts:
         assert part.total == needs.parts[part.name].total
         assert all(share.bytes > 0 for share in part.shares)

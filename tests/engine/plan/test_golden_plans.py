@@ -92,6 +92,10 @@ CHOICES = {
         device_homes=("embed", "block 1"),
         update_buffers=2,
     ),
+    "ranks-that-read-whole-units": PlanChoices(
+        micro_batches=2, ranks=2, whole_reads=True, device_homes=("embed",), update_buffers=1
+    ),
+    "ranks-with-settled-units": PlanChoices(micro_batches=2, ranks=2, settled_units=3),
     "homes-on-the-device": PlanChoices(micro_batches=2, device_homes=HOMES, update_buffers=2),
     "spare-buffers": PlanChoices(
         micro_batches=2,

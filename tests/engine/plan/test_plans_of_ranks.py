@@ -93,11 +93,12 @@ BLOCKS = [f"block {k}" for k in range(5)]
 NUMEL = {block: 1000 + 300 * (k % 2) for k, block in enumerate(BLOCKS)}
 NUMEL |= {"embed": 2500, "head": 300}
 """Of four ranks, two have nothing of the head."""
+WHOLE = "whole reads"
 DEVICE = dict(rounds=2, gradient_sum="device")
 CHOICES = {
     f"{sums or 'vertical'}, {how or 'host'}, {homes or 'no homes'}": (sums, how, homes)
     for sums in ("", "rounds")
-    for how in ("", "parked", "shared outer slot", "kept", "host boundaries", "resident")
+    for how in ("", "parked", "shared outer slot", "kept", "host boundaries", "resident", WHOLE)
     for homes in ("", "some", "all")
 }
 WAYS: dict[str, dict] = {
@@ -107,6 +108,7 @@ WAYS: dict[str, dict] = {
     "kept": dict(kept_blocks=3, slots=3, prefetch_depth=2),
     "host boundaries": dict(host_boundaries=True, boundary_rings=1, kept_blocks=1),
     "resident": dict(resident_blocks=3, kept_blocks=2, slots=1),
+    WHOLE: dict(whole_reads=True, resident_blocks=1),
     "rounds": DEVICE,
     "no homes": {},
     "some": dict(device_homes=("embed", "block 1"), update_buffers=1),
@@ -172,8 +174,15 @@ def test_each_weight_is_gathered_and_each_sum_is_scattered(name, ranks):
     plan = plan_of(name, ranks, 1)
     order = [(op.kind, op.unit) for op in plan.ops]
     assert order.count((OpKind.ALL_REDUCE, "step")) == 1
+    is_whole = WHOLE in name
+    for unit in NUMEL:  # after the updates of all ranks, and before any of them reads the unit
+        assert order.count((OpKind.MEET, unit)) == is_whole
+        if is_whole:
+            read = order.index((OpKind.PREFETCH, unit))
+            assert order.index((OpKind.MEET, unit)) == read - 1
+            assert read - 1 in plan.ops[read].waits
     for op, after in pairwise(plan.ops):
-        if op.kind == OpKind.PREFETCH:
+        if op.kind == OpKind.PREFETCH and not is_whole:
             assert (after.kind, after.unit, after.slot) == (OpKind.ALL_GATHER, op.unit, op.slot)
     for unit in NUMEL:
         assert order.count((OpKind.REDUCE_SCATTER, unit)) == 1
@@ -191,6 +200,7 @@ def test_each_weight_is_gathered_and_each_sum_is_scattered(name, ranks):
         "vertical, shared outer slot, all",
         "vertical, kept, all",
         "rounds, resident, no homes",
+        "vertical, whole reads, some",
     ],
 )
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -198,7 +208,8 @@ def test_dropping_any_single_wait_is_found(name, ranks):
     for rank in (0, ranks - 1):
         dropped = {kind for kind, _ in find_dropped_waits(plan_of(name, ranks, rank))}
         # The lane has all norms before their sum over the ranks, so that needs no wait.
-        assert dropped >= {OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER, OpKind.SUMMARY}
+        comes_in = OpKind.MEET if WHOLE in name else OpKind.ALL_GATHER
+        assert dropped >= {comes_in, OpKind.REDUCE_SCATTER, OpKind.SUMMARY}
         assert dropped >= {OpKind.PREFETCH, OpKind.FORWARD, OpKind.BACKWARD}
 
 
