@@ -93,9 +93,10 @@ def _train(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "--resume, --from", "a run goes on or a new one starts from it; leave one of them out."
         )
+    gpus = [] if arguments.gpus is None else [f"engine.gpus={arguments.gpus}"]
     return run_in_terminal(
         arguments.preset,
-        arguments.set,
+        [*arguments.set, *gpus],
         arguments.runs_dir,
         arguments.resume,
         arguments.from_run,
@@ -256,6 +257,12 @@ def _train_arguments(commands: _Commands) -> None:
         metavar="RUN_ID",
         help="start a new run from the weights of an earlier one, with its settings or, if one is "
         "given, those of the preset",
+    )
+    train.add_argument(
+        "--gpus",
+        type=argument_types.gpus,
+        metavar="N",
+        help="GPUs of this machine that compute each step together (engine.gpus), or auto",
     )
     train.set_defaults(run=_train)
 
