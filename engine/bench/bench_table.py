@@ -49,6 +49,8 @@ def _ceilings(ceilings: dict[str, Any]) -> str:
             ("attention of packed rows", f"{_tflops(c['packed_attention'])} in long rows"),
             ("a launch beside AdamW", f"{1e6 * c['call']:,.1f} µs"),
         ]
+    if c.get("link"):
+        rows.append(("between two GPUs", f"{_gb(c['link'])} each way at once"))
     rows += [
         ("memory of the device", f"{_gb(c['device_memory'])} read and written"),
         ("memory of the host", f"{copies} GB/s read and written, with {threads} threads"),

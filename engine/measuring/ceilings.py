@@ -21,6 +21,7 @@ from engine.host.host_store import HostStore
 from engine.host.host_threads import Workers, default_threads, ranges
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.measuring.eager_overhead import eager_rates
+from engine.measuring.links import link_rate
 from engine.model.attention import attention
 from engine.model.attention_documents import Documents, Pattern
 from engine.plan.ops import Lane
@@ -93,6 +94,8 @@ class Ceilings:
     """The rate has the meaning of `engine.machine.rates.Rates.packed_attention`, in FLOPs a
     second.
     """
+    link: float
+    """The rate has the meaning of `engine.machine.rates.Rates.link`, in bytes a second."""
 
     def rates(self) -> Rates:
         """Returns the rates that the engine can rely on while copies, compute and AdamW run at
@@ -113,6 +116,7 @@ class Ceilings:
             call=self.call,
             adamw_bf16=self.adamw_kinds["adamw_bf16"],
             adamw_8bit=self.adamw_kinds["adamw_8bit"],
+            link=self.link,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,7 +130,8 @@ def measure(
     three times as long, since clock rates fall under sustained load.
 
     With `for_plans` it measures only the rates that planning uses: neither the host's figures with
-    fewer threads nor the sweep. Raises FitError where there is not enough memory.
+    fewer threads, nor the sweep, nor the link between GPUs. Raises FitError where there is not
+    enough memory.
     """
     device = backend.device
     numel = PARAMETERS[device.type]
@@ -184,6 +189,7 @@ def measure(
         overhead=overhead,
         call=call,
         packed_attention=packed,
+        link=0.0 if for_plans or device.type == "cpu" else link_rate(),
     )
 
 

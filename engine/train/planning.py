@@ -40,6 +40,7 @@ from engine.machine.disk_rates import with_disk
 from engine.machine.rates import Rates, store_rates, stored_cpu_rates, stored_rates
 from engine.machine.read_machine import Machine, read_machine
 from engine.measuring.ceilings import measure
+from engine.measuring.links import link_rate
 from engine.memory.memory_account import MemoryAccount, data_bytes
 from engine.memory.memory_shortage import ShareName
 from engine.model.measure_shape import shape_of
@@ -341,6 +342,9 @@ def _rates_of_machine(
             # The buffers of the measurement must be freed before the free memory is read.
             gc.collect()
             backend.reset_peak()
+        store_rates(backend.device_name, rates)
+    if session.config.engine.gpus != 1 and not rates.link:
+        rates = replace(rates, link=link_rate())
         store_rates(backend.device_name, rates)
     return rates
 
