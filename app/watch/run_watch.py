@@ -23,10 +23,11 @@ import orjson
 from app.verdict.judge import verdict
 from app.view.axes import Axis
 from app.view.drawing import is_empty, say_empty
+from app.view.rank_figure import timeline_part
 from app.view.run_bar import ShownRun, run_bar
 from app.view.run_figures import FIGURES, alarms, summaries
-from app.view.timeline_figure import timeline_part
 from app.watch.meters import meters
+from app.watch.ranks import rank_table, ranks_in_words
 from app.watch.result import result
 from app.watch.run_log import RunLog
 from app.watch.run_words import details, prompt_answers, tiles
@@ -210,6 +211,7 @@ class Watch:
             "bar": bar | {"note": about.note, "remarks": self._remarks(is_running)},
             "tiles": tiles(snapshot),
             "meters": meters(snapshot) if is_running else [],
+            "ranks": rank_table(snapshot),
             "stage": stage(snapshot, bar["state"], run.saved),
             "result": result(snapshot, bar["state"], run.saved, _export_from(config)),
             "evaluates": config is None or _evaluates(config) or bool(len(snapshot.evals)),
@@ -220,8 +222,12 @@ class Watch:
     def _remarks(self, is_running: bool) -> list[str]:
         """Returns sentences on what is special about this run or its record."""
         remarks = []
+        ranks = ranks_in_words(self.snapshot)
         if is_running and not self._is_active():
-            remarks.append("It runs in a process of its own, which goes on without this program.")
+            it = f"{ranks} compute it together; it" if ranks else "It"
+            remarks.append(
+                f"{it} runs in a process of its own, which goes on without this program."
+            )
         if self.snapshot.resumed_step is not None and is_running:
             remarks.append(f"Resumed after step {self.snapshot.resumed_step:,}.")
         if self.snapshot.damaged_lines:
