@@ -304,6 +304,7 @@ def test_the_memory_of_further_processes_is_the_run_s_own(monkeypatch):
     together = MemoryWatch(lambda taken, _: f"{taken // GIB}", lambda: of_ranks)
     assert alone.look() == (rss, available) and together.look() == (14 * GIB, available)
     available = 1 << 20
+    together.look()
     with pytest.raises(HostMemoryError, match="14"):
         together.check()
     assert "the 3 processes of the run take 14.0 GiB" in host_shortage([], 14 * GIB, 3)
