@@ -37,7 +37,7 @@ from engine.config.export_choice import ExportFrom
 from engine.config.settings import TrainConfig
 from engine.errors import RamstreamError, RunError
 from engine.runs.events import Record, RunEnded
-from engine.runs.folder import RunFolder, shown_state
+from engine.runs.folder import RunFolder
 from engine.runs.following import Follower, catch_up
 from engine.runs.lost_folder import lost_in_words
 from engine.runs.snapshot import RunSnapshot
@@ -63,12 +63,19 @@ class Watch:
     `note_request` may be called from any thread.
     """
 
-    def __init__(self, folder: RunFolder, is_active: Callable[[], bool]):
+    def __init__(
+        self,
+        folder: RunFolder,
+        is_active: Callable[[], bool],
+        is_starting: Callable[[], bool] = lambda: False,
+    ):
         """`is_active` returns whether this process is running the run, which becomes true shortly
-        before the run takes its lock.
+        before the run takes its lock. `is_starting` returns whether a process of the run's own is
+        starting, which has written nothing yet.
         """
         self.folder = folder
         self._is_active = is_active
+        self._is_starting = is_starting
         self.snapshot = RunSnapshot()
         self._follower = Follower(folder.events_path)
         self.timelines = TimelineIndex(folder.events_path)
@@ -99,8 +106,9 @@ class Watch:
         return not self._was_running and not self.folder.path.is_dir()
 
     def note_begin(self) -> None:
-        """Says that the run begins in this process, whether or not a page asks for it."""
+        """Says that the run begins, whether or not a page asks for it."""
         self._was_running = True
+        self._read_at = -REBUILD_SECONDS  # makes the next answer show it
 
     def note_end(self) -> None:
         """Says that the run has ended in this process."""
@@ -200,8 +208,9 @@ class Watch:
             saved_steps(self.folder.checkpoints_path, self.folder.best_path),
             config is None or config.output.checkpoint != "none",
             self.is_lost,
+            self._is_starting(),
         )
-        said = verdict(snapshot, shown_state(snapshot.state, is_running), run.saved, config)
+        said = verdict(snapshot, run.state(snapshot.state), run.saved, config)
         bar = run_bar(snapshot, run, said)
         if self.is_lost:  # there is nothing to go on from
             said = replace(said, headline=replace(said.headline, advice=""))
