@@ -1,37 +1,14 @@
-"""Runs of several ranks, and made-up timelines of them."""
+"""Made-up steps of several ranks."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 
-from engine.runs.events import StepTimeline
-from engine.train import prepare
-from tests.support.synthetic_run import span, timeline
+from msgspec.structs import replace
 
-
-def plan_for_ranks(monkeypatch, ranks: int) -> None:
-    """Makes every plan from now on one for so many ranks, whatever the planner would choose."""
-    planned = prepare.make_plan
-
-    def make_plan(session, job, check):
-        found = planned(session, job, check)
-        of_one = found.chosen.choices
-        choices = replace(
-            of_one,
-            ranks=ranks,
-            micro_batches=max(1, of_one.micro_batches // ranks),
-            settled_units=0,
-            graphs=False,
-            boundary_blocks=1,
-            rounds=1,
-            kept_blocks=0,
-            resident_blocks=0,
-            device_homes=(),
-            parked_gradients=False,
-        )
-        return replace(found, chosen=replace(found.chosen, choices=choices))
-
-    monkeypatch.setattr(prepare, "make_plan", make_plan)
+from engine.runs.events import Event, MemorySampled, PlanBuilt, StepTimeline
+from engine.runs.memory_events import RankSample
+from tests.support.synthetic_run import GIB, span, timeline
 
 
 def timeline_of_ranks(step: int, ranks: int = 2) -> StepTimeline:
@@ -49,3 +26,30 @@ def timeline_of_ranks(step: int, ranks: int = 2) -> StepTimeline:
             spans.append(each | times | who)
         waits.append({"start": 0.001 - early, "end": 0.004 - early, "cause": "exchange"} | who)
     return StepTimeline(step, spans, waits)
+
+
+def on_ranks(events: Iterable[Event], ranks: int = 2) -> Iterator[Event]:
+    """The events of a run, as so many ranks would have recorded them."""
+    for event in events:
+        if isinstance(event, PlanBuilt):
+            yield replace(event, choices=event.choices | {"ranks": ranks})
+        elif isinstance(event, StepTimeline):
+            yield timeline_of_ranks(event.step, ranks)
+        elif isinstance(event, MemorySampled):
+            yield replace(event, ranks=[_sample(event, rank) for rank in range(ranks)])
+        else:
+            yield event
+
+
+def _sample(of_one: MemorySampled, rank: int) -> RankSample:
+    more = rank * GIB // 2
+    return RankSample(
+        rank=rank,
+        host=3 * GIB + more // 4,
+        gpu_allocated=of_one.gpu_allocated + more,
+        gpu_reserved=of_one.gpu_reserved + more,
+        gpu_peak=of_one.gpu_peak + more,
+        gpu_driver=of_one.gpu_driver + more,
+        gpu_total=of_one.gpu_total,
+        power=of_one.power + 7 * rank,
+    )

@@ -149,6 +149,11 @@ export class Timeline {
         return isLatest && (step === null || this.ranks.chosen === "0");
     }
 
+    // What a person wants to see, whichever step is the latest.
+    meant() {
+        return `${this.chosen} ${this.ranks.chosen}`;
+    }
+
     query() {
         return `step=${this.chosen ?? this.latest.step}&rank=${this.ranks.chosen}`;
     }
@@ -160,9 +165,10 @@ export class Timeline {
         this.loading = true;
         try {
             while (!this.isThere() && this.query() !== this.shown) {
-                const [run, query] = [this.run, this.query()];
+                const [run, meant, query] = [this.run, this.meant(), this.query()];
                 const found = await this.read(run, query);
-                if (run !== this.run || this.isThere() || query !== this.query()) continue;
+                // The latest step may have moved on meanwhile: this one is nearer than the last.
+                if (run !== this.run || meant !== this.meant()) continue;
                 if (found.error) {
                     this.say(found.error.message);
                     break;

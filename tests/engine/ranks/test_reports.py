@@ -8,7 +8,6 @@ from engine.runs.events import ForecastChecked, MemorySampled, StepFinished, Ste
 from engine.runs.rank_timelines import of_rank, ranks_in
 from engine.train.run import start_run
 from tests.support.folders import make_config
-from tests.support.several_ranks import plan_for_ranks
 from tests.support.trained_runs import events_of
 
 pytestmark = pytest.mark.computing
@@ -21,10 +20,8 @@ SLACK = 5e-6
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     values = {"train.steps": 4, "train.micro_batch_size": 1, "output.timeline_every": 2}
-    with pytest.MonkeyPatch.context() as patch:
-        plan_for_ranks(patch, 2)
-        run = start_run(make_config(folder, **values), folder / "runs")
-        assert run.execute().state == "finished"
+    run = start_run(make_config(folder, **values, **{"engine.gpus": 2}), folder / "runs")
+    assert run.execute().state == "finished"
     return run
 
 
