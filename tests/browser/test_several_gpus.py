@@ -4,15 +4,20 @@ real server and engine; the ranks are processes on the CPU.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from app.form.settings_form import shown_values
+from app.session.detached import PROCESS_FILE
 from engine.paths import PROGRAM_ROOT
 from engine.runs.events import MemorySampled, RunEnded, StepFinished, StepTimeline
 from engine.runs.following import EVENTS_FILE, replay
@@ -50,12 +55,21 @@ def choose(page: Page, rank: str, expected: list[str]) -> None:
     page.wait_for_function(f"{ROWS}.slice().reverse().join() === '{','.join(expected)}'")
 
 
-def events(server, run_id: str, kind: type) -> list:
-    record = replay(server.runs / run_id / EVENTS_FILE)
+def events(runs: Path, run_id: str, kind: type) -> list:
+    record = replay(runs / run_id / EVENTS_FILE)
     return [each.event for each in record if isinstance(each.event, kind)]
 
 
-def test_two_ranks_are_seen_stopped_and_resumed_by_one(blank, server, tmp_path):
+@pytest.fixture
+def runs(server):
+    """The runs of the server, which end with the test: their processes would outlive it."""
+    yield server.runs
+    for file in server.runs.glob(f"*/{PROCESS_FILE}"):
+        with contextlib.suppress(ProcessLookupError):  # expected: it has ended
+            os.kill(json.loads(file.read_text(encoding="utf-8"))["pid"], signal.SIGKILL)
+
+
+def test_two_ranks_are_seen_stopped_and_resumed_by_one(blank, server, runs, tmp_path):
     page = blank
     shown = shown_values(make_config(tmp_path, **VALUES))
     answer(server, "/api/check", {"preset": None, "shown": shown})
@@ -89,23 +103,23 @@ def test_two_ranks_are_seen_stopped_and_resumed_by_one(blank, server, tmp_path):
     expect(state(page)).to_have_text("Running")
     press(page, "stop")
     expect(state(page)).to_have_text("Stopped")
-    (ended,) = events(server, run_id, RunEnded)
+    (ended,) = events(runs, run_id, RunEnded)
     assert ended.state == "stopped"
-    last = events(server, run_id, StepFinished)[-1].step
-    timelines = events(server, run_id, StepTimeline)
+    last = events(runs, run_id, StepFinished)[-1].step
+    timelines = events(runs, run_id, StepTimeline)
     assert all(ranks_in(timeline) == 2 for timeline in timelines)
     assert of_rank(timelines[-1], 1).waits
-    assert all(len(sample.ranks) == 2 for sample in events(server, run_id, MemorySampled))
+    assert all(len(sample.ranks) == 2 for sample in events(runs, run_id, MemorySampled))
 
     # One process goes on from what two have saved.
     command = [sys.executable, str(PROGRAM_ROOT / "launch.py"), "train", "--resume", run_id]
-    command += ["--runs-dir", str(server.runs), "--set", "engine.gpus=1"]
+    command += ["--runs-dir", str(runs), "--set", "engine.gpus=1"]
     command += ["--set", f"train.steps={last + 5}"]
     subprocess.run(command, check=True, timeout=120, env=os.environ | {"TQDM_DISABLE": "1"})
     expect(state(page)).to_have_text("Finished")
-    alone = [each for each in events(server, run_id, StepTimeline) if each.step > last]
+    alone = [each for each in events(runs, run_id, StepTimeline) if each.step > last]
     assert alone and all(ranks_in(timeline) == 1 for timeline in alone)
-    steps = [each.step for each in events(server, run_id, StepFinished)]
+    steps = [each.step for each in events(runs, run_id, StepFinished)]
     assert steps == list(range(1, last + 6))
     expect(page.get_by_label("Rank", exact=True)).to_be_hidden()
     page.wait_for_function(f"{ROWS}.length === 4")
