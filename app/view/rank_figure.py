@@ -49,7 +49,7 @@ def timeline_part(
             **_figure_of_all(timeline, None),
             "phases": timeline_phases(first),
             "said": _said_of_all(timeline),
-            "legend": timeline_legend(shown),
+            "legend": [_summed(entry) for entry in timeline_legend(shown)],
             **of_step,
         }
     own = timeline if timeline is None or ranks == 1 else of_rank(timeline, rank)
@@ -78,6 +78,12 @@ def _common(timeline: StepTimeline) -> StepTimeline:
     """Returns the part of a timeline that is drawn where all ranks are."""
     spans = [span for span in timeline.spans if span["lane"] in COMMON_LANES]
     return StepTimeline(timeline.step, spans, timeline.waits)
+
+
+def _summed(entry: dict[str, str]) -> dict[str, str]:
+    """Returns an entry of the legend that says of a wait that it is that of all ranks together."""
+    is_wait = entry["kind"] == "wait"
+    return entry | {"label": f"{entry['label']} on all ranks together"} if is_wait else entry
 
 
 def _figure_of_all(timeline: StepTimeline, window: Window | None) -> Figure:

@@ -73,6 +73,8 @@ def test_all_ranks_share_an_axis(step):
             if trace["name"] == "waiting: exchange" and trace["y"] == [f"{rank} Compute"]
         ]
         assert waits["base"] == [begin] and waits["x"] == [3.0]
+    labels = [entry["label"] for entry in part["legend"]]
+    assert "Compute waits for the other GPUs: 6 ms on all ranks together" in labels
     assert "on 2 ranks" in part["said"] and part["is_whole"] and not part["count"]
 
 
