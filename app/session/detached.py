@@ -1,11 +1,14 @@
 """Detached runs are runs in processes of their own, which outlive the server. Each process is
-`launch.py train --resume` on a new run folder.
+`launch.py train --resume` on a run folder, which may be new.
 
 - Such a process takes the run's lock only after it has imported torch for several seconds. Until
-  then, `detached.json` in the run folder shows that the process is starting.
+  then, `detached.json` in the run folder shows that the process is starting: it says how long the
+  record was before the process.
 - Files next to `detached.json` hold the process's output.
 - If a process ends before its first record, the server records it as failed, since no other process
   can write that record.
+- A run on several GPUs always has a process of its own: a GPU that fails while others wait for it
+  may take its process along.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -94,10 +98,23 @@ class DetachedRuns:
             process = _start_process(folder)
         except OSError as error:
             delete_run(runs_dir, folder.id)
-            raise RunError(
-                f"A process for the run cannot be started ({error.strerror}); check the machine's "
-                "limits."
-            ) from None
+            raise _no_process(error) from None
+        self._await(folder, process, on_end)
+        return folder.id
+
+    def resume(self, folder: RunFolder, on_end: Callable[[], None] = lambda: None) -> None:
+        """Starts a process that continues a run, without waiting for it. A thread calls `on_end`
+        when the process ends. Raises RunError when the process cannot be made.
+        """
+        try:
+            process = _start_process(folder)
+        except OSError as error:
+            raise _no_process(error) from None
+        self._await(folder, process, on_end)
+
+    def _await(
+        self, folder: RunFolder, process: subprocess.Popen[bytes], on_end: Callable[[], None]
+    ) -> None:
         self._awaited.add(folder.path)
 
         def wait() -> None:
@@ -110,7 +127,6 @@ class DetachedRuns:
 
         # This is a daemon thread, so that the server can end while the process continues.
         threading.Thread(target=wait, name=f"detached-{folder.id}", daemon=True).start()
-        return folder.id
 
     def settle(self, folder: RunFolder) -> None:
         """Records that a process ended before its first record, and so has failed. This does
@@ -121,6 +137,12 @@ class DetachedRuns:
             _record_end(folder, None)
 
 
+def _no_process(error: OSError) -> RunError:
+    return RunError(
+        f"A process for the run cannot be started ({error.strerror}); check the machine's limits."
+    )
+
+
 def _start_process(folder: RunFolder) -> subprocess.Popen[bytes]:
     """Starts the process of a run and records its id and start time. Raises OSError, after ending
     the process.
@@ -128,6 +150,7 @@ def _start_process(folder: RunFolder) -> subprocess.Popen[bytes]:
     environment = dict(os.environ)
     environment.pop(LOGIN_VARIABLE, None)  # a training process needs no password
     environment["TQDM_DISABLE"] = "1"  # an unseen progress bar would fill the disk
+    recorded = file_size(folder.events_path)
     with (
         (folder.path / STDOUT_FILE).open("wb") as out,
         (folder.path / STDERR_FILE).open("wb") as err,
@@ -146,6 +169,7 @@ def _start_process(folder: RunFolder) -> subprocess.Popen[bytes]:
         "started": _started(process.pid),
         "boot": _boot_id(),
         "ticks": _ticks(process.pid),
+        "recorded": recorded,
     }
     try:
         write_whole(folder.path / PROCESS_FILE, json.dumps(identity))
@@ -165,19 +189,37 @@ def _record_end(folder: RunFolder, code: int | None) -> None:
     # itself.
     with contextlib.suppress(RunError, OSError):
         was_detached = (folder.path / PROCESS_FILE).is_file()
-        if not was_detached or file_size(folder.events_path) or _is_alive(folder):
+        if not was_detached or _has_recorded(folder) or _is_alive(folder):
             return
         with folder.lock():
             # The size is checked under the lock, since another process may have begun the record
             # meanwhile.
-            if file_size(folder.events_path) == 0:
+            if not _has_recorded(folder):
                 with contextlib.closing(RunRecorder(folder.path, folder.id)) as recorder:
                     recorder.emit(RunEnded("failed", why_it_ended(folder.path, code), "RunError"))
 
 
 def is_starting(folder: RunFolder) -> bool:
     """Returns whether the run has a process of its own that has not written a record yet."""
-    return file_size(folder.events_path) == 0 and _is_alive(folder)
+    return not _has_recorded(folder) and _is_alive(folder)
+
+
+def _has_recorded(folder: RunFolder) -> bool:
+    """Returns whether the record has become longer since the run was given a process."""
+    size = file_size(folder.events_path)
+    if size == 0:
+        return False
+    before = _process_of(folder).get("recorded", 0)
+    return size != before
+
+
+def _process_of(folder: RunFolder) -> dict[str, Any]:
+    """Returns what `detached.json` says, which is nothing where it cannot be read."""
+    try:
+        written = json.loads((folder.path / PROCESS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return written if isinstance(written, dict) else {}
 
 
 def request_when_started(folder: RunFolder, command: str | Change) -> None:
@@ -254,12 +296,12 @@ def _started(pid: int) -> float:
 
 def _is_alive(folder: RunFolder) -> bool:
     """Returns whether the process that `detached.json` names still exists."""
+    written = _process_of(folder)
     try:
-        written = json.loads((folder.path / PROCESS_FILE).read_text(encoding="utf-8"))
         pid, started = int(written["pid"]), float(written["started"])
-        boot, ticks = written.get("boot"), written.get("ticks")
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return False
+    boot, ticks = written.get("boot"), written.get("ticks")
     if boot and ticks:
         return boot == _boot_id() and ticks == _ticks(pid)
     # An earlier version wrote this, or the system tells no more. A later process with the same id

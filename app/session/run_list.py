@@ -64,7 +64,7 @@ class _FolderState:
     is_running: bool
     """A process holds the run's lock."""
     may_be_starting: bool
-    """The run was given a process of its own, and has no record yet."""
+    """The run was given a process of its own, and its record is no newer."""
 
 
 @dataclass(frozen=True)
@@ -173,16 +173,19 @@ class RunList:
         if before is not None and is_same and run_id != self._active_id():
             return before
         summary = summarise(folder)
-        run = None if summary is None else self._as_it_is(summary)
+        run = None if summary is None else self._as_it_is(summary, starts)
         return None if run is None else _Entry(folder, state, run, self._weights_of(run), starts)
 
-    def _as_it_is(self, run: RunSummary) -> RunSummary | None:
+    def _as_it_is(self, run: RunSummary, starts: bool) -> RunSummary | None:
         """Returns a run with its true state, or None if it was deleted meanwhile.
 
         While a run's own process is still starting, it holds no lock yet, so the run looks
-        interrupted. If the process ended before it took the lock, the run has failed.
+        interrupted, or as it ended before. If the process ended before it took the lock, the run
+        has failed.
         """
         folder = RunFolder(Path(run.path))
+        if starts:
+            return replace(run, state="preparing")
         if run.state != "interrupted" or not (folder.path / PROCESS_FILE).is_file():
             return run
         if is_starting(folder):
@@ -236,8 +239,12 @@ def _state_of(folder: RunFolder) -> _FolderState:
             with contextlib.suppress(FileNotFoundError):
                 stat = entry.stat()
                 stamps.append((entry.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
+    written = {name: time for name, _, time, _ in stamps}
     sizes = {name: size for name, size, *_ in stamps}
-    has_process = PROCESS_FILE in sizes and not sizes.get(EVENTS_FILE)
+    is_new = not sizes.get(EVENTS_FILE)
+    has_process = PROCESS_FILE in sizes and (
+        is_new or written[PROCESS_FILE] >= written[EVENTS_FILE]
+    )
     is_running = LOCK_FILE in sizes and folder.is_running()
     return _FolderState(tuple(sorted(stamps)), is_running, has_process)
 

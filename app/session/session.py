@@ -21,15 +21,16 @@ from app.session.engine_calls import EngineCalls, Run
 from app.session.home_jobs import export_work, push_work
 from app.session.jobs import BYTES, Job, Jobs
 from app.session.queue import Queued, RunQueue
+from app.session.refusals import name_of, refuse_if_paused_when_seen, refuse_unless_done
 from app.session.run_list import RunList, RunsToShow
 from app.view.run_bar import actions_in
 from app.view.run_table import Asked
 from app.watch.run_watch import Watch
 from engine.checkpoints.saved_steps import saved_steps
-from engine.config.changes import CHANGE, Change
+from engine.config.changes import Change
 from engine.config.export_choice import AS_CONFIGURED, ExportChoice
 from engine.config.settings import TrainConfig
-from engine.errors import RunError
+from engine.errors import ConfigError, RunError
 from engine.runs.control import COMMANDS
 from engine.runs.folder import RunFolder, delete_run, open_run
 from engine.summaries.about import About, read_about, write_about
@@ -37,8 +38,6 @@ from engine.summaries.listing import RunSummary, summarise
 
 KEPT_WATCHES = 8
 ENDED_BY_A_PERSON = ("stopped", "discarded")
-ENDED_AS_ASKED = {"stop": "stopped", "discard": "discarded"}
-"""A run that has carried out such a request ends in this state."""
 JOIN_SECONDS = 0.2
 """The wait for a thread is divided into waits of this many seconds, so that Ctrl-C can end it."""
 
@@ -140,9 +139,11 @@ class Session:
         return None
 
     def start(self, config: TrainConfig) -> str:
-        """Starts a run and returns its id at once. Raises RunError if a run is active, and any
-        error that `start_run` raises.
+        """Starts a run and returns its id at once. One on several GPUs gets a process of its own.
+        Raises RunError if a run is active, and any error that `start_run` raises.
         """
+        if _has_several_gpus(config):
+            return self.start_detached(config)
         return self._launch(lambda: self.engine.start_run(config, self.runs_dir))
 
     def start_detached(self, config: TrainConfig) -> str:
@@ -157,10 +158,27 @@ class Session:
             return run_id
 
     def resume(self, run_id: str) -> str:
-        """Continues a stopped, failed or interrupted run and returns its id at once. Raises as
-        `start` does.
+        """Continues a stopped, failed or interrupted run and returns its id at once. One on several
+        GPUs gets a process of its own. Raises as `start` does.
         """
+        folder = open_run(self.runs_dir, run_id)
+        with contextlib.suppress(ConfigError):  # the run itself tells what is wrong
+            if _has_several_gpus(folder.config):
+                return self._resume_detached(folder)
         return self._launch(lambda: self.engine.resume_run(self.runs_dir, run_id), run_id)
+
+    def _resume_detached(self, folder: RunFolder) -> str:
+        with self._launching:
+            if self._goes_on(folder):  # another request was first
+                return folder.id
+            self._refuse_second_run()
+            # What speaks against it is told here, and not recorded by the process as a failure.
+            self.engine.resume_run(self.runs_dir, folder.id).close()
+            self._free_memory()
+            self._detached.resume(folder, self._has_ended)
+            self.watch(folder.id).note_begin()
+            self._list.forget()
+            return folder.id
 
     def queue_resume(self, run_id: str) -> int:
         """Queues the resume of a run that is over, and returns its position among the waiting runs,
@@ -291,7 +309,7 @@ class Session:
         if run is not None and run.id == run_id:
             run.request(command)
         elif command == "resume" and not self._goes_on(folder):
-            self._refuse_if_paused_when_seen(run_id, seen)
+            refuse_if_paused_when_seen(run_id, seen)
             return self.resume(run_id)
         else:
             try:
@@ -300,42 +318,14 @@ class Session:
                 is_no_command = isinstance(command, str) and command not in COMMANDS
                 if self._goes_on(folder) or is_no_command:
                     raise
-                self._refuse_unless_done(folder, command)
+                refuse_unless_done(folder, command)
                 return run_id
-        watch.note_request(_name_of(command), taken)
+        watch.note_request(name_of(command), taken)
         return run_id
 
     @staticmethod
     def _goes_on(folder: RunFolder) -> bool:
         return folder.is_running() or is_starting(folder)
-
-    @staticmethod
-    def _refuse_if_paused_when_seen(run_id: str, seen: str) -> None:
-        """Raises RunError if the person meant to end a pause. Otherwise a run that another person
-        ended meanwhile would start again.
-        """
-        if seen in ("paused", "pausing"):
-            raise RunError(
-                f"Run {run_id} is no longer paused: somebody has ended it. Press Resume again "
-                "to go on with it from what it saved."
-            )
-
-    @staticmethod
-    def _refuse_unless_done(folder: RunFolder, command: str | Change) -> None:
-        """Checks a request to a run that is over. Raises RunError, which says how the run ended,
-        unless it ended as requested.
-        """
-        run = summarise(folder)
-        if run is None:
-            raise RunError(f"Run {folder.id} was deleted meanwhile.")
-        asked = _name_of(command)
-        if run.state == "interrupted":
-            raise RunError(
-                f"Run {folder.id} is not running, so it cannot {asked}: its program ended. Resume "
-                "goes on with it."
-            )
-        if ENDED_AS_ASKED.get(asked) != run.state:
-            raise RunError(f"Run {folder.id} has ended already. {run.reason}".rstrip())
 
     def change(self, run_id: str, change: Change) -> str:
         """Requests a change of an active run's settings and returns the run's id. Raises RunError
@@ -355,7 +345,9 @@ class Session:
             if watch is None or watch.is_outdated:
                 folder = open_run(self.runs_dir, run_id)
                 self._detached.settle(folder)
-                watch = Watch(folder, lambda: self.is_about_to_run(folder))
+                watch = Watch(
+                    folder, lambda: self.is_about_to_run(folder), lambda: is_starting(folder)
+                )
                 self._watches[run_id] = watch
             self._watches.move_to_end(run_id)
             while len(self._watches) > KEPT_WATCHES:
@@ -431,5 +423,5 @@ class Session:
         return self.jobs.start(f"The push to {repository.strip()}", work, about=run_id, unit=BYTES)
 
 
-def _name_of(command: str | Change) -> str:
-    return CHANGE if isinstance(command, Change) else command
+def _has_several_gpus(config: TrainConfig) -> bool:
+    return config.engine.gpus != 1

@@ -22,6 +22,7 @@ RED = "#d64550"
 GREY = "#8a93a3"
 TEAL = "#1496ab"
 PINK = "#c05a94"
+OLIVE = "#7f8a1a"
 
 
 def rounded(values: np.ndarray, digits: int) -> list[float | int | None]:

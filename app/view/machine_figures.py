@@ -111,8 +111,9 @@ def _means(values: np.ndarray, size: int) -> np.ndarray:
 
 
 def memory_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
-    """Returns memory in GiB, each kind with its limit. The upper row shows the host (this process,
-    and its pinned part), the lower row the GPU, if there is one.
+    """Returns memory in GiB, each kind with its limit. The upper row shows the host (the process,
+    or the processes of all ranks, and the pinned part), the lower row the GPU of rank 0, if there
+    is one.
     """
     memory = snapshot.memory
     x = places(snapshot, memory, axis)
@@ -121,7 +122,7 @@ def memory_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
         values = np.asarray(getattr(memory, name), dtype=float) / GIB
         return curve(label, *downsample(x, values), line)
 
-    data = [column("host_rss", "process", Line(BLUE))]
+    data = [column("host_rss", "processes" if snapshot.ranks else "process", Line(BLUE))]
     if any(memory.host_pinned):
         data.append(column("host_pinned", "pinned", Line(GREEN, width=1.5)))
     if len(memory) and 0 < LIMIT_SHARE * memory.host_total[-1] <= np.max(memory.host_rss):
@@ -136,7 +137,8 @@ def memory_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
         column("gpu_driver", "whole card", Line(GREY, row=2, width=1.5)),
         level("GPU limit", x, memory.gpu_total[-1] / GIB, RED, row=2),
     ]
-    return figure(data, axis, two_rows("host GiB", "GPU GiB", from_zero=True))
+    gpu = "GPU 0 GiB" if snapshot.ranks else "GPU GiB"
+    return figure(data, axis, two_rows("host GiB", gpu, from_zero=True))
 
 
 def power_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:

@@ -46,6 +46,7 @@ PASSING_WORDS = {
     "saving": "Saving.",
 }
 """A run leaves each of these states after a short time."""
+STARTING = "Its process is starting."
 ACTIONS = {
     "preparing": ("stop", "discard"),
     "running": ("pause", "save", "change", "stop", "discard"),
@@ -86,13 +87,19 @@ class ShownRun:
     """The run writes checkpoints."""
     is_lost: bool = False
     """The run's folder is gone, so nothing can be requested."""
+    is_starting: bool = False
+    """The run has a process of its own, which has written nothing yet."""
+
+    def state(self, recorded: str) -> str:
+        """Returns the state to show of a run that has `recorded` another."""
+        return "preparing" if self.is_starting else shown_state(recorded, self.is_running)
 
 
 def run_bar(snapshot: RunSnapshot, run: ShownRun, said: Verdict | None = None) -> dict[str, Any]:
     """Returns the texts and numbers of the bar, and the possible requests to the run. `said` is the
     verdict, where it is known already.
     """
-    state = shown_state(snapshot.state, run.is_running)
+    state = run.state(snapshot.state)
     tone = STATE_TONES[state]
     rates = snapshot.steps.tokens_per_second
     seconds = snapshot.steps.seconds
@@ -103,6 +110,7 @@ def run_bar(snapshot: RunSnapshot, run: ShownRun, said: Verdict | None = None) -
     actions = ACTIONS_ON_A_FULL_DISK.get(lacks_space_for) or actions_in(state, run.saved)
     if run.is_lost:
         actions = ()
+    shown = STARTING if run.is_starting else sentence(snapshot, state, run.saved, said)
     stop_saves = run.saves and lacks_space_for not in ("record", "stop")
     return {
         "run_id": run.run_id,
@@ -114,7 +122,7 @@ def run_bar(snapshot: RunSnapshot, run: ShownRun, said: Verdict | None = None) -
         "step": f"{snapshot.step:,} of {snapshot.total_steps:,}" if snapshot.total_steps else "–",
         "left": _time_left(snapshot, state),
         "rate": in_count(recent_median(rates)) if rates else "–",
-        "sentence": _pending(pending, stop_saves) or sentence(snapshot, state, run.saved, said),
+        "sentence": _pending(pending, stop_saves) or shown,
         "actions": [each for each in actions if not pending and (run.saves or each != "save")],
         "pending": pending,
         "waits": bool(lacks_space_for),

@@ -64,9 +64,10 @@ def summaries(snapshot: RunSnapshot) -> dict[str, str]:
     if len(memory):
         said["memory"] = _memory_words(snapshot)
     if len(memory) and any(memory.power):
+        cards = f"the {len(snapshot.ranks)} cards" if snapshot.ranks else "the card"
         said["power"] = (
             f"{float(np.median(memory.power)):,.0f} W in the median sample, "
-            f"{in_digits(memory.energy[-1])} Wh so far; the card alone"
+            f"{in_digits(memory.energy[-1])} Wh so far; {cards} alone"
         )
     if len(snapshot.norms):
         said["norms"] = _norms_words(snapshot)

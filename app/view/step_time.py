@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.verdict.step_shares import PART_WORDS
-from app.view.drawing import AMBER, BLUE, GREEN, GREY, ORANGE, PINK, RED, TEAL
+from app.view.drawing import AMBER, BLUE, GREEN, GREY, OLIVE, ORANGE, PINK, TEAL
 
 _COLOURS = {
     "compute": GREEN,
@@ -12,7 +12,7 @@ _COLOURS = {
     "d2h": ORANGE,
     "optimizer": PINK,
     "disk": AMBER,
-    "exchange": RED,
+    "exchange": OLIVE,
     "other": GREY,
 }
 PARTS = {name: (words, _COLOURS[name]) for name, words in PART_WORDS.items()}

@@ -15,9 +15,9 @@ from app.view.drawing import (
     BLUE,
     GREEN,
     GREY,
+    OLIVE,
     ORANGE,
     PINK,
-    RED,
     TEAL,
     VIOLET,
     escaped,
@@ -54,7 +54,7 @@ OP_GROUPS = {
         PINK,
         (OpKind.UPDATE, OpKind.DEVICE_UPDATE, OpKind.UPDATE_IN_PLACE, OpKind.APPLIED),
     ),
-    "Between GPUs": (RED, (OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER, OpKind.ALL_REDUCE)),
+    "Between GPUs": (OLIVE, (OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER, OpKind.ALL_REDUCE)),
     "Moments on the disk": (AMBER, (OpKind.READ_STATES, OpKind.WRITE_STATES)),
 }
 """Each colour of the timeline represents these ops, in the order of the legend."""
@@ -65,7 +65,7 @@ WAITS = {
     "d2h": (ORANGE, "gradients out (D2H)"),
     "optimizer": (PINK, "the optimizer"),
     "disk": (AMBER, "moments on the disk"),
-    "exchange": (RED, "the other GPUs"),
+    "exchange": (OLIVE, "the other GPUs"),
     "other": (GREY, "other work"),
 }
 """Stretches in which COMPUTE waited are red, with hatching in the colour of the cause."""
@@ -120,29 +120,29 @@ MAX_WAITS = 400
 """At most this many stretches of waiting are drawn."""
 
 
-def _bars(name: str, lane: Lane, starts: Sequence[float], ends: Sequence[float]) -> dict[str, Any]:
-    """Returns a trace of bars in the row of a lane; `starts` and `ends` are in seconds."""
+def _bars(name: str, row: str, starts: Sequence[float], ends: Sequence[float]) -> dict[str, Any]:
+    """Returns a trace of bars in a row; `starts` and `ends` are in seconds."""
     begin = 1000 * np.array(starts, dtype=float)
     end = 1000 * np.array(ends, dtype=float)
     return {
         "type": "bar",
         "orientation": "h",
         "name": name,
-        "y": [LANE_WORDS[lane]] * len(begin),
+        "y": [row] * len(begin),
         "base": rounded(begin, 9),
         "x": rounded(end - begin, 6),
     }
 
 
-def _bars_of(name: str, lane: Lane, pieces: Sequence[Span | Wait]) -> dict[str, Any]:
+def _bars_of(name: str, row: str, pieces: Sequence[Span | Wait]) -> dict[str, Any]:
     starts = [piece["start"] for piece in pieces]
     ends = [piece["end"] for piece in pieces]
-    return _bars(name, lane, starts, ends)
+    return _bars(name, row, starts, ends)
 
 
-def lane_bars(lane: Lane, spans: list[MergedSpan], batches: int) -> dict[str, Any]:
-    """Returns a trace with a bar for each span of a lane. `batches` is the number of micro-batches
-    of the step.
+def lane_bars(lane: Lane, spans: list[MergedSpan], batches: int, row: str = "") -> dict[str, Any]:
+    """Returns a trace with a bar for each span of a lane, in `row` or else in the row of the lane.
+    `batches` is the number of micro-batches of the step.
     """
     look = {
         "width": 0.72,
@@ -154,7 +154,7 @@ def lane_bars(lane: Lane, spans: list[MergedSpan], batches: int) -> dict[str, An
         "customdata": [_span_words(span, batches) for span in spans],
         "hovertemplate": "%{customdata}<br>%{x:.3~g} ms, from %{base:.4~g} ms<extra></extra>",
     }
-    return _bars_of(lane, lane, spans) | look
+    return _bars_of(lane, row or LANE_WORDS[lane], spans) | look
 
 
 def _tones(spans: list[MergedSpan]) -> list[float]:
@@ -184,16 +184,18 @@ def _span_words(span: MergedSpan, batches: int) -> str:
     return words
 
 
-def wait_bars(waits: list[Wait]) -> list[dict[str, Any]]:
-    """Returns a trace for each cause for which COMPUTE waited."""
+def wait_bars(
+    waits: list[Wait], row: str = LANE_WORDS[Lane.COMPUTE], limit: int = MAX_WAITS
+) -> list[dict[str, Any]]:
+    """Returns a trace for each cause for which COMPUTE waited, with at most `limit` bars in all."""
     by_cause: dict[str, list[Wait]] = {cause: [] for cause in WAITS}
-    for wait in longest(waits, MAX_WAITS):
+    for wait in longest(waits, limit):
         cause = wait.get("cause", "other")
         by_cause[cause if cause in WAITS else "other"].append(wait)
-    return [_bars_of_cause(cause, own) for cause, own in by_cause.items() if own]
+    return [_bars_of_cause(cause, own, row) for cause, own in by_cause.items() if own]
 
 
-def _bars_of_cause(cause: str, waits: list[Wait]) -> dict[str, Any]:
+def _bars_of_cause(cause: str, waits: list[Wait], row: str) -> dict[str, Any]:
     colour, words = WAITS[cause]
     look = {
         "width": 0.72,
@@ -206,7 +208,7 @@ def _bars_of_cause(cause: str, waits: list[Wait]) -> dict[str, Any]:
             f"Compute waits for {words}<br>%{{x:.3~g}} ms, from %{{base:.4~g}} ms<extra></extra>"
         ),
     }
-    return _bars_of(f"waiting: {cause}", Lane.COMPUTE, waits) | look
+    return _bars_of(f"waiting: {cause}", row, waits) | look
 
 
 def unknown_waits(gaps: list[tuple[float, float]]) -> dict[str, Any]:
@@ -218,7 +220,7 @@ def unknown_waits(gaps: list[tuple[float, float]]) -> dict[str, Any]:
         "marker": {"color": WAIT_COLOUR, "line": {"width": 0}},
         "hovertemplate": "waiting for %{x:.3~g} ms<extra></extra>",
     }
-    return _bars("waiting", Lane.COMPUTE, starts, ends) | look
+    return _bars("waiting", LANE_WORDS[Lane.COMPUTE], starts, ends) | look
 
 
 def in_words(seconds: float) -> str:

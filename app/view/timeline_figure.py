@@ -53,21 +53,6 @@ GHOST_HIGH = 0.39
 """The upper edge is this far below the middle."""
 
 
-def timeline_part(
-    timeline: StepTimeline | None, simulated: PlanSimulated | None = None
-) -> dict[str, Any]:
-    """Returns everything that the page shows about one step: its figure, the `phases` of the band
-    above it, `legend`, `said` and `step`.
-    """
-    return {
-        **timeline_figure(timeline, simulated),
-        "phases": timeline_phases(timeline),
-        "said": timeline_said(timeline),
-        "legend": timeline_legend(timeline, simulated),
-        "step": None if timeline is None else timeline.step,
-    }
-
-
 def timeline_figure(
     timeline: StepTimeline | None,
     simulated: PlanSimulated | None = None,
@@ -84,17 +69,17 @@ def timeline_figure(
     all_waits = timeline.waits if timeline is not None else []
     spans = within(_with_predictions(every, simulated), window)
     lanes = lanes_of(spans, names=lane_names(every))
-    batches = _batches(every)
+    batches = batches_of(every)
     data = [lane_bars(lane, own, batches) for lane, own in lanes.items()]
     if all_waits:
         data += wait_bars(within(all_waits, window))
     else:
         length = max((span["end"] for span in every), default=0.0)
         data.append(unknown_waits(gaps_of(lanes[Lane.COMPUTE], length, window)))
-    shapes = _boundaries(phases_of(every))
+    shapes = boundaries(phases_of(every))
     if every and simulated is not None:
         shapes = _ghost(simulated, list(lanes), window) + shapes
-    layout = _layout(list(lanes), every, all_waits, shapes)
+    layout = layout_of([LANE_WORDS[lane] for lane in lanes], every, all_waits, shapes)
     if not every:
         say_empty(layout, "Appears with the first sampled step.")
     bars = sum(map(len, lanes.values()))
@@ -102,22 +87,24 @@ def timeline_figure(
         "data": data,
         "layout": layout,
         "is_whole": bars == len(spans),
-        "count": _count_words(bars, len(spans), window),
+        "count": count_words(bars, len(spans), window),
     }
 
 
-def _layout(
-    lanes: Sequence[Lane],
+def layout_of(
+    rows: Sequence[str],
     spans: Sequence[Span],
     waits: Sequence[Wait],
     shapes: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Returns the layout, with axes that show all spans and waits of a step."""
-    begin = min((wait["start"] for wait in waits), default=0.0)
+    """Returns the layout, with axes that show all spans and waits of a step. `rows` are named from
+    top to bottom.
+    """
+    begin = min((piece["start"] for piece in [*spans, *waits]), default=0.0)
     length = max((span["end"] for span in spans), default=0.0)
     # At least one microsecond, since Plotly would replace a range of length zero by one of its own.
     ends = np.array([begin - EDGE * length, (1 + EDGE) * max(length, 1e-6)])
-    rows = [LANE_WORDS[lane] for lane in reversed(lanes)]  # Plotly counts from the bottom
+    from_bottom = list(reversed(rows))  # Plotly counts from the bottom
     return {
         "barmode": "overlay",
         "bargap": 0.2,
@@ -131,7 +118,7 @@ def _layout(
         },
         "yaxis": {
             "categoryorder": "array",
-            "categoryarray": rows,
+            "categoryarray": from_bottom,
             "range": [-0.52, len(rows) - 0.5],
             "fixedrange": True,
             "showgrid": False,
@@ -140,13 +127,14 @@ def _layout(
     }
 
 
-def _batches(spans: Sequence[Span]) -> int:
+def batches_of(spans: Sequence[Span]) -> int:
     """Returns the number of micro-batches of a step."""
     numbers = [span.get("micro_batch") for span in spans]
     return 1 + max((number for number in numbers if number is not None), default=0)
 
 
-def _count_words(bars: int, spans: int, window: Window | None) -> str:
+def count_words(bars: int, spans: int, window: Window | None) -> str:
+    """Returns how many bars stand for how many spans, or nothing where that goes without saying."""
     if bars < spans:
         return f"Showing {bars:,} of {spans:,} spans; zoom in for all."
     if window is None:
@@ -200,17 +188,27 @@ def timeline_said(timeline: StepTimeline | None) -> str:
     """Returns one sentence for people who cannot or do not want to read the figure."""
     if timeline is None or not timeline.spans:
         return ""
-    length = max(span["end"] for span in timeline.spans)
-    busy = sum(
-        span["end"] - span["start"] for span in timeline.spans if span["lane"] == Lane.COMPUTE
-    )
-    share = min(1.0, busy / length) if length else 0.0
-    said = f"step {timeline.step:,}, {in_words(length)}, compute busy {in_share(share)}"
+    share = in_share(busy_share(timeline))
+    said = f"step {timeline.step:,}, {duration(timeline)}, compute busy {share}"
     waits = [
         f"{in_words(seconds)} for {WAITS.get(cause, WAITS['other'])[1]}"
         for cause, seconds in _waited(timeline).items()
     ]
     return f"{said}, waiting {', '.join(waits)}" if waits else said
+
+
+def duration(timeline: StepTimeline) -> str:
+    """Returns in words how long a step took; it has spans."""
+    return in_words(max(span["end"] for span in timeline.spans))
+
+
+def busy_share(timeline: StepTimeline) -> float:
+    """Returns the share of the step in which COMPUTE had work."""
+    length = max((span["end"] for span in timeline.spans), default=0.0)
+    busy = sum(
+        span["end"] - span["start"] for span in timeline.spans if span["lane"] == Lane.COMPUTE
+    )
+    return min(1.0, busy / length) if length > 0 else 0.0
 
 
 def _entry(label: str, colour: str, kind: str) -> dict[str, str]:
@@ -226,7 +224,7 @@ def _waited(timeline: StepTimeline) -> dict[str, float]:
     return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
 
-def _boundaries(phases: list[Phase]) -> list[dict[str, Any]]:
+def boundaries(phases: list[Phase]) -> list[dict[str, Any]]:
     """Returns lines through all lanes at each end of a phase that another phase follows."""
     if len(phases) > MAX_BOUNDARIES:
         return []

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from app.watch.ranks import fullest_gpu
 from app.words import in_bytes
 from engine.runs.snapshot import RunSnapshot
 from engine.words import GIB
@@ -26,7 +27,10 @@ def meters(snapshot: RunSnapshot) -> list[dict[str, Any]]:
     found = [_meter(snapshot, "host", memory.host_rss, memory.host_total[-1])]
     if memory.gpu_total[-1]:
         # The allocated amount varies within a step, so its peak is shown if it was recorded.
-        used = memory.gpu_peak if any(memory.gpu_peak) else memory.gpu_allocated
+        used = [*(memory.gpu_peak if any(memory.gpu_peak) else memory.gpu_allocated)]
+        fullest = fullest_gpu(snapshot)
+        if fullest is not None:
+            used.append(fullest["gpu_peak"])
         found.append(_meter(snapshot, "GPU", used, memory.gpu_total[-1]))
     return [meter for meter in found if meter is not None]
 
@@ -41,6 +45,8 @@ def _meter(snapshot: RunSnapshot, name: str, used: Any, limit: int) -> dict[str,
     notes = [f"{in_bytes(free)} free", f"at most {in_bytes(most)} so far"]
     if forecast:
         notes.append(f"{in_bytes(forecast)} predicted")
+    if name == "GPU" and snapshot.ranks:
+        notes.append(f"of {len(snapshot.ranks)} GPUs, the fullest")
     return {
         "name": "GPU memory" if name == "GPU" else "Host memory",
         "share": round(min(1.0, now / limit), 4),

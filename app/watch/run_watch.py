@@ -23,10 +23,11 @@ import orjson
 from app.verdict.judge import verdict
 from app.view.axes import Axis
 from app.view.drawing import is_empty, say_empty
+from app.view.rank_figure import timeline_part
 from app.view.run_bar import ShownRun, run_bar
 from app.view.run_figures import FIGURES, alarms, summaries
-from app.view.timeline_figure import timeline_part
 from app.watch.meters import meters
+from app.watch.ranks import rank_table, ranks_in_words
 from app.watch.result import result
 from app.watch.run_log import RunLog
 from app.watch.run_words import details, prompt_answers, tiles
@@ -36,7 +37,7 @@ from engine.config.export_choice import ExportFrom
 from engine.config.settings import TrainConfig
 from engine.errors import RamstreamError, RunError
 from engine.runs.events import Record, RunEnded
-from engine.runs.folder import RunFolder, shown_state
+from engine.runs.folder import RunFolder
 from engine.runs.following import Follower, catch_up
 from engine.runs.lost_folder import lost_in_words
 from engine.runs.snapshot import RunSnapshot
@@ -62,12 +63,19 @@ class Watch:
     `note_request` may be called from any thread.
     """
 
-    def __init__(self, folder: RunFolder, is_active: Callable[[], bool]):
+    def __init__(
+        self,
+        folder: RunFolder,
+        is_active: Callable[[], bool],
+        is_starting: Callable[[], bool] = lambda: False,
+    ):
         """`is_active` returns whether this process is running the run, which becomes true shortly
-        before the run takes its lock.
+        before the run takes its lock. `is_starting` returns whether a process of the run's own is
+        starting, which has written nothing yet.
         """
         self.folder = folder
         self._is_active = is_active
+        self._is_starting = is_starting
         self.snapshot = RunSnapshot()
         self._follower = Follower(folder.events_path)
         self.timelines = TimelineIndex(folder.events_path)
@@ -98,8 +106,9 @@ class Watch:
         return not self._was_running and not self.folder.path.is_dir()
 
     def note_begin(self) -> None:
-        """Says that the run begins in this process, whether or not a page asks for it."""
+        """Says that the run begins, whether or not a page asks for it."""
         self._was_running = True
+        self._read_at = -REBUILD_SECONDS  # makes the next answer show it
 
     def note_end(self) -> None:
         """Says that the run has ended in this process."""
@@ -199,8 +208,9 @@ class Watch:
             saved_steps(self.folder.checkpoints_path, self.folder.best_path),
             config is None or config.output.checkpoint != "none",
             self.is_lost,
+            self._is_starting(),
         )
-        said = verdict(snapshot, shown_state(snapshot.state, is_running), run.saved, config)
+        said = verdict(snapshot, run.state(snapshot.state), run.saved, config)
         bar = run_bar(snapshot, run, said)
         if self.is_lost:  # there is nothing to go on from
             said = replace(said, headline=replace(said.headline, advice=""))
@@ -210,6 +220,7 @@ class Watch:
             "bar": bar | {"note": about.note, "remarks": self._remarks(is_running)},
             "tiles": tiles(snapshot),
             "meters": meters(snapshot) if is_running else [],
+            "ranks": rank_table(snapshot),
             "stage": stage(snapshot, bar["state"], run.saved),
             "result": result(snapshot, bar["state"], run.saved, _export_from(config)),
             "evaluates": config is None or _evaluates(config) or bool(len(snapshot.evals)),
@@ -220,8 +231,12 @@ class Watch:
     def _remarks(self, is_running: bool) -> list[str]:
         """Returns sentences on what is special about this run or its record."""
         remarks = []
+        ranks = ranks_in_words(self.snapshot)
         if is_running and not self._is_active():
-            remarks.append("It runs in a process of its own, which goes on without this program.")
+            it = f"{ranks} compute it together; it" if ranks else "It"
+            remarks.append(
+                f"{it} runs in a process of its own, which goes on without this program."
+            )
         if self.snapshot.resumed_step is not None and is_running:
             remarks.append(f"Resumed after step {self.snapshot.resumed_step:,}.")
         if self.snapshot.damaged_lines:

@@ -8,6 +8,7 @@ from typing import Any
 
 from app.view.run_bar import recent_median
 from app.watch.places import places
+from app.watch.ranks import fullest_gpu
 from app.words import in_bytes, in_count, in_digits, in_share, in_short_time, in_step_time
 from engine.fit.predicted import QUANTITIES
 from engine.runs.events import CheckpointWritten, Comparison, PromptsAnswered
@@ -36,8 +37,7 @@ def tiles(snapshot: RunSnapshot) -> list[dict[str, str]]:
     shown = [*_training_tiles(snapshot), _host_tile(snapshot)]
     memory = snapshot.memory
     if len(memory) and memory.gpu_total[-1]:
-        used = in_bytes(memory.gpu_peak[-1] or memory.gpu_allocated[-1])
-        shown.append(_tile("GPU memory", used, f"peak, of {in_bytes(memory.gpu_total[-1])}"))
+        shown.append(_gpu_tile(snapshot))
     if any(memory.power[-SAMPLES_LOOKED_AT:]):
         energy = f"{in_digits(memory.energy[-1])} Wh so far"
         shown.append(_tile("Power", f"{memory.power[-1]:,.0f} W", energy))
@@ -65,20 +65,39 @@ def _training_tiles(snapshot: RunSnapshot) -> list[dict[str, str]]:
     ]
 
 
+def _gpu_tile(snapshot: RunSnapshot) -> dict[str, str]:
+    memory = snapshot.memory
+    used, total = memory.gpu_peak[-1] or memory.gpu_allocated[-1], memory.gpu_total[-1]
+    fullest = fullest_gpu(snapshot)
+    if fullest is None:
+        return _tile("GPU memory", in_bytes(used), f"peak, of {in_bytes(total)}")
+    note = f"peak of rank {fullest['rank']}, the fullest; of {in_bytes(fullest['gpu_total'])}"
+    return _tile("GPU memory", in_bytes(fullest["gpu_peak"]), note)
+
+
 def _host_tile(snapshot: RunSnapshot) -> dict[str, str]:
     memory = snapshot.memory
     if not len(memory):
         return _tile("Host memory", "–", "")
     pinned = memory.host_pinned[-1]
-    note = f"{in_bytes(pinned)} pinned" if pinned else ""
+    notes = [f"{in_bytes(pinned)} pinned"] if pinned else []
+    if snapshot.ranks:
+        notes.append(f"{len(snapshot.ranks)} processes")
+    note = ", ".join(notes)
     return _tile("Host memory", in_bytes(memory.host_rss[-1]), note)
 
 
 def _ceiling_note(snapshot: RunSnapshot) -> str:
-    if not snapshot.ceiling_tflops or not len(snapshot.steps):
+    if not len(snapshot.steps):
         return "of model work"
-    share = recent_median(snapshot.steps.tflops) / snapshot.ceiling_tflops
-    return f"{in_share(share)} of this machine's ceiling"
+    tflops = recent_median(snapshot.steps.tflops)
+    each = ""
+    if snapshot.device == "cuda" and snapshot.rank_count > 1:
+        each = f"{in_digits(tflops / snapshot.rank_count)} a GPU"
+    if not snapshot.ceiling_tflops:
+        return each or "of model work"
+    share = f"{in_share(tflops / snapshot.ceiling_tflops)} of "
+    return f"{each}, {share}the ceiling" if each else f"{share}this machine's ceiling"
 
 
 def _tile(label: str, value: str, note: str) -> dict[str, str]:

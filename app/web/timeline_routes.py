@@ -1,11 +1,12 @@
 """These routes show the timelines of a run.
 
-GET /api/runs/RUN/timeline[?step=N]
-    The figure of a sampled step, as the page draws it; without N, of the latest one.
-GET /api/runs/RUN/stretch[?step=N]&from=US&to=US
+GET /api/runs/RUN/timeline[?step=N][&rank=R|all]
+    The figure of a sampled step, as the page draws it; without N, of the latest one. With several
+    ranks it is that of rank R or, without R, of rank 0.
+GET /api/runs/RUN/stretch[?step=N][&rank=R|all]&from=US&to=US
     The figure of only this stretch of the step (microseconds), in more detail.
 GET /api/runs/RUN/trace[?step=N]
-    The same step as a file for ui.perfetto.dev and chrome://tracing.
+    The same step, on all ranks, as a file for ui.perfetto.dev and chrome://tracing.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from app.session.session import Session
+from app.view.rank_figure import ALL_RANKS, stretch_figure, timeline_part
 from app.view.spans import Window
-from app.view.timeline_figure import timeline_figure, timeline_part
 from app.web.requests import answering_errors, count_of
 from engine.errors import RunError
 from engine.runs.trace import trace_name, trace_of
@@ -30,15 +31,17 @@ def timeline_routes(session: Session) -> list[Route]:
 
     async def timeline(request: Request) -> Response:
         timelines = session.watch(request.path_params["run_id"]).timelines
-        step = _step_of(request)
-        return JSONResponse(await asyncio.to_thread(lambda: timeline_part(*timelines.read(step))))
+        step, rank = _step_of(request), _rank_of(request)
+        return JSONResponse(
+            await asyncio.to_thread(lambda: timeline_part(*timelines.read(step), rank))
+        )
 
     async def stretch(request: Request) -> Response:
         timelines = session.watch(request.path_params["run_id"]).timelines
-        step = _step_of(request)
+        step, rank = _step_of(request), _rank_of(request)
         window = _window_of(request)
         return JSONResponse(
-            await asyncio.to_thread(lambda: timeline_figure(*timelines.read(step), window))
+            await asyncio.to_thread(lambda: stretch_figure(*timelines.read(step), window, rank))
         )
 
     async def trace(request: Request) -> Response:
@@ -77,6 +80,15 @@ def _step_of(request: Request) -> int | None:
     if step is None:
         raise RunError(f"step: {asked[:40]!r} is not the number of a step.")
     return step
+
+
+def _rank_of(request: Request) -> int:
+    """Returns the requested rank, or `ALL_RANKS`. Raises RunError if the parameter is neither."""
+    asked = request.query_params.get("rank", "0")
+    rank = ALL_RANKS if asked == "all" else count_of(asked)
+    if rank is None:
+        raise RunError(f"rank: {asked[:40]!r} is neither the number of a rank nor all.")
+    return rank
 
 
 def _window_of(request: Request) -> Window:

@@ -26,11 +26,16 @@ def sample_host_memory() -> tuple[int, int]:
     return psutil.Process().memory_info().rss, max(0, available)
 
 
-def private_memory() -> int:
-    """Returns the resident bytes of this process without pages of files, such as those of its
-    libraries. The kernel can drop such pages, and `ram_available` counts them as available.
+def private_memory(pid: int | None = None) -> int:
+    """Returns the resident bytes of a process without pages of files, such as those of its
+    libraries, and without memory that it shares. The kernel can drop pages of files, and
+    `ram_available` counts them as available. It is this process without `pid`; one that has ended
+    has none.
     """
-    memory = psutil.Process().memory_info()
+    try:
+        memory = psutil.Process(pid).memory_info()
+    except psutil.Error:
+        return 0
     return memory.rss - memory.shared
 
 

@@ -21,7 +21,7 @@ from engine.memory.memory_shortage import (
     host_shortage,
     others_on_host,
 )
-from engine.memory.memory_watch import MemoryWatch, host_limit
+from engine.memory.memory_watch import MemoryWatch, RankMemory, host_limit, no_ranks
 from engine.runtime.backend import Backend
 from engine.words import in_gib
 
@@ -37,6 +37,7 @@ class MemoryAccount:
     - `buffers` returns the bytes of device buffers that live as long as the run. It is None before
       the engine exists; until then, everything on the device counts as buffers.
     - `loading` is True while weights are read (`HostFigures`).
+    - `of_ranks` tells of the other processes of the run.
     """
 
     report: Mapping[str, Any]
@@ -44,6 +45,7 @@ class MemoryAccount:
     held: Callable[[], Mapping[ShareName, int]]
     buffers: Callable[[], int] | None = None
     loading: bool = False
+    of_ranks: RankMemory = no_ranks
 
     def __post_init__(self) -> None:
         rss, available = sample_host_memory()
@@ -59,6 +61,10 @@ class MemoryAccount:
             self.buffers = buffers
             self.loading = False
 
+    def counts(self, of_ranks: RankMemory) -> None:
+        """Counts the memory of further processes as the run's from now on."""
+        self.of_ranks = of_ranks
+
     def ran_low(self, rss: int, available: int) -> str:
         """Returns the beginning of a sentence about low memory, for `MemoryWatch`."""
         return (
@@ -68,9 +74,9 @@ class MemoryAccount:
 
     def note(self) -> MemoryNote:
         """Returns a note of how much each item takes now, for `note_memory`."""
-        return MemoryNote(
-            self._of_the_host(*sample_host_memory()), self._figures(), self._others_on_gpu
-        )
+        rss, available = sample_host_memory()
+        rss += sum(self.of_ranks().values())
+        return MemoryNote(self._of_the_host(rss, available), self._figures(), self._others_on_gpu)
 
     def watched(self, check: Callable[[], None], kept: str) -> Callable[[], None]:
         """Returns a function that calls `check` and also watches host memory.
@@ -78,7 +84,7 @@ class MemoryAccount:
         The kernel may kill a process that loads weights, just like one that trains. `kept` says in
         words what is kept when the run ends here. The function raises HostMemoryError.
         """
-        watch = MemoryWatch(self.ran_low)
+        watch = MemoryWatch(self.ran_low, self.of_ranks)
 
         def watched() -> None:
             check()
@@ -100,7 +106,7 @@ class MemoryAccount:
             others_before=self._others_on_host,
             loading=self.loading,
         )
-        return host_shortage(host_shares(self.report, figures), rss)
+        return host_shortage(host_shares(self.report, figures), rss, 1 + len(self.of_ranks()))
 
     def _figures(self) -> GpuFigures:
         memory = self.backend.memory()

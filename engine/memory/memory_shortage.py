@@ -102,9 +102,9 @@ class HostFigures:
     """The figures of host memory were measured, in bytes.
 
     `held` is what planes, boundaries, data and copies hold on purpose. `rss` is the resident memory
-    of this process. `others` is what other programs take, and `others_before` what they took when
-    the plan was made. `loading` says that weights are being read; once the planes take more than
-    the weights alone, reading is over.
+    of this process, with what other processes of the run have for themselves. `others` is what
+    other programs take, and `others_before` what they took when the plan was made. `loading` says
+    that weights are being read; once the planes take more than the weights alone, reading is over.
     """
 
     held: Mapping[ShareName, int]
@@ -148,11 +148,14 @@ def host_shares(report: Mapping[str, Any], figures: HostFigures) -> tuple[Share,
     return tuple(share for share in shares if share.planned or share.measured)
 
 
-def host_shortage(shares: Sequence[Share], rss: int) -> str:
-    """Names the item that exceeded its plan, then lists all items."""
+def host_shortage(shares: Sequence[Share], rss: int, processes: int = 1) -> str:
+    """Names the item that exceeded its plan, then lists all items, of a run of so many processes
+    that take `rss` bytes.
+    """
     ours = "; ".join(str(share) for share in shares if share.ours)
     others = "".join(f"; {share}" for share in shares if not share.ours)
-    return f"{blamed(shares)} (this process takes {in_gib(rss)}: {ours}{others})"
+    take = "this process takes" if processes == 1 else f"the {processes} processes of the run take"
+    return f"{blamed(shares)} ({take} {in_gib(rss)}: {ours}{others})"
 
 
 # ---------------------------------------------------------------------- the GPU

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -27,11 +27,22 @@ that a small error in the report does not stop a run that the report accepted.
 """
 
 
+RankMemory = Callable[[], Mapping[int, int]]
+"""Such a function returns the bytes that each further process of a run has for itself, by rank. It
+may be called from any thread.
+"""
+
+
+def no_ranks() -> Mapping[int, int]:
+    """Returns that a run has no further process."""
+    return {}
+
+
 class MemoryWatch:
     """A `MemoryWatch` judges samples of host memory.
 
     `account(rss, available)` returns the beginning of a sentence that says how much each item
-    takes.
+    takes. `of_ranks` tells of the other processes of the run.
 
     Memory has run low when every sample for LOOK_SECONDS found less than MARGIN_BYTES, or one
     sample found less than half of that; so another program's short peak does not end a run. Any
@@ -39,8 +50,9 @@ class MemoryWatch:
     the watch also takes samples on its own thread, since memory can run out within a step.
     """
 
-    def __init__(self, account: Callable[[int, int], str]):
+    def __init__(self, account: Callable[[int, int], str], of_ranks: RankMemory = no_ranks):
         self._account = account
+        self._of_ranks = of_ranks
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -49,11 +61,12 @@ class MemoryWatch:
         self._problem: str | None = None
 
     def look(self) -> tuple[int, int]:
-        """Takes a sample; returns this process's resident bytes and the bytes that are still
-        free.
+        """Takes a sample; returns the resident bytes of this process and those that the other
+        processes of the run have for themselves, and the bytes that are still free.
         """
         with self._lock:
             rss, available = sample_host_memory()
+            rss += sum(self._of_ranks().values())
             now = self._looked_at = time.perf_counter()
             has_lasted = self._low_since is not None and now - self._low_since >= LOOK_SECONDS
             if available < MARGIN_BYTES // 2 or (available < MARGIN_BYTES and has_lasted):

@@ -177,12 +177,24 @@ def _inline_causes(begin: float, end: float, others: Sequence[Span]) -> list[Wai
     return [*found, Wait(begin, end, OTHER)]
 
 
-def as_records(spans: Sequence[Span]) -> list[dict[str, Any]]:
-    """Returns the spans in the form used in run records, in plan order. Times are seconds from the
-    first start, rounded to microseconds.
+def first_start(spans: Sequence[Span]) -> float:
+    """Returns when the first of these ops began."""
+    return min(span.start for span in spans)
+
+
+def as_records(
+    spans: Sequence[Span], begin: float | None = None, rank: int = 0
+) -> list[dict[str, Any]]:
+    """Returns the spans of a rank in the form used in run records, in plan order. Times are seconds
+    from `begin`, or else from the first start, rounded to microseconds.
     """
-    begin = min(span.start for span in spans)
-    return [_as_record(span, begin) for span in spans]
+    begin = first_start(spans) if begin is None else begin
+    return [_as_record(span, begin) | _of_rank(rank) for span in spans]
+
+
+def _of_rank(rank: int) -> dict[str, Any]:
+    """Returns what a record says of a rank: nothing of rank 0, the only one in most records."""
+    return {"rank": rank} if rank else {}
 
 
 def _as_record(span: Span, begin: float) -> dict[str, Any]:
@@ -197,17 +209,16 @@ def _as_record(span: Span, begin: float) -> dict[str, Any]:
     }
 
 
-def waits_as_records(waits: Sequence[Wait], spans: Sequence[Span]) -> list[dict[str, Any]]:
-    """Returns the waits as records, on the same clock as `as_records(spans)`. A wait that began
-    before the step's first op has a negative start. Waits shorter than half a microsecond are left
-    out.
+def waits_as_records(waits: Sequence[Wait], begin: float, rank: int = 0) -> list[dict[str, Any]]:
+    """Returns the waits of a rank as records, on the same clock as `as_records`. A wait that began
+    before `begin` has a negative start. Waits shorter than half a microsecond are left out.
     """
-    begin = min(span.start for span in spans)
     records = []
     for wait in waits:
         start, end = round(wait.start - begin, 6), round(wait.end - begin, 6)
         if end > start:
-            records.append({"start": start, "end": end, "cause": wait.cause})
+            record = {"start": start, "end": end, "cause": wait.cause}
+            records.append(record | _of_rank(rank))
     return records
 
 

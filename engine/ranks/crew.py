@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,9 +31,20 @@ from torch import distributed
 from engine.errors import RankError
 from engine.exchange.exchange import PATIENT_DAYS, GroupExchange
 from engine.host.shared_memory import OwnedMemory
+from engine.machine.cgroups import private_memory
 from engine.paths import PROGRAM_ROOT
 from engine.ranks.line import Line, LostLineError
-from engine.ranks.messages import Applied, Done, End, Failed, Go, Open, ShardReply
+from engine.ranks.messages import (
+    Applied,
+    DeviceMemory,
+    Done,
+    End,
+    Failed,
+    Go,
+    Open,
+    ShardReply,
+    Timeline,
+)
 from engine.ranks.remote_shards import RemoteShards
 
 JOIN_SECONDS = 120
@@ -77,6 +88,9 @@ class Crew:
         self._ending = False
         self._failing = threading.Lock()
         self._applied: Counter[int] = Counter()
+        self._timelines: defaultdict[int, dict[int, Timeline]] = defaultdict(dict)
+        self._memory: dict[int, DeviceMemory] = {}
+        self._is_sampled: Callable[[int], bool] = lambda _: False
         self._wrote = threading.Condition()
         self.shards = RemoteShards(plan.ranks, self._send_to, lambda: self._problem)
         """The shards of units that live on the other devices are reached through this."""
@@ -186,6 +200,36 @@ class Crew:
         if self._problem:
             raise RankError(self._problem)
 
+    # ------------------------------------------------------------------ what ranks report
+
+    def sample(self, is_sampled: Callable[[int], bool]) -> None:
+        """Has the ranks report when the ops ran, for each step for which `is_sampled` is True."""
+        self._is_sampled = is_sampled
+
+    def wants_timeline(self, step: int) -> bool:
+        """Returns whether the ranks report when the ops of `step` run."""
+        return self._is_sampled(step)
+
+    def take_timelines(self, step: int) -> dict[int, Timeline]:
+        """Returns when the ops of an applied step ran on the other ranks, by rank, and keeps it no
+        longer. Nothing is there of a step for which `wants_timeline` was false.
+        """
+        with self._wrote:
+            return dict(sorted(self._timelines.pop(step, {}).items()))
+
+    def device_memory(self) -> dict[int, DeviceMemory]:
+        """Returns what the other ranks hold of their devices, by rank, as they said last."""
+        with self._wrote:
+            return dict(sorted(self._memory.items()))
+
+    def host_memory(self) -> dict[int, int]:
+        """Returns the bytes of host memory that each other rank has for itself, by rank. Any thread
+        may call this. What ranks share counts as the leader's, which has allocated it.
+        """
+        return {
+            rank: private_memory(process.pid) for rank, process in enumerate(self._processes, 1)
+        }
+
     # ------------------------------------------------------------------ what goes wrong
 
     @property
@@ -209,8 +253,12 @@ class Crew:
 
     def _take(self, rank: int, message: Any) -> bool:
         match message:
-            case Applied(number):
+            case Applied(number, timeline, memory):
                 with self._wrote:
+                    if timeline is not None:
+                        self._timelines[number][rank] = timeline
+                    if memory is not None:
+                        self._memory[rank] = memory
                     self._applied[number] += 1
                     self._wrote.notify_all()
                 return True

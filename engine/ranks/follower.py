@@ -25,7 +25,6 @@ from engine.ranks.crew import JOIN_SECONDS, join
 from engine.ranks.held_steps import FollowingHeld
 from engine.ranks.line import Line
 from engine.ranks.messages import (
-    Applied,
     Build,
     CloseEngine,
     Done,
@@ -41,6 +40,7 @@ from engine.ranks.messages import (
     Train,
 )
 from engine.ranks.remote_shards import answer
+from engine.ranks.reporter import Reporter
 from engine.runtime.backend import Backend
 from engine.runtime.engine_settings import AppliedStep, EngineSettings
 from engine.runtime.open_backend import open_backend
@@ -64,6 +64,7 @@ class Follower:
         self._store: HostStore | None = None
         self._adamw: HostAdamW | None = None
         self._engine: StreamingEngine | None = None
+        self._reporter: Reporter | None = None
         self._is_new = True
 
     def serve(self) -> None:
@@ -118,6 +119,7 @@ class Follower:
                 # The leader has met the same numbers that are not finite, and tells of them.
                 with contextlib.suppress(NonFiniteError):
                     self.engine.drain()
+                self.reporter.drained()
                 self._line.send(Done())
 
     @property
@@ -125,8 +127,14 @@ class Follower:
         assert self._engine is not None  # the leader has had it built
         return self._engine
 
+    @property
+    def reporter(self) -> Reporter:
+        assert self._reporter is not None  # the leader has had the device opened
+        return self._reporter
+
     def _open(self, message: Open) -> None:
         self._backend = open_backend(message.device, message.rank)
+        self._reporter = Reporter(self._backend)
         if message.memory_limit is not None:
             self._backend.limit_memory(message.memory_limit)
         self._threads = message.threads
@@ -192,12 +200,14 @@ class Follower:
         self._line.send(Done())
 
     def _train(self, message: Train) -> None:
+        if self._is_new:
+            self.reporter.drained()
         if self._is_new or self._held.skipped != message.skipped:
             self._held.restore(message.number - 1, message.skipped)
             self._is_new = False
 
         def tell(applied: AppliedStep) -> None:
-            self._line.send(Applied(applied.step))
+            self._line.send(self.reporter.applied(applied, message.has_timeline))
 
         # The leader has met the same numbers that are not finite, and tells of them.
         with contextlib.suppress(NonFiniteError):

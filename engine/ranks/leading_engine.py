@@ -43,9 +43,12 @@ class LeadingEngine(StreamingEngine):
         if check is not None:
             check()  # later, the other ranks would wait for a step that this one gives up
         skipped = self._store.held.skipped
+        is_told = self.crew.wants_timeline(number)
         with self._together():
             self.crew.send(
-                lambda rank: Train(number, self._share(batches, rank), learning_rate, skipped)
+                lambda rank: Train(
+                    number, self._share(batches, rank), learning_rate, skipped, is_told
+                )
             )
             self.train_share(number, self._share(batches, 0), learning_rate, on_applied)
 

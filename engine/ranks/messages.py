@@ -13,6 +13,8 @@ from engine.host.host_adamw import AdamWSettings
 from engine.host.ram_planes import Key, Wanted
 from engine.host.shared_memory import SharedPlanes
 from engine.plan.choices import PlanChoices
+from engine.plan.step_plan import Span
+from engine.plan.waits import Wait
 from engine.runtime.step import StepShare
 
 # ---------------------------------------------------------------- from the leader
@@ -70,6 +72,8 @@ class Train:
     learning_rate: float
     skipped: tuple[int, ...]
     """These earlier steps were taken without an update."""
+    has_timeline: bool = False
+    """The answer tells when the ops of the step ran."""
 
 
 @dataclass(frozen=True)
@@ -160,10 +164,37 @@ class Done:
 
 
 @dataclass(frozen=True)
+class Timeline:
+    """The ops of a step ran at these times on a rank, and its COMPUTE lane waited in these. Times
+    are those of `time.perf_counter`, a clock that all processes of a machine share.
+    """
+
+    spans: Sequence[Span]
+    waits: Sequence[Wait]
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """A rank holds so many bytes of its device, as `Backend.memory` says; zeros on a CPU."""
+
+    allocated: int = 0
+    reserved: int = 0
+    peak: int = 0
+    peak_reserved: int = 0
+    in_use: int = 0
+    """All programs on the card together use this."""
+    total: int = 0
+
+
+@dataclass(frozen=True)
 class Applied:
     """All updates of step `number` are in the planes."""
 
     number: int
+    timeline: Timeline | None = None
+    """It is there where the leader has asked for it."""
+    memory: DeviceMemory | None = None
+    """It is there about once a second."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from engine.runs.field_types import (
     Whole,
 )
 from engine.runs.kept_events import BestKept
+from engine.runs.memory_events import MemorySampled
 
 # ---------------------------------------------------------------------- the events
 
@@ -67,8 +68,8 @@ class RunStarted(Event, frozen=True):
     program_version: str = ""
     flops_formula: str = ""
     ceiling_tflops: Number = 0.0
-    """Large matrix products reach this rate on the device (TFLOP/s), as measured before the run. It
-    is 0 if nothing was measured.
+    """Large matrix products reach this rate on the device, or on all devices of the run together
+    (TFLOP/s), as measured before the run. It is 0 if nothing was measured.
     """
     best_by: BestBy = "loss"
     """The best weights are chosen by this in the session (`output.keep_best`)."""
@@ -177,15 +178,18 @@ class StepFinished(Event, frozen=True):
     and padding are not counted.
     """
     exposed: dict[str, Number] = {}
-    """The COMPUTE lane waited this many seconds for each cause: h2d, d2h, optimizer, other
-    and, where moments are there, disk.
+    """The COMPUTE lane waited this many seconds for each cause: h2d, d2h, optimizer, other and,
+    where they occur, disk (moments are there) and exchange (with other ranks; the lane is that of
+    rank 0).
     """
     data_seconds: Number = 0.0
     """This many of the seconds with cause `other` were spent assembling the step's rows."""
 
 
 class StepTimeline(Event, frozen=True):
-    """The ops of a step ran at these times. They are recorded for some steps only."""
+    """The ops of a step ran at these times. They are recorded for some steps only. Where several
+    ranks computed it, those of rank 0 come first, and its first op begins at 0.
+    """
 
     step: Whole = 0
     spans: list[Span] = []
@@ -201,26 +205,6 @@ class UnitNorms(Event, frozen=True):
 
     step: Whole = 0
     norms: list[Number] = []
-
-
-class MemorySampled(Event, frozen=True):
-    """Memory was measured after `step`; the figures are in bytes.
-
-    `gpu_driver` is the memory in use on the whole card, as the driver reports it. `host_total` is
-    what all processes of this session together may use. `power` is the card's power in watts, or 0
-    if unknown.
-    """
-
-    step: Whole = 0
-    host_rss: Whole = 0
-    host_pinned: Whole = 0
-    gpu_allocated: Whole = 0
-    gpu_reserved: Whole = 0
-    gpu_peak: Whole = 0
-    gpu_driver: Whole = 0
-    gpu_total: Whole = 0
-    host_total: Whole = 0
-    power: Number = 0.0
 
 
 class EvalFinished(Event, frozen=True):

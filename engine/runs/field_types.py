@@ -41,16 +41,20 @@ class Span(TypedDict):
     micro_batch: NotRequired[Any]
     start: Number
     end: Number
+    rank: NotRequired[Whole]
+    """The op ran on this rank; it is left out for rank 0, which single GPUs are."""
 
 
 class Wait(TypedDict):
-    """The COMPUTE lane waited from `start` to `end`, for h2d, d2h, optimizer, disk or
-    other.
+    """The COMPUTE lane waited from `start` to `end`, for h2d, d2h, optimizer, disk, exchange (with
+    other ranks) or other.
     """
 
     start: Number
     end: Number
     cause: NotRequired[str]
+    rank: NotRequired[Whole]
+    """It was the lane of this rank; it is left out for rank 0."""
 
 
 class Answer(TypedDict):

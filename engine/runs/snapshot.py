@@ -92,6 +92,12 @@ class RunSnapshot(SnapshotFields):
         return max(self.resumed_step or 0, applied, skipped)
 
     @property
+    def rank_count(self) -> int:
+        """Returns how many ranks compute the run by its latest plan."""
+        ranks = self.plan_choices.get("ranks")
+        return ranks if isinstance(ranks, int) and ranks > 0 else 1
+
+    @property
     def loss(self) -> float | None:
         return self.steps.loss[-1] if self.steps.loss else None
 
@@ -244,6 +250,7 @@ class RunSnapshot(SnapshotFields):
         self.plan_choices = event.choices
         self.plan_grid = event.grid
         self.simulated = None
+        self.ranks = []
 
     def _plan_simulated(self, _: float, event: PlanSimulated) -> None:
         self.simulated = event
@@ -269,6 +276,7 @@ class RunSnapshot(SnapshotFields):
         if self._fits(self.memory, time, event):
             self.energy += self.memory.watt_hours(time, event, self.session_time)
             self.memory.append(time, event, self.energy)
+            self.ranks = event.ranks
 
     def _unit_norms(self, time: float, event: UnitNorms) -> None:
         if self._fits(self.norms, time, event):

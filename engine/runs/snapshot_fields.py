@@ -20,6 +20,7 @@ from engine.runs.events import (
 )
 from engine.runs.fault_events import StepSkipped
 from engine.runs.held_out import HeldOut
+from engine.runs.memory_events import RankSample
 from engine.runs.parts import Job, LogEntry
 from engine.runs.step_order import StepOrder
 
@@ -74,7 +75,9 @@ class SnapshotFields:
     steps: StepTable = field(default_factory=StepTable)
     memory: MemoryTable = field(default_factory=MemoryTable)
     energy: float = 0.0
-    """The card has used this many watt hours so far."""
+    """The cards of the run have used this many watt hours so far."""
+    ranks: list[RankSample] = field(default_factory=list)
+    """The latest sample of memory has these figures of each rank; it is empty for one rank."""
     norms: NormTable = field(default_factory=NormTable)
     evals: EvalTable = field(default_factory=EvalTable)
     held_out: HeldOut = field(default_factory=HeldOut)

@@ -1,7 +1,7 @@
 """A step's timeline is written here as a file for ui.perfetto.dev and chrome://tracing.
 
-The file is in Chromium's Trace Event Format, with one row for each lane. This module does not
-import torch.
+The file is in Chromium's Trace Event Format, with one row for each lane and a process for each
+rank. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from engine.plan.ops import Lane
 from engine.runs.events import PlanSimulated, StepTimeline
 from engine.runs.field_types import Span, Wait
 from engine.runs.folder import open_run
+from engine.runs.rank_timelines import of_rank, ranks_in
 from engine.runs.timeline_index import TimelineIndex
 
 ROWS = (
@@ -32,12 +33,15 @@ ROWS = (
     Lane.GRADIENTS_OUT,
     Lane.READ,
     Lane.WRITE,
+    Lane.EXCHANGE,
 )
 """The rows are in this order from top to bottom; each row is a thread of the trace, numbered from
-1.
+1. Rows of later versions come last, so that a record gives the same file.
 """
 MEASURED, PREDICTED = 1, 2
-"""The measured and the predicted step are two processes of the trace, with these ids."""
+"""The measured step on rank 0 and the predicted one are two processes of the trace, with these ids.
+Those of further ranks have the ids that follow.
+"""
 
 
 def trace_of(
@@ -46,16 +50,22 @@ def trace_of(
     """Returns the trace as JSON values.
 
     Its events are complete events ("X"), in microseconds from the earliest of them. Each lane is a
-    thread; measured and predicted times are two processes. `simulated` is the simulation of the
-    plan that the step ran.
+    thread; predicted times are a process, and so are the measured ones of each rank. `simulated` is
+    the simulation of the plan that the step ran.
     """
     starts = [part["start"] for part in [*timeline.spans, *timeline.waits]]
     begin = min(starts, default=0.0)
-    events = [
-        *_names(MEASURED, f"Step {timeline.step}, measured", timeline),
-        *(_complete(MEASURED, span, begin) for span in timeline.spans),
-        *(_waited(wait, begin) for wait in timeline.waits),
-    ]
+    events: list[dict[str, Any]] = []
+    ranks = ranks_in(timeline)
+    for rank in range(ranks):
+        process = PREDICTED + rank if rank else MEASURED
+        own = of_rank(timeline, rank)
+        where = f", rank {rank}" if ranks > 1 else ""
+        events += [
+            *_names(process, f"Step {timeline.step}{where}, measured", own),
+            *(_complete(process, span, begin) for span in own.spans),
+            *(_waited(process, wait, begin) for wait in own.waits),
+        ]
     if simulated is not None:
         # Measured and predicted times both begin with the first op of the step.
         events += [
@@ -138,12 +148,12 @@ def _complete(process: int, span: Span, begin: float) -> dict[str, Any]:
     }
 
 
-def _waited(wait: Wait, begin: float) -> dict[str, Any]:
+def _waited(process: int, wait: Wait, begin: float) -> dict[str, Any]:
     """Returns the event of a wait of COMPUTE."""
     cause = wait.get("cause", "other")
     return {
         "ph": "X",
-        "pid": MEASURED,
+        "pid": process,
         "tid": _row("COMPUTE waits"),
         "name": f"waits: {cause}",
         "cat": "wait",

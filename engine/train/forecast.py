@@ -14,7 +14,7 @@ from typing import cast
 
 from engine.fit.predicted import compared
 from engine.fit.sizes import CUDA_CONTEXT_BYTES
-from engine.memory.memory_watch import PeakMemory
+from engine.memory.memory_watch import PeakMemory, RankMemory, no_ranks
 from engine.runs.events import ForecastChecked
 from engine.runs.field_types import Comparison
 
@@ -33,7 +33,8 @@ class Forecast:
 
     It must be created when training begins, since host memory is measured from then on. `predicted`
     comes from `predictions`. `loading_peak` is in bytes, or None if nothing was loaded or measured.
-    `gpu` is the backend's `memory`, or None on the CPU. Any thread may call the methods, one at a
+    `gpu` is the backend's `memory`, or None on the CPU. `of_ranks` tells of the other processes of
+    the run. Any thread may call the methods, one at a
     time.
     """
 
@@ -42,6 +43,7 @@ class Forecast:
         predicted: Mapping[str, float],
         loading_peak: int | None,
         gpu: Callable[[], Mapping[str, int]] | None,
+        of_ranks: RankMemory = no_ranks,
     ):
         self._predicted = dict(predicted)
         if loading_peak is None:  # there is nothing to compare the prediction with
@@ -51,6 +53,8 @@ class Forecast:
             self._measured["loading_peak_bytes"] = loading_peak
         self._gpu = gpu
         self._host = PeakMemory()
+        self._of_ranks = of_ranks
+        self._ranks_peak = 0
         self._steps = 0
         self._seconds: deque[float] = deque(maxlen=MEDIAN_STEPS)
 
@@ -60,6 +64,7 @@ class Forecast:
         Returns True exactly once, when there are enough steps for a first comparison.
         """
         self._steps += 1
+        self._look_at_ranks()
         if self._steps > FIRST_STEPS:
             self._seconds.append(seconds)
         return self._steps == KNOWN_STEPS
@@ -77,7 +82,8 @@ class Forecast:
         """Returns the current comparison; `seconds` are those of a step, used while there is no
         median.
         """
-        measured = self._measured | {"host_bytes": self._host.read()}
+        self._look_at_ranks()
+        measured = self._measured | {"host_bytes": self._host.read() + self._ranks_peak}
         if self._seconds:
             seconds = statistics.median(self._seconds)
         if seconds is not None:
@@ -89,3 +95,7 @@ class Forecast:
             measured["gpu_peak_bytes"] = self._gpu()["peak_reserved"] + CUDA_CONTEXT_BYTES
         quantities = cast(dict[str, Comparison], compared(self._predicted, measured))
         return ForecastChecked(step, moment, quantities)
+
+    def _look_at_ranks(self) -> None:
+        """Takes a sample of what the other processes of the run have for themselves."""
+        self._ranks_peak = max(self._ranks_peak, sum(self._of_ranks().values()))

@@ -11,13 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from msgspec.structs import replace
+
 from engine.data.rows import MicroBatch
 from engine.fit.cost import parameter_flops
 from engine.machine.gpus import GpuSampler
 from engine.memory.memory_watch import LOOK_SECONDS, MemoryWatch, host_limit
 from engine.plan.ops import Lane
 from engine.plan.step_plan import Span
-from engine.plan.waits import as_records, seconds_by_cause, waits_as_records, waits_of
+from engine.plan.waits import (
+    Wait,
+    as_records,
+    first_start,
+    seconds_by_cause,
+    waits_as_records,
+    waits_of,
+)
+from engine.ranks.rank_samples import gpus_of, samples_of_ranks
 from engine.runs import field_types
 from engine.runs.events import LogLine, MemorySampled, StepFinished, StepTimeline, UnitNorms
 from engine.runtime.engine_settings import AppliedStep
@@ -69,8 +79,11 @@ class Observer:
         self._problems_told: set[tuple[str, str]] = set()
         self._limit_told = False
         self._timelines = len(session.recorder.snapshot.timeline_steps)
-        self._gpu = GpuSampler() if prepared.backend.device.type != "cpu" else None
+        gpus = gpus_of(prepared.backend.device.type, prepared.crew)
+        self._gpus = [GpuSampler(gpu) for gpu in range(gpus)] if self._on_gpu else []
         self._host_total = host_limit()
+        if prepared.crew is not None:
+            prepared.crew.sample(self._is_sampled)
 
     def submitted(self, step: int, micro: Sequence[MicroBatch], began: float) -> None:
         """Registers a step that starts now.
@@ -130,12 +143,9 @@ class Observer:
             self.compare(applied.step, "running")
         self.tell_compiling()
         self.tell_uncompiled(f"a shape of step {applied.step:,}")
-        is_sampled = applied.step == 1 or applied.step % self._every == 0
-        if is_sampled and self._has_room(len(applied.spans)):
+        if self._is_sampled(applied.step) and self._has_room(len(applied.spans)):
             self._timelines += 1
-            spans = cast(list[field_types.Span], as_records(applied.spans))
-            waited = cast(list[field_types.Wait], waits_as_records(waits, applied.spans))
-            self._recorder.emit(StepTimeline(applied.step, spans, waited))
+            self._recorder.emit(self._timeline(applied, waits))
             norms = [float(f"{norm:.4g}") for norm in applied.unit_norms]
             self._recorder.emit(UnitNorms(applied.step, norms))
         if now - self._memory_at >= LOOK_SECONDS:
@@ -195,10 +205,32 @@ class Observer:
                 )
             )
 
+    def _is_sampled(self, step: int) -> bool:
+        """Returns whether a step gets a timeline, if the record takes one more."""
+        return step == 1 or step % self._every == 0
+
+    def _timeline(self, applied: AppliedStep, waits: Sequence[Wait]) -> StepTimeline:
+        """Returns the timeline of a step on all ranks, on the clock that they share."""
+        begin = first_start(applied.spans)
+        spans = as_records(applied.spans, begin)
+        waited = waits_as_records(waits, begin)
+        crew = self._prepared.crew
+        others = {} if crew is None else crew.take_timelines(applied.step)
+        for rank, timeline in others.items():
+            spans += as_records(timeline.spans, begin, rank)
+            waited += waits_as_records(timeline.waits, begin, rank)
+        return StepTimeline(
+            applied.step,
+            cast(list[field_types.Span], spans),
+            cast(list[field_types.Wait], waited),
+        )
+
     def _has_room(self, spans: int) -> bool:
-        """Returns whether the record takes one more timeline of this many spans. The first time it
-        does not, the log says so.
+        """Returns whether the record takes one more timeline of this many spans on each rank. The
+        first time it does not, the log says so.
         """
+        crew = self._prepared.crew
+        spans *= 1 if crew is None else crew.plan.ranks
         limit = min(TIMELINES_KEPT, max(1, SPANS_KEPT // max(1, spans)))
         if self._timelines < limit:
             return True
@@ -215,31 +247,38 @@ class Observer:
 
     def close(self) -> None:
         self.tell_compiling()
-        if self._gpu is not None:
-            self._gpu.close()
+        for gpu in self._gpus:
+            gpu.close()
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self._prepared.backend.device.type != "cpu"
 
     def _sample_memory(self, step: int) -> None:
         rss, _ = self._watch.look()
         device = self._prepared.backend.memory()
-        driver = None
         pinned = 0
-        if self._gpu is not None:
-            driver = self._gpu.sample()
+        if self._on_gpu:
             pinned = self._prepared.store.pinned_bytes + self._prepared.engine.boundary_bytes
-        self._recorder.emit(
-            MemorySampled(
-                step=step,
-                host_rss=rss,
-                host_pinned=pinned,
-                gpu_allocated=device["allocated"],
-                gpu_reserved=device["reserved"],
-                gpu_peak=device["peak"],
-                gpu_driver=driver.used if driver else device["total"] - device["free"],
-                gpu_total=device["total"],
-                host_total=self._host_total,
-                power=(driver.power or 0.0) if driver else 0.0,
-            )
+        drivers = [gpu.sample() for gpu in self._gpus]
+        powers = [(driver and driver.power) or 0.0 for driver in drivers]
+        driver = drivers[0] if drivers else None
+        sample = MemorySampled(
+            step=step,
+            host_rss=rss,
+            host_pinned=pinned,
+            gpu_allocated=device["allocated"],
+            gpu_reserved=device["reserved"],
+            gpu_peak=device["peak"],
+            gpu_driver=driver.used if driver else device["total"] - device["free"],
+            gpu_total=device["total"],
+            host_total=self._host_total,
+            power=sum(powers),
         )
+        crew = self._prepared.crew
+        if crew is not None:
+            sample = replace(sample, ranks=samples_of_ranks(crew, sample, powers))
+        self._recorder.emit(sample)
 
 
 def data_wait(

@@ -52,6 +52,7 @@ from engine.plan.text import grid
 from engine.progress import Progress
 from engine.ranks.build_engine import LeadersParts, adamw_settings, build_engines
 from engine.ranks.crew import Crew
+from engine.ranks.rank_samples import gpus_of
 from engine.runs.events import DataPrepared, PlanBuilt, RunStarted
 from engine.runtime.backend import Backend
 from engine.runtime.cpu_backend import CpuBackend
@@ -231,7 +232,9 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     session.recorder.emit(DataPrepared(data.summary))
     template_process().end_if_memory_is_short()
     _refuse_foreign_tokens(config, model, data)
-    total_steps = _total_steps(config, data)
+    total_steps = config.train.steps
+    if total_steps is None:
+        total_steps = data.train.steps_of(config.train.epochs or 1.0, config.train.batch_size)
     if newest is not None:
         _compare_with_checkpoint(session, newest, data, total_steps)
     backend = open_backend(config.engine.device)
@@ -262,6 +265,7 @@ def _build(
         crew = open_crew(session, job, planned.chosen.choices.ranks)
         if crew is not None:
             allocated.callback(crew.close)
+            account.counts(crew.host_memory)
         store = open_store(config, job, planned.chosen.choices, crew)
         allocated.callback(store.close)
         account.holds(
@@ -275,6 +279,8 @@ def _build(
         )
         watched = account.watched(check, kept)
         loading_peak, loaded = _fill(session, job, store, watched, states)
+        if loading_peak is not None:
+            loading_peak += sum(account.of_ranks().values())
         if loaded is not None and loaded.step != job.resumed_step:
             planned = _plan_of_older(session, job, planned, loaded)
         # The engine moves these buffers to the device.
@@ -351,12 +357,6 @@ def _compare_with_checkpoint(
         session.log("warning", sentence)
 
 
-def _total_steps(config: TrainConfig, data: PreparedData) -> int:
-    if config.train.steps is not None:
-        return config.train.steps
-    return data.train.steps_of(config.train.epochs or 1.0, config.train.batch_size)
-
-
 def _plan_of_older(
     session: Session, job: TrainingJob, planned: Planned, loaded: CheckpointInfo
 ) -> Planned:
@@ -429,6 +429,7 @@ def program_version() -> str:
 def started_event(config: TrainConfig, prepared: Prepared, version: str, pid: int) -> RunStarted:
     """Returns the event that describes the run, once everything is prepared."""
     device = prepared.backend.device
+    gpus = gpus_of(device.type, prepared.crew)
     return RunStarted(
         name=config.name,
         pid=pid,
@@ -440,6 +441,6 @@ def started_event(config: TrainConfig, prepared: Prepared, version: str, pid: in
         resumed_step=prepared.step or None,
         program_version=version,
         flops_formula=MEASURED_FLOPS_FORMULA,
-        ceiling_tflops=(prepared.planned.ceiling or 0.0) / 1e12,
+        ceiling_tflops=gpus * (prepared.planned.ceiling or 0.0) / 1e12,
         best_by=config.output.best_by,
     )

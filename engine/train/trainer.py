@@ -34,6 +34,7 @@ from engine.errors import (
     RunError,
 )
 from engine.memory.memory_watch import MemoryWatch
+from engine.ranks.rank_samples import fullest_gpu
 from engine.runs.events import (
     ControlReceived,
     RunEnded,
@@ -87,11 +88,13 @@ class Trainer:
         self._session = session
         self._requests = requests
         self._paused = paused
-        self._watch = MemoryWatch(prepared.planned.account.ran_low)
+        account = prepared.planned.account
+        self._watch = MemoryWatch(account.ran_low, account.of_ranks)
         self._forecast = Forecast(
             prepared.planned.predicted,
             prepared.loading_peak,
-            prepared.backend.memory if prepared.backend.device.type != "cpu" else None,
+            fullest_gpu(prepared.backend, prepared.crew),
+            account.of_ranks,
         )
         self._saver = Saver(session, prepared, self._forecast, self._asks_to_end)
         self._observer = Observer(session, prepared, self._watch, self._forecast)

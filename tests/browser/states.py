@@ -43,6 +43,7 @@ from tests.browser.conftest import (
 from tests.browser.screen import address, note, open_page
 from tests.support.measured import SEVERAL
 from tests.support.ports import free_port
+from tests.support.several_ranks import on_ranks
 from tests.support.synthetic_run import GIB, run_events
 
 SIZES = {"1440": (1440, 900), "800": (800, 900), "390": (390, 844)}
@@ -153,6 +154,12 @@ def ask_to_pause(_page: Page, server: Server) -> None:
     answer(server, f"/api/runs/{run_id}/control", {"command": "pause"})
 
 
+def see_all_ranks(page: Page, _server: Server) -> None:
+    page.get_by_label("Rank", exact=True).select_option("all")
+    page.locator(".rs-timeline").scroll_into_view_if_needed()
+    expect(page.locator("[data-said=timeline]")).to_contain_text("on 2 ranks")
+
+
 FAILED = "The loss of step 81 is not a number: lower the learning rate and resume."
 BROKEN = "Line 4 of data.jsonl is not valid JSON; mend it and start anew."
 KEPT = "Stopped at step 80; the checkpoint of step 80 can be resumed."
@@ -212,6 +219,8 @@ STATES = {
     "new": State(),
     "learning": State(finished(), saved=120, view="learning"),
     "machine": State(going(), True, view="machine"),
+    "ranks": State(tuple(on_ranks(going())), True, view="machine"),
+    "all-ranks": State(tuple(on_ranks(going())), True, view="machine", after=see_all_ranks),
     "settings": State(finished(), saved=120, view="settings"),
     "log": State(finished(), saved=120, view="log"),
     "home": State(finished(), saved=120, view="home", benchmarks=SEVERAL),

@@ -24,7 +24,7 @@ from engine.plan.ops import (
 )
 from engine.plan.simulate import Simulated, simulate
 from engine.plan.step_plan import Span, StepPlan
-from engine.plan.waits import as_records, waits_as_records, waits_of
+from engine.plan.waits import as_records, first_start, waits_as_records, waits_of
 from engine.runs.events import PlanSimulated, StepTimeline
 
 
@@ -61,7 +61,9 @@ def measured(plan: StepPlan, step: int) -> StepTimeline:
     spans = _spans(plan, found)
     before = [Span(span.op, span.start - found.seconds, span.end - found.seconds) for span in spans]
     return StepTimeline(
-        step, as_records(spans), waits_as_records(waits_of(spans, before, inline=False), spans)
+        step,
+        as_records(spans),
+        waits_as_records(waits_of(spans, before, inline=False), first_start(spans)),
     )
 
 

@@ -5,6 +5,8 @@ import { drawLater } from "../charts/drawing.js";
 import { isPredicted, LaneBars, MARGIN } from "../charts/lanes.js";
 import { CONFIG, loadPlotly, markDrawn, onScreen, themed } from "../charts/plots.js";
 import { el, send } from "../common/dom.js";
+import { PhaseBand } from "./phases.js";
+import { RankChoice } from "./ranks.js";
 
 const ZOOM = 0.6; // a key zooms in to this share of the stretch
 const MOVE = 0.2; // a key moves by this share of the stretch
@@ -24,7 +26,6 @@ const KEYS = {
     ArrowDown: ["bar", 0, -1],
     Escape: ["forget"],
 };
-const LEAST_NAMED = 34; // px of a phase that are wide enough for a word
 const PAUSE = 200; // ms between a zoom and the request for more detail
 const BESIDE = 0.25; // this share of the stretch is requested in addition on either side
 const CLOSER = 0.8; // a new stretch is requested if it is shorter than this share of the old one
@@ -40,7 +41,7 @@ export class Timeline {
         this.steps = []; // those that have a timeline
         this.latest = null; // the data of the latest step
         this.taken = null; // the data that are shown
-        this.bands = []; // the nodes of its phases
+        this.shown = null; // what they were requested with; null for those of the latest step
         this.range = null; // the zoomed range in ms; null for the whole step
         this.detail = null; // the detailed figure of a stretch: {from, to, figure}
         this.asked = null; // aborts the pending request for a detail
@@ -51,6 +52,8 @@ export class Timeline {
         this.loading = false;
         this.node = root.querySelector('[data-figure="timeline"]');
         this.bars = new LaneBars(this.node);
+        this.phases = new PhaseBand(this.part("phases"));
+        this.ranks = new RankChoice(this.part("rank"), () => this.follow());
         this.draw = this.draw.bind(this);
         this.listen();
         this.watch();
@@ -103,6 +106,7 @@ export class Timeline {
         this.latest = null;
         this.taken = null;
         this.range = null;
+        this.ranks.clear();
         this.askDetail();
         this.onStep(null);
     }
@@ -134,47 +138,65 @@ export class Timeline {
 
     follow() {
         this.showSteps();
-        if (this.chosen === null || this.chosen === this.latest.step) this.take(this.latest);
+        if (this.isThere()) this.take(this.latest, null);
         else this.load();
     }
 
-    // Requests the chosen step. Only one request is sent at a time: when it is answered, the next
-    // one is for the current position of a slider that is being dragged.
+    // The latest step is there without a request, as far as rank 0 is meant.
+    isThere() {
+        const step = this.latest?.step ?? null;
+        const isLatest = this.chosen === null || this.chosen === step;
+        return isLatest && (step === null || this.ranks.chosen === "0");
+    }
+
+    // What a person wants to see, whichever step is the latest.
+    meant() {
+        return `${this.chosen} ${this.ranks.chosen}`;
+    }
+
+    query() {
+        return `step=${this.chosen ?? this.latest.step}&rank=${this.ranks.chosen}`;
+    }
+
+    // Requests the chosen step and rank. Only one request is sent at a time: when it is answered,
+    // the next one is for the current position of a slider that is being dragged.
     async load() {
         if (this.loading) return;
         this.loading = true;
         try {
-            while (this.chosen !== null && this.chosen !== this.taken?.step) {
-                const { run, chosen } = this;
-                const found = await this.read(run, chosen);
-                if (run !== this.run || chosen !== this.chosen) continue;
+            while (!this.isThere() && this.query() !== this.shown) {
+                const [run, meant, query] = [this.run, this.meant(), this.query()];
+                const found = await this.read(run, query);
+                // The latest step may have moved on meanwhile: this one is nearer than the last.
+                if (run !== this.run || meant !== this.meant()) continue;
                 if (found.error) {
                     this.say(found.error.message);
                     break;
                 }
-                this.take(found);
+                this.take(found, query);
             }
         } finally {
             this.loading = false;
         }
     }
 
-    async read(run, step) {
+    async read(run, query) {
         try {
-            return await send(`/api/runs/${encodeURIComponent(run)}/timeline?step=${step}`);
+            return await send(`/api/runs/${encodeURIComponent(run)}/timeline?${query}`);
         } catch (error) {
             return { error };
         }
     }
 
-    take(part) {
+    take(part, query) {
+        this.shown = query;
         if (part === this.taken) return;
         this.taken = part;
+        this.ranks.offer(part.ranks);
         this.say(part.said);
         this.node.style.setProperty("--rs-rows", part.layout.yaxis.categoryarray.length);
         this.part("legend").replaceChildren(...part.legend.map(legendEntry));
-        this.bands = part.phases.map(phaseBand);
-        this.part("phases").replaceChildren(...this.bands);
+        this.phases.take(part.phases);
         this.part("predicted").hidden = !part.layout.shapes.some(isPredicted);
         this.detail = null;
         this.askDetail();
@@ -301,7 +323,7 @@ export class Timeline {
     place(from, to) {
         if (from === undefined) return;
         this.bars.paint(from, to, this.predicted);
-        this.placePhases(from, to);
+        this.phases.place(from, to);
     }
 
     // -------------------------------------------------------------- more detail
@@ -341,6 +363,7 @@ export class Timeline {
         const [from, to] = [this.range[0] - beside, this.range[1] + beside];
         const query = new URLSearchParams({
             step: taken.step,
+            rank: taken.rank < 0 ? "all" : taken.rank,
             from: Math.floor(1000 * from),
             to: Math.ceil(1000 * to),
         });
@@ -362,21 +385,6 @@ export class Timeline {
         if (detail === this.detail) return;
         this.detail = detail;
         this.redraw();
-    }
-
-    // A phase that the ends of the axis cut off has its name in the middle of its visible part.
-    placePhases(from, to) {
-        const pixels = this.part("phases").clientWidth / 100;
-        this.taken.phases.forEach(({ start, end }, index) => {
-            const [left, right] = [start, end].map(
-                (x) => (100 * (Math.min(Math.max(x, from), to) - from)) / (to - from),
-            );
-            const { style } = this.bands[index];
-            style.left = `${left}%`;
-            style.width = `${right - left}%`;
-            style.display = right > left ? "" : "none";
-            style.color = pixels * (right - left) < LEAST_NAMED ? "transparent" : "";
-        });
     }
 
     // -------------------------------------------------------------- zoom by keyboard
@@ -427,12 +435,6 @@ function legendEntry({ label, colour, kind }) {
     const swatch = el("i", { "data-kind": kind });
     swatch.style.setProperty("--rs-swatch", colour);
     return el("span", {}, swatch, label);
-}
-
-function phaseBand({ label, short, colour }) {
-    const band = el("span", { role: "listitem", title: label, "aria-label": label }, short);
-    band.style.setProperty("--rs-swatch", colour);
-    return band;
 }
 
 const isInside = ([from, to], detail) => detail !== null && from >= detail.from && to <= detail.to;

@@ -9,7 +9,7 @@ import { SamplePrompts } from "../live/prompts.js";
 import { HomeView } from "./home_view.js";
 import { LogView } from "./log_view.js";
 import { SettingsView } from "./settings_view.js";
-import { Meters, Result, Stage } from "./state_cards.js";
+import { Meters, RankTable, Result, Stage } from "./state_cards.js";
 
 const TITLES = {
     overview: "Overview",
@@ -37,6 +37,7 @@ export class RunPage {
         this.stage = new Stage(this.part("stage"), { go, talkTo });
         this.result = new Result(this.part("result"), { go, talkTo });
         this.meters = new Meters(this.part("meters"));
+        this.ranks = new RankTable(this.part("ranks"));
         this.others = {
             settings: new SettingsView(this.root, wake),
             log: new LogView(this.root),
@@ -152,6 +153,7 @@ export class RunPage {
     show(answer) {
         this.showTiles(answer.tiles);
         this.meters.show(answer.meters);
+        this.ranks.show(answer.ranks);
         this.part("unevaluated").hidden = answer.evaluates;
         this.stage.show(answer.stage, answer.run_id);
         this.result.show(answer.result, answer.run_id);

@@ -133,6 +133,27 @@ export class Meters {
     }
 }
 
+// A row for each rank of a run that has several.
+export class RankTable {
+    constructor(root) {
+        this.root = root;
+    }
+
+    show(table) {
+        this.root.hidden = !table;
+        if (!table) return;
+        setText(field(this.root, "ranks-said"), table.said);
+        const heads = table.heads.map((head) => el("th", { scope: "col" }, head));
+        this.root.querySelector("thead").replaceChildren(el("tr", {}, ...heads));
+        this.root.querySelector("tbody").replaceChildren(...table.rows.map(rankRow));
+    }
+}
+
+function rankRow([rank, ...values]) {
+    const cells = values.map((text) => el("td", {}, text));
+    return el("tr", {}, el("th", { scope: "row" }, rank), ...cells);
+}
+
 function emptyMeter() {
     return el(
         "div",

@@ -8,8 +8,8 @@ import pytest
 
 from app.view.axes import AXES
 from app.view.comparison import Compared, comparison
+from app.view.rank_figure import timeline_part
 from app.view.run_figures import FIGURES
-from app.view.timeline_figure import timeline_part
 from engine.runs.events import PlanSimulated, StepTimeline
 from engine.runs.snapshot import RunSnapshot
 from tests.support.hostile import HOSTILE, hostile_events

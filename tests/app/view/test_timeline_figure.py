@@ -11,13 +11,13 @@ import plotly.graph_objects as go
 import pytest
 
 from app.session.session import Session
+from app.view.rank_figure import timeline_part
 from app.view.spans import MAX_PHASES, MAX_SPANS, gaps_of, lanes_of, phases_of
 from app.view.timeline_bars import MAX_WAITS, OP_GROUPS
 from app.view.timeline_figure import (
     MAX_BOXES,
     timeline_figure,
     timeline_legend,
-    timeline_part,
     timeline_phases,
     timeline_said,
 )

@@ -295,3 +295,16 @@ def test_a_run_out_of_gpu_memory_ends_with_the_account(capsys, preset, runs, mon
         "(20.0 GiB in use of 24.0 GiB): activations and the working set took 22.0 GiB, " in sentence
     )
     assert "other programs on the card 1.4 GiB, 0 KiB when the plan was made" in sentence
+
+
+def test_the_memory_of_further_processes_is_the_run_s_own(monkeypatch):
+    rss, available, of_ranks = 10 * GIB, 2 * GIB, {1: 3 * GIB, 2: GIB}
+    monkeypatch.setattr(engine.memory.memory_watch, "sample_host_memory", lambda: (rss, available))
+    alone = MemoryWatch(lambda taken, _: f"{taken // GIB}")
+    together = MemoryWatch(lambda taken, _: f"{taken // GIB}", lambda: of_ranks)
+    assert alone.look() == (rss, available) and together.look() == (14 * GIB, available)
+    available = 1 << 20
+    together.look()
+    with pytest.raises(HostMemoryError, match="14"):
+        together.check()
+    assert "the 3 processes of the run take 14.0 GiB" in host_shortage([], 14 * GIB, 3)

@@ -12,6 +12,7 @@ from engine.plan.step_plan import Span
 from engine.plan.waits import (
     Wait,
     as_records,
+    first_start,
     overlap_seconds,
     seconds_by_cause,
     waits_as_records,
@@ -133,12 +134,12 @@ def test_waits_are_stretches_of_time_with_a_cause():
     ]
     waits = waits_of(step, before, inline=False)
     assert waits == [Wait(1.0, 4.0, "optimizer"), Wait(4.0, 6.0, "h2d"), Wait(6.0, 6.5, "other")]
-    assert waits_as_records(waits, step) == [
+    assert waits_as_records(waits, first_start(step)) == [
         {"start": -3.0, "end": 0.0, "cause": "optimizer"},
         {"start": 0.0, "end": 2.0, "cause": "h2d"},
         {"start": 2.0, "end": 2.5, "cause": "other"},
     ]
-    assert waits_as_records([Wait(4.0, 4.0000001, "h2d")], step) == []
+    assert waits_as_records([Wait(4.0, 4.0000001, "h2d")], first_start(step)) == []
 
 
 def test_waits_on_one_thread_are_what_ran_meanwhile():

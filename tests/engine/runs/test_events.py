@@ -61,6 +61,18 @@ LISTS = {
     "answers": [{"prompt": "p", "answer": "a"}],
     "units": ["embedding", "é"],
     "samples": [{"prompt": "p", "expected": "a", "answer": "b"}],
+    "ranks": [
+        {
+            "rank": 1,
+            "host": 5,
+            "gpu_allocated": 5,
+            "gpu_reserved": 5,
+            "gpu_peak": 5,
+            "gpu_driver": 5,
+            "gpu_total": 5,
+            "power": 5.5,
+        }
+    ],
     "waits": [{"start": 0.5, "end": 1, "cause": "h2d"}],
     "spans": [{"unit": "block.0", "op": "loss", "lane": "HOST", "start": 0.5, "end": 1}],
 }

@@ -13,8 +13,10 @@ from engine.errors import RunError
 from engine.plan.ops import Lane
 from engine.runs.events import LogLine, PlanBuilt, PlanSimulated, RunStarted, StepTimeline
 from engine.runs.folder import create_run
+from engine.runs.rank_timelines import of_rank
 from engine.runs.timeline_index import TimelineIndex, nearest
 from engine.runs.trace import MEASURED, PREDICTED, ROWS, trace_of
+from tests.support.several_ranks import timeline_of_ranks
 from tests.support.synthetic_run import records, run_events, span, timeline, write_events
 
 CONFIG = TrainConfig(name="Traced", model=ModelConfig(source="m"), data=DataConfig(source="d"))
@@ -181,6 +183,26 @@ def test_a_trace_is_the_spans_in_microseconds():
     assert named["name"] == "forward block 0 [1]"
     assert trace["otherData"] == {"program": "Ramstream", "run": "run-1", "step": "8"}
     assert set(Lane) <= set(ROWS)
+
+
+def test_each_rank_is_a_process_of_its_own():
+    step = timeline_of_ranks(8, ranks=3)
+    trace = trace_of("run-1", step, PlanSimulated(0.004, of_rank(step, 0).spans))
+    begin = -0.004
+    processes = (MEASURED, PREDICTED + 1, PREDICTED + 2)
+    for rank, process in enumerate(processes):
+        threads = checked(trace, of_rank(step, rank).spans, process, begin)
+        assert {"EXCHANGE", "COMPUTE waits"} <= set(threads.values())
+    checked(trace, of_rank(step, 0).spans, PREDICTED, begin)
+    waits = [event for event in trace["traceEvents"] if event.get("cat") == "wait"]
+    assert [event["pid"] for event in waits] == list(processes)
+    names = {
+        event["pid"]: event["args"]["name"]
+        for event in trace["traceEvents"]
+        if event["name"] == "process_name"
+    }
+    assert names[PREDICTED + 2] == "Step 8, rank 2, measured"
+    assert names[PREDICTED] == "As predicted"
 
 
 def test_on_the_command_line(tmp_path, capsys, monkeypatch):

@@ -8,6 +8,7 @@ OPS = "engine/runtime/exchange_ops.py"
 RANKS = "tests/engine/runtime/test_ranks.py"
 SAME_BITS = "tests/engine/runtime/test_ranks_same_bits.py"
 PLANS = "tests/engine/plan/test_plans_of_ranks.py"
+REPORTS = "tests/engine/ranks/test_reports.py"
 ONE_EACH = f"{RANKS}::test_ranks_with_one_micro_batch_have_the_bits_of_one_rank"
 AS_ONE_RANK = f"{RANKS}::test_ranks_train_what_one_rank_trains"
 
@@ -138,5 +139,37 @@ RANK_CHANGES = (
         "            pass\n",
         "A rank is in the next step when it hears that this one has failed.",
         ("tests/engine/runtime/test_ranks_broken_off.py",),
+    ),
+    Change(
+        "spans-of-no-rank",
+        "engine/plan/waits.py",
+        'return {"rank": rank} if rank else {}',
+        "return {}",
+        "The record has the ops of all ranks as those of one.",
+        (f"{REPORTS}::test_sampled_steps_have_the_ops_of_every_rank_on_one_clock",),
+    ),
+    Change(
+        "spans-on-a-clock-of-each-rank",
+        "engine/train/observe.py",
+        "spans += as_records(timeline.spans, begin, rank)",
+        "spans += as_records(timeline.spans, None, rank)",
+        "The first op of every rank is drawn at 0, whenever it began.",
+        (f"{REPORTS}::test_sampled_steps_have_the_ops_of_every_rank_on_one_clock",),
+    ),
+    Change(
+        "memory-of-other-ranks-left-out",
+        "engine/memory/memory_watch.py",
+        "            rss += sum(self._of_ranks().values())\n",
+        "",
+        "What the other processes of a run hold counts as that of other programs.",
+        ("tests/engine/memory/test_shortage.py",),
+    ),
+    Change(
+        "several-gpus-resumed-in-the-server",
+        "app/session/session.py",
+        "            if _has_several_gpus(folder.config):\n",
+        "            if False:\n",
+        "A GPU that fails may take the app along.",
+        ("tests/app/session/test_several_gpus.py",),
     ),
 )

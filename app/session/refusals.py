@@ -1,0 +1,44 @@
+"""Requests to runs that are over are refused here, with how they ended."""
+
+from __future__ import annotations
+
+from engine.config.changes import CHANGE, Change
+from engine.errors import RunError
+from engine.runs.folder import RunFolder
+from engine.summaries.listing import summarise
+
+ENDED_AS_ASKED = {"stop": "stopped", "discard": "discarded"}
+"""A run that has carried out such a request ends in this state."""
+
+
+def refuse_if_paused_when_seen(run_id: str, seen: str) -> None:
+    """Raises RunError if the person meant to end a pause. Otherwise a run that another person
+    ended meanwhile would start again.
+    """
+    if seen in ("paused", "pausing"):
+        raise RunError(
+            f"Run {run_id} is no longer paused: somebody has ended it. Press Resume again "
+            "to go on with it from what it saved."
+        )
+
+
+def refuse_unless_done(folder: RunFolder, command: str | Change) -> None:
+    """Checks a request to a run that is over. Raises RunError, which says how the run ended,
+    unless it ended as requested.
+    """
+    run = summarise(folder)
+    if run is None:
+        raise RunError(f"Run {folder.id} was deleted meanwhile.")
+    asked = name_of(command)
+    if run.state == "interrupted":
+        raise RunError(
+            f"Run {folder.id} is not running, so it cannot {asked}: its program ended. Resume "
+            "goes on with it."
+        )
+    if ENDED_AS_ASKED.get(asked) != run.state:
+        raise RunError(f"Run {folder.id} has ended already. {run.reason}".rstrip())
+
+
+def name_of(command: str | Change) -> str:
+    """Returns the name of a command."""
+    return CHANGE if isinstance(command, Change) else command

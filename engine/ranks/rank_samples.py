@@ -1,0 +1,63 @@
+"""What a run takes of its machine is summed up here over its ranks, of which most runs have one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from engine.machine.cgroups import private_memory
+from engine.ranks.crew import Crew
+from engine.ranks.messages import DeviceMemory
+from engine.runs.memory_events import MemorySampled, RankSample
+from engine.runtime.backend import Backend
+
+
+def samples_of_ranks(
+    crew: Crew, sample: MemorySampled, powers: Sequence[float]
+) -> list[RankSample]:
+    """Returns the figures of each rank. `sample` has those of the device of rank 0; `powers` are
+    those of the cards in watts, and there are none on a CPU.
+    """
+    devices = {
+        0: DeviceMemory(
+            sample.gpu_allocated,
+            sample.gpu_reserved,
+            sample.gpu_peak,
+            in_use=sample.gpu_driver,
+            total=sample.gpu_total,
+        )
+    } | crew.device_memory()
+    hosts = {0: private_memory()} | crew.host_memory()
+    watts = [*powers, *[0.0] * len(hosts)]
+    return [
+        RankSample(
+            rank=rank,
+            host=hosts[rank],
+            gpu_allocated=device.allocated,
+            gpu_reserved=device.reserved,
+            gpu_peak=device.peak,
+            gpu_driver=device.in_use,
+            gpu_total=device.total,
+            power=watts[rank],
+        )
+        for rank, device in devices.items()
+    ]
+
+
+def gpus_of(device: str, crew: Crew | None) -> int:
+    """Returns how many devices compute a run on `device`; ranks on the CPU share one."""
+    return 1 if crew is None or device == "cpu" else crew.plan.ranks
+
+
+def fullest_gpu(backend: Backend, crew: Crew | None) -> Callable[[], Mapping[str, int]] | None:
+    """Returns what tells the memory of this GPU as `Backend.memory` does, with the largest
+    `peak_reserved` of all GPUs of the run. It is None on a CPU.
+    """
+    if backend.device.type == "cpu" or crew is None:
+        return None if backend.device.type == "cpu" else backend.memory
+
+    def memory() -> Mapping[str, int]:
+        own = backend.memory()
+        others = [other.peak_reserved for other in crew.device_memory().values()]
+        return own | {"peak_reserved": max([own["peak_reserved"], *others])}
+
+    return memory

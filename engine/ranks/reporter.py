@@ -1,0 +1,58 @@
+"""A rank that follows tells the leader when its ops ran, and what it holds of its device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from engine.plan.step_plan import Span
+from engine.plan.waits import waits_of
+from engine.ranks.messages import Applied, DeviceMemory, Timeline
+from engine.runtime.backend import Backend
+from engine.runtime.streaming_engine import AppliedStep
+
+MEMORY_SECONDS = 1.0
+"""Memory is reported at most once in so many seconds."""
+
+
+class Reporter:
+    """A `Reporter` makes the reports of one rank, which computes on `backend`."""
+
+    def __init__(self, backend: Backend):
+        self._backend = backend
+        self._before: Sequence[Span] | None = None
+        self._mark = 0.0
+        self._told_memory_at = 0.0
+
+    def drained(self) -> None:
+        """Says that all steps are over, so that the next one waits for none before it."""
+        self._before = None
+        self._mark = time.perf_counter()
+
+    def applied(self, step: AppliedStep, has_timeline: bool) -> Applied:
+        """Returns the report of a step. has_timeline: it tells when the step's ops ran."""
+        now = time.perf_counter()
+        seconds, self._mark = now - self._mark, now
+        before, self._before = self._before, step.spans
+        timeline = None
+        if has_timeline and step.spans:
+            inline = self._backend.device.type == "cpu"
+            timeline = Timeline(step.spans, waits_of(step.spans, before, inline, seconds))
+        memory = None
+        if now - self._told_memory_at >= MEMORY_SECONDS:
+            self._told_memory_at = now
+            memory = device_memory(self._backend)
+        return Applied(step.step, timeline, memory)
+
+
+def device_memory(backend: Backend) -> DeviceMemory:
+    """Returns what this process holds of its device now."""
+    device = backend.memory()
+    return DeviceMemory(
+        device["allocated"],
+        device["reserved"],
+        device["peak"],
+        device["peak_reserved"],
+        device["total"] - device["free"],
+        device["total"],
+    )
