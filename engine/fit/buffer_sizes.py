@@ -47,6 +47,7 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
 
     boundary_numel: the number of elements in the hidden state of the largest micro-batch.
     """
+    settled_bytes = shape.settled_bytes(choices.ranks)[choices.settled_units]
     shape = shape.padded(choices.ranks)
     sizes, resident = shape.block_sizes, choices.resident_blocks
     first = settled_blocks(len(shape.blocks), choices)
@@ -72,7 +73,7 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
         ),
         Item(
             MemoryItem.SETTLED_UNITS,
-            shape.settled_bytes[choices.settled_units],
+            settled_bytes,
             f"weights and moments of {settled_in_words(shape, choices)}",
         ),
         Item(MemoryItem.GRADIENT_SUMS, 4 * (sums + len(shape.units) + 3), f"fp32: {sums_note}"),
@@ -99,6 +100,7 @@ def _staging(shape: ModelShape, choices: PlanChoices) -> Item:
         return Item(MemoryItem.PARKED_GRADIENTS, 0, "in the memory of their sums")
     settled = choices.settled_units
     is_in_sums = choices.gradient_sum == GradientSum.DEVICE and shape.item_bytes == 2
+    is_in_sums = is_in_sums and choices.ranks == 1
     waiting = 0 if is_in_sums else shape.first_numels[settled]
     if choices.parked_gradients:
         numel = waiting + shape.plane_numel - shape.first_numels[settled]

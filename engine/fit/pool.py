@@ -300,9 +300,11 @@ def _unit_bytes(
     """Returns the bytes that planes of one unit take in a part of memory."""
     planes = plane_bytes(shape.dtype, shape.optimizer, unit.moment_counts)
     on_device = name == PartName.GPU
+    found = 0
     if on_device and choices.ranks > 1:  # there a gradient waits as a shard
         planes["grad"] = Shards(choices.ranks).numel(unit.numel) * shape.item_bytes
-    found = 0
+        if place.weights == name:
+            return shape.settled_unit_bytes(unit, choices.ranks) + planes["grad"]
     if place.weights == name:
         found += sum(planes.get(plane, 0) for plane in WEIGHT_PLANES)
         # On the device, the weights that stay in fp32 are kept beside the others.
@@ -320,6 +322,7 @@ def _is_in_sum(place: Placement, shape: ModelShape, choices: PlanChoices) -> boo
     """Tells whether a gradient that waits on the device does so in the memory of its fp32 sum."""
     is_settled = place.weights == PartName.GPU
     are_kept = choices.gradient_sum == GradientSum.DEVICE and shape.item_bytes == 2
+    are_kept = are_kept and choices.ranks == 1
     return choices.gradients_in_sums or (is_settled and are_kept)
 
 
