@@ -54,7 +54,10 @@ OP_GROUPS = {
         PINK,
         (OpKind.UPDATE, OpKind.DEVICE_UPDATE, OpKind.UPDATE_IN_PLACE, OpKind.APPLIED),
     ),
-    "Between GPUs": (OLIVE, (OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER, OpKind.ALL_REDUCE)),
+    "Between GPUs": (
+        OLIVE,
+        (OpKind.MEET, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER, OpKind.ALL_REDUCE),
+    ),
     "Moments on the disk": (AMBER, (OpKind.READ_STATES, OpKind.WRITE_STATES)),
 }
 """Each colour of the timeline represents these ops, in the order of the legend."""
@@ -73,6 +76,7 @@ WAITS = {
 OP_COLOURS: dict[str, str] = {op: colour for colour, ops in OP_GROUPS.values() for op in ops}
 OP_WORDS: dict[str, str] = {
     OpKind.PREFETCH: "weights in",
+    OpKind.MEET: "until all GPUs have updated it",
     OpKind.ALL_GATHER: "weights from the other GPUs",
     OpKind.REDUCE_SCATTER: "sums added up over the GPUs",
     OpKind.ALL_REDUCE: "loss and norms of all GPUs",

@@ -79,7 +79,9 @@ def test_start_means_a_process(tmp_path, started):
         assert started[-1] == run_id and session.active_id is None
         assert session.busy_id == run_id and bar(session, run_id)["state"] == "preparing"
         end(folder)
-        wait_for(lambda: session.why_not_start() is None)
+        # Its end is recorded under the run's lock, which counts as running.
+        wait_for(lambda: folder.events_path.exists() and session.why_not_start() is None)
+        wait_for(lambda: session.runs()[0].state == "failed")
     with pytest.raises(AssertionError, match="in this process"):
         session.start(CONFIG.with_values({"engine.gpus": 1}))
 

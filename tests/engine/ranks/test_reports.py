@@ -41,11 +41,8 @@ def test_sampled_steps_have_the_ops_of_every_rank_on_one_clock(run):
             waited = sum(wait["end"] - wait["start"] for wait in own.waits)
             assert 0 <= waited <= steps[timeline.step].seconds + 0.05
         named = [[(span["op"], span["unit"]) for span in ops] for ops in exchanges]
-        assert named[0] == named[1] and {op for op, _ in named[0]} == {
-            "all_gather",
-            "reduce_scatter",
-            "all_reduce",
-        }
+        assert named[0] == named[1]
+        assert {"reduce_scatter", "all_reduce"} < {op for op, _ in named[0]}
         # A collective ends nowhere before every rank has begun it.
         for one, other in zip(*exchanges):
             assert one["end"] + SLACK >= other["start"] and other["end"] + SLACK >= one["start"]
