@@ -195,7 +195,10 @@ class _OpSeconds:
         rates, hidden_bytes = self._rates, self._cost.hidden_bytes
         match op:
             case Prefetch() | FetchGrad():
-                return self._fetched_bytes(op) / rates.h2d
+                size = self._numel[op.unit] * self._item
+                if isinstance(op, Prefetch):
+                    size = self._weight_bytes[op.unit] * (self._ranks if op.whole else 1)
+                return size / rates.h2d
             case Offload() | OffloadParked():
                 d2h = rates.d2h if isinstance(op, Offload) else rates.d2h_busy
                 return self._numel_of(op) * self._item / d2h
@@ -206,12 +209,6 @@ class _OpSeconds:
             case Update():
                 return self._numel_of(op) / self._adamw
         return 0.0
-
-    def _fetched_bytes(self, op: Prefetch | FetchGrad) -> float:
-        """Returns the bytes that a copy to the device moves."""
-        if isinstance(op, FetchGrad):
-            return self._numel[op.unit] * self._item
-        return self._weight_bytes[op.unit] * (self._ranks if op.whole else 1)
 
     def _numel_of(self, op: Offload | OffloadParked | Update) -> int:
         """Returns the number of elements of the op's piece, or of the whole unit."""

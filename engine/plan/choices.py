@@ -23,8 +23,8 @@ class PlanChoices:
     are those of one rank; it has `micro_batches` of its own.
     """
     whole_reads: bool = False
-    """Each of several ranks copies whole units from RAM. Otherwise it copies its shard, and gets
-    the others from the devices of the other ranks.
+    """It is true where each of several ranks reads whole units from RAM. Otherwise a rank reads its
+    shard, and gets the others from the devices of the other ranks.
     """
     rounds: int = 1
     """The micro-batches are spread over this many whole passes, a divisor of their number."""

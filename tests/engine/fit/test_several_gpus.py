@@ -244,14 +244,14 @@ def test_units_live_on_several_gpus_where_they_have_room():
     one, two = shape.settled_bytes(1), shape.settled_bytes(2)
     assert one[-1] == pytest.approx(12 * shape.plane_numel, rel=1e-4)
     assert two[-1] == pytest.approx(7 * shape.plane_numel, rel=1e-4)
-    small = {"train__batch_size": 32}
+    small = {"train__batch_size": 32, "rates": replace(QUICK, link=2.5e11)}
     there = chosen_for(2, 139, **small).choices.settled_units
     alone = chosen_for(1, 139, train__batch_size=16).choices.settled_units
     assert there > alone > 0
     assert not chosen_for(2, 139, engine__states="host", **small).choices.settled_units
     exact = replace(shape, units=(*shape.units[:-1], replace(shape.head, exact_numel=64)))
-    job = Job(exact, config(**small), 1024, ranks=2)
-    target = Target("cuda", 139 * GIB, 400 * GIB, QUICK)
+    job = Job(exact, config(train__batch_size=32), 1024, ranks=2)
+    target = Target("cuda", 139 * GIB, 400 * GIB, small["rates"])
     assert not choose(job, target).choices.settled_units
 
 
