@@ -19,6 +19,7 @@ VALIDATOR = f"{LAWS}::test_dropping_any_single_wait_is_found"
 GRID = f"{LAWS}::test_every_plan_of_a_size_grid_validates"
 GOLDEN = "tests/engine/plan/test_golden_plans.py"
 HOMES = "tests/engine/runtime/test_plans_with_homes.py"
+GPU_TESTS = "tests/engine/fit/test_several_gpus.py"
 SIZE_TESTS = "tests/engine/fit/test_sizes.py"
 CHOOSE_TESTS = "tests/engine/fit/test_choose.py"
 CONTINUED = "test_a_session_is_continued_on_a_cpu_and_from_before_there_were_choices"
@@ -199,6 +200,38 @@ PLANS = (
         "waiting + shape.block_sizes.largest_from(blocks)",
         "The report counts one of two staging buffers.",
         (f"{SIZE_TESTS}::test_fixed_buffers_are_the_device_state_to_the_byte",),
+    ),
+    Change(
+        "slots-of-ranks-not-padded",
+        "engine/fit/buffer_sizes.py",
+        "    shape = shape.padded(choices.ranks)\n    sizes, resident",
+        "    sizes, resident",
+        "The report counts slots and sums without the padding of shards.",
+        (f"{GPU_TESTS}::test_fixed_buffers_of_each_rank_are_its_device_state_to_the_byte",),
+    ),
+    Change(
+        "boundaries-of-one-rank-alone",
+        "engine/fit/fill_memory.py",
+        "return ranks * host_boundary_bytes",
+        "return host_boundary_bytes",
+        "The report counts the boundaries of one of several GPUs.",
+        (f"{GPU_TESTS}::test_a_host_has_planes_once_and_the_rest_once_for_each_rank",),
+    ),
+    Change(
+        "every-rank-has-all-rows",
+        "engine/fit/job.py",
+        "return self.config.train.batch_size // self.ranks",
+        "return self.config.train.batch_size",
+        "Each of several GPUs is planned to compute the whole step.",
+        (GPU_TESTS,),
+    ),
+    Change(
+        "every-rank-has-all-cores",
+        "engine/machine/link_rates.py",
+        "adamw=rates.adamw / ranks,",
+        "adamw=rates.adamw,",
+        "Each of several GPUs is predicted to update its shards with all cores.",
+        (GPU_TESTS,),
     ),
     Change(
         "pool-border-off-by-one",
