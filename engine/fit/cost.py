@@ -70,9 +70,7 @@ BLOCK_CALLS = {OpKind.FORWARD: 320, OpKind.BACKWARD: 200}
 launches most of them from C++.
 """
 GRAPH_CALLS = 6
-"""Launching a block that was recorded as a CUDA graph takes about as long as this many
-operations.
-"""
+"""Launching a block that is a CUDA graph takes about as long as this many operations."""
 HALF_SPEED_TOKENS = 300
 """At about this many tokens, a block's matrix products reach half of their full speed on a GPU."""
 HALF_SPEED_WIDTH = 400
@@ -225,8 +223,7 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     """Returns an estimate of a step's seconds in closed form: the longest of compute, the two
     directions of the bus, and what ranks exchange. It is fast; `simulate` is exact.
 
-    waited: seconds in which the first forward pass waits for updates, as `choose_homes` returns
-    them.
+    waited: seconds in which the first forward pass waits for updates (`choose_homes`).
     """
     shape, rates = cost.shape, cost.rates
     recomputed = len(shape.blocks) - choices.kept_blocks
@@ -242,8 +239,8 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     # Of several ranks, each copies its shards, and receives those of the others, and their sums.
     whole = choices.whole_reads
     carried = fetched if whole else fetched / choices.ranks
-    gathered = 4 * shape.plane_numel + (0 if whole else fetched)
-    received = (1 - 1 / choices.ranks) * gathered
+    gathered = settled * shape.item_bytes + (0 if whole else fetched)
+    received = (1 - 1 / choices.ranks) * (gathered + 4 * shape.plane_numel)
     compute += received * COMPUTE_SECONDS
     if choices.host_boundaries:
         stored = recomputed - len(seconds_of_pairs(len(shape.blocks), choices))
@@ -254,7 +251,9 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     waited += choices.rounds * lacking * largest * shape.item_bytes / rates.h2d
     gradients = choices.rounds if choices.gradient_sum == GradientSum.HOST else 1
     returned = gradients * (shape.plane_numel - settled) * shape.item_bytes / choices.ranks
-    exchanged = seconds_to_receive(rates, received)
+    # Ranks add up the sums of all rounds in the last one.
+    added = seconds_to_receive(rates, (1 - 1 / choices.ranks) * 4 * shape.plane_numel)
+    exchanged = max(seconds_to_receive(rates, received), added + compute - compute / choices.rounds)
     return max(compute, carried / rates.h2d, returned / rates.d2h, exchanged) + waited
 
 

@@ -107,7 +107,11 @@ class _Placement:
         homes: list[str] = []
         ready_at: dict[str, float] = {}
         # Units that live on the device are updated where they are, before the forward pass begins.
-        ready_at |= dict.fromkeys((unit.name for unit in self._shape.units[: self._settled]), 0.0)
+        # Several ranks then gather their weights.
+        gathered = self._in_place
+        for unit in self._shape.units[: self._settled]:
+            gathered += self._gather(unit)
+            ready_at[unit.name] = gathered
         for unit in self._shape.units[self._settled :]:
             updated = host + self._numel(unit) / adamw
             on_host = updated + self._arrival(unit)
@@ -214,11 +218,14 @@ class _Placement:
         """Returns the seconds until the weights are complete: those of other ranks come after the
         copy.
         """
-        received = self._shards.received(unit.numel) * self._shape.item_bytes
         if self._reads_whole:
             return self._prefetch(unit) + START_SECONDS
-        exchanged = exchange_seconds(self._rates, received) if received else 0.0
-        return self._prefetch(unit) + exchanged
+        return self._prefetch(unit) + self._gather(unit)
+
+    def _gather(self, unit: UnitShape) -> float:
+        """Returns the seconds in which ranks gather the weights of a unit."""
+        received = self._shards.received(unit.numel) * self._shape.item_bytes
+        return exchange_seconds(self._rates, received) if received else 0.0
 
     def _numel(self, unit: UnitShape) -> int:
         """Returns the elements of a unit that this rank updates."""
