@@ -25,7 +25,11 @@ FOREIGN = {"engine": {"app", "gradio", "plotly"}}
 
 LATE = {
     "app/pages/measuring.py": (
-        {"engine.measuring.ceilings", "engine.runtime.open_backend"},
+        {
+            "engine.measuring.ceilings",
+            "engine.measuring.one_thread",
+            "engine.runtime.open_backend",
+        },
         "the page is served before torch is loaded, and a measurement needs the devices",
     ),
     "app/session/engine_calls.py": (

@@ -47,7 +47,8 @@ def probe(job: Job, go_on: Callable[[], None]) -> str:
     # This is imported here, since torch takes seconds to load and the page must not wait for it.
     from torch import OutOfMemoryError
 
-    from engine.measuring.ceilings import measure, one_thread_rates
+    from engine.measuring.ceilings import measure
+    from engine.measuring.one_thread import one_thread_rates
     from engine.runtime.open_backend import open_backend
 
     def say(part: str) -> None:

@@ -49,7 +49,8 @@ from engine.machine.disk_rates import with_disk
 from engine.machine.rates import ONE_THREAD, store_rates
 from engine.machine.read_machine import read_machine
 from engine.machine.spill_folder import check_spill_folder
-from engine.measuring.ceilings import Ceilings, measure, one_thread_rates
+from engine.measuring.ceilings import Ceilings, measure
+from engine.measuring.one_thread import one_thread_rates
 from engine.model.library import errors_only
 from engine.model.measure_shape import shape_of
 from engine.model.pretrained_files import load_config

@@ -47,7 +47,7 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
 
     boundary_numel: the number of elements in the hidden state of the largest micro-batch.
     """
-    settled_bytes = shape.settled_bytes(choices.ranks)[choices.settled_units]
+    settled_bytes = shape.settled_on(choices.ranks)[choices.settled_units]
     shape = shape.padded(choices.ranks)
     sizes, resident = shape.block_sizes, choices.resident_blocks
     first = settled_blocks(len(shape.blocks), choices)

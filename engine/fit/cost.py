@@ -195,7 +195,7 @@ class _OpSeconds:
         rates, hidden_bytes = self._rates, self._cost.hidden_bytes
         match op:
             case Prefetch() | FetchGrad():
-                size = self._numel[op.unit] * self._item
+                size: float = self._numel[op.unit] * self._item
                 if isinstance(op, Prefetch):
                     size = self._weight_bytes[op.unit] * (self._ranks if op.whole else 1)
                 return size / rates.h2d
@@ -217,8 +217,8 @@ class _OpSeconds:
 
 
 def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
-    """Returns an estimate of a step's seconds in closed form: the longest of compute, the two
-    directions of the bus, and what ranks exchange. It is fast; `simulate` is exact.
+    """Returns an estimate of a step's seconds in closed form: the longest of compute, the two ways
+    of the bus, and what ranks exchange. It is fast; `simulate` is exact.
 
     waited: seconds in which the first forward pass waits for updates (`choose_homes`).
     """
@@ -226,8 +226,8 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     recomputed = len(shape.blocks) - choices.kept_blocks
     again = cost.first_forwards[recomputed]
     settled = shape.first_numels[choices.settled_units]
-    compute = choices.micro_batches * (cost.passes + again + cost.loss())
-    compute += cost.in_place(settled // choices.ranks)
+    in_place = cost.in_place(settled // choices.ranks)
+    compute = choices.micro_batches * (cost.passes + again + cost.loss()) + in_place
     stop = len(shape.blocks) - choices.resident_blocks
     streamed = shape.first_numels[1 + stop] - max(settled, shape.embed.numel)
     largest = max(unit.numel for unit in shape.blocks)
@@ -362,9 +362,7 @@ class Cost:
         return self.shape.state_item_bytes
 
     def in_place(self, numel: int) -> float:
-        """Returns the seconds in which so many elements that live on the device are updated: every
-        plane is read and written.
-        """
+        """Returns the seconds in which so many elements on the device are updated in place."""
         return numel * 2 * self.state_bytes / self.rates.device_memory
 
     def carried(self, kind: OpKind, numel: int, early: bool = False) -> float:
@@ -418,9 +416,7 @@ MEASURED_FLOPS_FORMULA = f"{_FORMULA} (padding and recompute not counted) / seco
 
 
 def parameter_flops(active_parameters: int, tokens: int) -> int:
-    """Returns the FLOPs of forward and backward on `tokens` tokens, by the formula that is
-    shown.
-    """
+    """Returns the FLOPs of forward and backward on so many tokens, by the formula shown."""
     return 6 * active_parameters * tokens
 
 
@@ -433,8 +429,7 @@ def step_flops(shape: ModelShape, rows: int, row_length: int, recomputed: int) -
     """Returns the FLOPs of a step of `rows` full rows, counted in three ways.
 
     - `parameters` counts as `parameter_flops` does.
-    - `model` counts the matrix products and the causal attention of forward and backward, without
-      the embedding's look-up.
+    - `model` counts matrix products and causal attention, without the embedding's look-up.
     - `hardware` also counts the second forward of `recomputed` blocks.
     """
     tokens = rows * row_length

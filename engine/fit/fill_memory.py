@@ -89,9 +89,7 @@ class MemoryFiller:
     ):
         self._frame = frame
         self._has_one_rank = sizer.job.ranks == 1
-        # Weights that stay in fp32 live on no device of several.
-        has_exact = any(unit.exact_numel for unit in sizer.shape.units)
-        may_settle = elsewhere.settles and (self._has_one_rank or not has_exact)
+        may_settle = elsewhere.settles and (self._has_one_rank or not sizer.shape.has_exact)
         self._settles = may_settle and sizer.job.config.engine.states == AUTO
         self._disk_bytes = elsewhere.disk_bytes
         self.sizer = sizer

@@ -155,7 +155,8 @@ class Planner:
         sizer, blocks = self.sizer, len(self.sizer.shape.blocks)
         choices = replace(way.choices, graphs=True)
         is_whole = settled_blocks(blocks, choices) == blocks and not choices.host_boundaries
-        few = recorded_passes(blocks, choices) <= MOST_RECORDED and choices.ranks == 1
+        is_whole = is_whole and choices.ranks == 1
+        few = recorded_passes(blocks, choices) <= MOST_RECORDED
         if not (is_whole and few and sizer.compiled and sizer.fits(way.size, choices)):
             return way
         seconds = self._simulated_seconds(replace(way, choices=choices))

@@ -300,11 +300,14 @@ def _unit_bytes(
     """Returns the bytes that planes of one unit take in a part of memory."""
     planes = plane_bytes(shape.dtype, shape.optimizer, unit.moment_counts)
     on_device = name == PartName.GPU
+    if on_device and choices.ranks > 1 and unit.numel:
+        # A device of several holds the weights whole, and of other planes a shard.
+        shards = Shards(choices.ranks)
+        own = min(unit.numel, shards.numel(unit.numel))
+        planes = {plane: -(-size * own // unit.numel) for plane, size in planes.items()}
+        planes["weight_high"] = shards.padded(unit.numel) * shape.item_bytes
+        planes["grad"] = shards.numel(unit.numel) * shape.item_bytes
     found = 0
-    if on_device and choices.ranks > 1:  # there a gradient waits as a shard
-        planes["grad"] = Shards(choices.ranks).numel(unit.numel) * shape.item_bytes
-        if place.weights == name:
-            return shape.settled_unit_bytes(unit, choices.ranks) + planes["grad"]
     if place.weights == name:
         found += sum(planes.get(plane, 0) for plane in WEIGHT_PLANES)
         # On the device, the weights that stay in fp32 are kept beside the others.

@@ -71,8 +71,7 @@ class _Placement:
         first = settled_blocks(len(shape.blocks), choices)
         streamed, resident = shape.blocks[first:first_resident], shape.blocks[first_resident:]
         self._settled = choices.settled_units
-        settled = shape.first_numels[choices.settled_units]
-        self._in_place = cost.in_place(settled) / choices.ranks
+        self._in_place = cost.in_place(shape.first_numels[choices.settled_units] // choices.ranks)
         in_slots = (*resident, *streamed[: choices.slots])
         # These units are updated in the slot that they are still in when the step ends.
         self._placed = {EMBED, HEAD, *(unit.name for unit in in_slots)}

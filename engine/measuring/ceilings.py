@@ -193,18 +193,6 @@ def measure(
     )
 
 
-def one_thread_rates(backend: Backend, seconds: float) -> Rates:
-    """Returns the measured rates of the CPU with torch limited to one thread. Copies and AdamW keep
-    their own threads.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return measure(backend, seconds, lambda _what: None, for_plans=True).rates()
-    finally:
-        torch.set_num_threads(threads)
-
-
 def _both(forward: float, backward: float) -> float:
     """Returns the FLOPs a second of attention over a forward and a backward together. A backward
     has two and a half times the FLOPs of a forward.

@@ -175,29 +175,46 @@ class ModelShape:
         sizes = (unit.moment_counts.bytes(self.optimizer) for unit in reversed(self.units))
         return list(itertools.accumulate(sizes, initial=0))
 
-    def settled_bytes(self, ranks: int = 1) -> list[int]:
-        """Entry n is the bytes that the first n units take on the device of one rank if they live
-        there.
+    @functools.cached_property
+    def settled_bytes(self) -> list[int]:
+        """Entry n is the bytes that the first n units take if they live on the device: all planes
+        but that of gradients, and the weights that stay in fp32.
         """
-        if ranks not in self._settled_bytes:
-            sizes = (self.settled_unit_bytes(unit, ranks) for unit in self.units)
-            self._settled_bytes[ranks] = list(itertools.accumulate(sizes, initial=0))
-        return self._settled_bytes[ranks]
+        found = [0]
+        for unit in self.units:
+            sizes = plane_bytes(self.dtype, self.optimizer, unit.moment_counts)
+            exact = unit.exact_numel * EXACT_ITEM_BYTES
+            found.append(found[-1] + sum(sizes.values()) - sizes["grad"] + exact)
+        return found
+
+    def settled_on(self, ranks: int) -> list[int]:
+        """Returns `settled_bytes` for the device of one of several ranks: weights whole, with the
+        elements of all shards, and a shard of the rest (`engine.host.sharded_planes`). Moments that
+        are not in fp32 are estimated by the mean of a unit.
+        """
+        if ranks == 1:
+            return self.settled_bytes
+        if ranks not in self._settled_on:
+            shards, item = Shards(ranks), self.item_bytes
+            found = [0]
+            for unit in self.units:
+                counts = unit.moment_counts
+                own = min(unit.numel, shards.numel(unit.numel))
+                planes = plane_bytes(self.dtype, self.optimizer, counts)
+                rest = sum(planes.values()) - planes["grad"] - planes["weight_high"]
+                shard = -(-rest * own // unit.numel) if unit.numel else 0
+                found.append(found[-1] + shards.padded(unit.numel) * item + shard)
+            self._settled_on[ranks] = found
+        return self._settled_on[ranks]
 
     @functools.cached_property
-    def _settled_bytes(self) -> dict[int, list[int]]:
+    def _settled_on(self) -> dict[int, list[int]]:
         return {}
 
-    def settled_unit_bytes(self, unit: UnitShape, ranks: int) -> int:
-        """Returns the bytes of a unit that lives on the device: all planes but that of gradients,
-        and the weights that stay in fp32. Of several ranks, each has the weights whole, and the
-        first has the largest shard of the other planes.
-        """
-        shards, items = Shards(ranks), PLANE_ITEM_BYTES[self.dtype]
-        numel = min(unit.numel, shards.numel(unit.numel))
-        weights = shards.padded(unit.numel) * items["weight_high"]
-        weights += numel * items.get("weight_low", 0) + unit.exact_numel * EXACT_ITEM_BYTES
-        return weights + len(MOMENTS) * unit.moment_counts.most_bytes(self.optimizer, numel)
+    @functools.cached_property
+    def has_exact(self) -> bool:
+        """Tells whether any weights stay in fp32 in a bf16 model."""
+        return any(unit.exact_numel for unit in self.units)
 
     @functools.cached_property
     def first_numels(self) -> list[int]:

@@ -157,9 +157,8 @@ def plan_with_less(planned: Planned, backend: Backend, attempt: int) -> Chosen |
         limit = round(SHARES[attempt - 1] * failed.gpu_bytes)
         if target.device != "cpu":
             # The planes of units that live there are there still, and count as part of the plan.
-            settled = planned.job.shape.settled_bytes(planned.job.ranks)[
-                failed.choices.settled_units
-            ]
+            sizes = planned.job.shape.settled_on(planned.job.ranks)
+            settled = sizes[failed.choices.settled_units]
             limit = min(limit, backend.free_memory() + settled + CUDA_CONTEXT_BYTES)
     lowered = _lowered(planned, limit)
     if limit:

@@ -192,13 +192,16 @@ def test_a_host_has_planes_once_and_the_rest_once_for_each_rank():
     assert bytes_of(two, PartName.GPU, MemoryItem.EXCHANGE) == EXCHANGE_BYTES
 
 
-@pytest.mark.parametrize("states", ["auto", "host"])
-@pytest.mark.parametrize("gradients", ["auto", "parked"])
-def test_the_pool_of_several_gpus_has_the_bytes_of_their_items(states, gradients):
-    changes = {"engine__states": states, "engine__gradients": gradients}
+@pytest.mark.parametrize(
+    "changes, settles",
+    [({}, True), ({"engine__states": "host"}, False), ({"engine__gradients": "parked"}, True)],
+)
+def test_the_pool_of_several_gpus_has_the_bytes_of_their_items(changes, settles):
+    """Two of these GPUs hold most of the model, and a shard each of its moments."""
     needs = needs_on("2 x H100 SXM", engine__gpus=2, train__batch_size=32, **changes)
     choices = needs.chosen.choices
-    assert choices.settled_units if states == "auto" else choices.resident_blocks
+    assert choices.settled_units >= 24 if settles else choices.resident_blocks > 0
+    assert settles or not choices.settled_units
     for part in pool_of(needs).parts:
         assert part.total == needs.parts[part.name].total
         assert all(share.bytes > 0 for share in part.shares)
@@ -236,23 +239,6 @@ def test_what_is_chosen_is_a_plan_for_every_rank(ranks, gib, rows):
     blocks = [unit.name for unit in shape.blocks]
     for rank in (0, ranks - 1):
         validate(build_step_plan(blocks, False, choices, PlaneSizes(numel, rank=rank)))
-
-
-def test_units_live_on_several_gpus_where_they_have_room():
-    """Each GPU has their weights whole, and a shard of the rest."""
-    shape = big_shape()
-    one, two = shape.settled_bytes(1), shape.settled_bytes(2)
-    assert one[-1] == pytest.approx(12 * shape.plane_numel, rel=1e-4)
-    assert two[-1] == pytest.approx(7 * shape.plane_numel, rel=1e-4)
-    small = {"train__batch_size": 32, "rates": replace(QUICK, link=2.5e11)}
-    there = chosen_for(2, 139, **small).choices.settled_units
-    alone = chosen_for(1, 139, train__batch_size=16).choices.settled_units
-    assert there > alone > 0
-    assert not chosen_for(2, 139, engine__states="host", **small).choices.settled_units
-    exact = replace(shape, units=(*shape.units[:-1], replace(shape.head, exact_numel=64)))
-    job = Job(exact, config(train__batch_size=32), 1024, ranks=2)
-    target = Target("cuda", 139 * GIB, 400 * GIB, small["rates"])
-    assert not choose(job, target).choices.settled_units
 
 
 def test_a_session_of_several_ranks_is_continued_with_as_many():

@@ -121,4 +121,4 @@ def test_each_rank_holds_the_weights_whole_and_a_shard_of_the_rest(optimizer, ra
                 first, last = layout.moment_bytes(optimizer, start, stop)
                 assert torch.equal(tensor, plainly.tensor(unit, plane)[first:last])
     if optimizer == FP32_MOMENTS:
-        assert divided.device_bytes == shape_of(model).settled_bytes(ranks)[len(SETTLED)]
+        assert divided.device_bytes == shape_of(model).settled_on(ranks)[len(SETTLED)]
