@@ -34,7 +34,7 @@ from engine.fit.job import Job, Target, refuse_contradictions
 from engine.fit.planner import ALIKE, WORTH_SIMULATING, Chosen, Planner, Way
 from engine.fit.sizes import (
     COMFORTABLE,
-    RUNTIME_BYTES,
+    FOLLOWER_BYTES,
     DeviceMemory,
     Sizer,
     size_of_device,
@@ -203,7 +203,7 @@ class _PlannerMaker:
         """Returns the planner of one frame. only: it considers this spread alone."""
         job, target, quick = self._job, self._target, self._quick
         free = target.host_free - state_bytes(job.shape, frame) - HOST_RESERVE_BYTES
-        free -= (job.ranks - 1) * RUNTIME_BYTES[target.device]  # each rank is a process
+        free -= (job.ranks - 1) * FOLLOWER_BYTES[target.device]  # each rank is a process
         elsewhere = Elsewhere(self._settles, target.disk_free if self._spills else 0)
         filler = MemoryFiller(self._sizer, free, quick, frame, elsewhere)
         ways = list(spreads(job, self._sizer.device, quick)) if only is None else [only]

@@ -24,7 +24,7 @@ from engine.fit.job import Job, Target, numbers_of_ranks, refuse_contradictions
 from engine.fit.memory_items import MEMORY, Item, MemoryItem, PartName
 from engine.fit.planner import Chosen
 from engine.fit.predict import predicted_seconds
-from engine.fit.sizes import RUNTIME_BYTES
+from engine.fit.sizes import FOLLOWER_BYTES, RUNTIME_BYTES
 from engine.fit.spill import shares_disk_of_runs, spill_of, spill_room
 from engine.machine.device import device_of, gpu_count, gpu_limit, rates_of, with_link
 from engine.machine.disk_rates import with_disk
@@ -292,7 +292,7 @@ class Needs:
     def _program(self, resident: Resident | None) -> list[Item]:
         """Returns the items that the program itself takes."""
         words = "Python, torch and CUDA libraries" if self.device == "cuda" else "Python and torch"
-        others = (self.ranks - 1) * RUNTIME_BYTES[self.device]
+        others = (self.ranks - 1) * FOLLOWER_BYTES[self.device]
         if others:
             words += f" in {self.ranks} processes"
         if resident is None:

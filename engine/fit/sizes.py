@@ -28,7 +28,11 @@ and has not been measured.
 """
 RUNTIME_BYTES = {"cuda": round(2.2 * GIB), "cpu": 480 * MIB}
 """The program and its libraries take this much RAM (measured: docs/performance.md). Kernels are
-compiled in the same process. With several ranks, each is a process of its own.
+compiled in the same process.
+"""
+FOLLOWER_BYTES = {"cuda": round(2.2 * GIB), "cpu": 350 * MIB}
+"""Each further rank is a process, which takes this much RAM for itself. It has no data set and no
+page, and shares the files of libraries (measured on a CPU: 325 MiB; assumed for CUDA).
 """
 ALLOCATOR_SLACK = 0.02
 """The allocator leaves gaps, which are this share of all allocated memory."""
