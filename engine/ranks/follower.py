@@ -56,7 +56,7 @@ class Follower:
     def __init__(self, connection: Connection):
         self._held = FollowingHeld()
         # Whatever this process waits for, nobody is left who needs it.
-        self._line = Line(connection, self._take, lambda _: os._exit(LOST_CODE))
+        self._line = Line(connection, self._take, lambda _: os._exit(LOST_CODE), False)
         self._on_device: DevicePlanes | None = None
         self._backend: Backend | None = None
         self._exchange: GroupExchange | None = None
