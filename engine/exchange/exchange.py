@@ -12,16 +12,24 @@ its own choice of algorithm fixes for a number of ranks and a machine.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
 from torch import distributed
 
+from engine.errors import first_line
+
 PATIENT_DAYS = 365
 """A collective may take so many days. Whether the other ranks still live is watched elsewhere
 (`engine.ranks`), since a rank may wait for hours while a run is paused.
 """
+
+
+class ExchangeError(RuntimeError):
+    """Ranks cannot reach each other. Another rank may be the cause, one that has ended."""
 
 
 class Exchange(Protocol):
@@ -42,6 +50,17 @@ class Exchange(Protocol):
         """Returns the sum of the `values` of all ranks, in their shape and dtype, added in the
         order of ranks.
         """
+
+
+@contextlib.contextmanager
+def reaching_others() -> Iterator[None]:
+    """Makes what a process group raises an ExchangeError."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise ExchangeError(first_line(error)) from error
 
 
 class GroupExchange:
@@ -66,15 +85,18 @@ class GroupExchange:
         return whole[self.rank * size : (self.rank + 1) * size]
 
     def all_gather(self, whole: torch.Tensor) -> None:
-        distributed.all_gather_into_tensor(whole, self._own(whole), self._group)
+        with reaching_others():
+            distributed.all_gather_into_tensor(whole, self._own(whole), self._group)
 
     def reduce_scatter(self, sums: torch.Tensor) -> None:
         own = self._own(sums)
         if self._adds_on_the_way:
-            distributed.reduce_scatter_tensor(own, sums, group=self._group)
+            with reaching_others():
+                distributed.reduce_scatter_tensor(own, sums, group=self._group)
             return
         shards = torch.empty_like(sums)
-        distributed.all_to_all_single(shards, sums, group=self._group)
+        with reaching_others():
+            distributed.all_to_all_single(shards, sums, group=self._group)
         first, *others = shards.view(self.ranks, -1)
         own.copy_(first)
         for shard in others:

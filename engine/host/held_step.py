@@ -102,12 +102,6 @@ class HeldStep:
             self._writing = max(self._writing, step)
         self._arm()
 
-    def spoil(self) -> None:
-        """Says that some planes may hold a later step than others: another process, which writes
-        some of them, is lost.
-        """
-        self._writing = self._applied + 1
-
     def give_up(self) -> None:
         """Says that the updates that began changed no bit.
 

@@ -14,7 +14,7 @@ from engine.plan.choices import settled_of
 from engine.ranks.crew import Crew
 from engine.ranks.held_steps import LeadingHeld
 from engine.ranks.leading_engine import LeadingEngine
-from engine.ranks.messages import Build, Done
+from engine.ranks.messages import Build, CloseEngine, Done
 from engine.runtime.backend import Backend
 from engine.runtime.engine_settings import EngineSettings
 
@@ -72,13 +72,13 @@ def build_engines(
         torch.get_num_threads(),
     )
     crew.send(lambda _: message)
-    engine = LeadingEngine(
-        parts.model,
-        parts.store,
-        parts.backend,
-        replace(settings, exchange=crew.exchange),
-        parts.adamw,
-    )
+    own = replace(settings, exchange=crew.exchange)
+    try:
+        engine = LeadingEngine(parts.model, parts.store, parts.backend, own, parts.adamw)
+    except BaseException:
+        crew.collect(Done)
+        crew.ask(CloseEngine())  # they may be asked to build another
+        raise
     engine.lead(crew)
     crew.collect(Done)
     return engine

@@ -28,8 +28,8 @@ from typing import Any, TypeVar
 
 from torch import distributed
 
-from engine.errors import RankError
-from engine.exchange.exchange import PATIENT_DAYS, GroupExchange
+from engine.errors import RamstreamError, RankError, first_line
+from engine.exchange.exchange import PATIENT_DAYS, ExchangeError, GroupExchange, reaching_others
 from engine.host.shared_memory import OwnedMemory
 from engine.machine.cgroups import private_memory
 from engine.paths import PROGRAM_ROOT
@@ -51,6 +51,9 @@ JOIN_SECONDS = 120
 """The processes must find each other within so many seconds."""
 END_SECONDS = 10
 """A process that was asked to end has so many seconds."""
+CAUSE_SECONDS = 3.0
+"""A process that cannot reach the others is the cause itself if no other is within so many seconds.
+"""
 KNOWN_SECONDS = 5.0
 """Why a collective has failed is known within so many seconds, if another rank is the cause."""
 HERE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -87,6 +90,8 @@ class Crew:
         self._problem = ""
         self._ending = False
         self._failing = threading.Lock()
+        self._have_told: set[int] = set()
+        """These ranks have told why they end."""
         self._applied: Counter[int] = Counter()
         self._timelines: defaultdict[int, dict[int, Timeline]] = defaultdict(dict)
         self._memory: dict[int, DeviceMemory] = {}
@@ -119,16 +124,22 @@ class Crew:
         ours, theirs = Pipe()
         path = os.pathsep.join(filter(None, (str(PROGRAM_ROOT), os.environ.get("PYTHONPATH"))))
         program = f"from engine.ranks.follower import main; main({theirs.fileno()})"
-        process = subprocess.Popen(
-            # -P keeps the working directory off the module path, as in `HelperProcess`.
-            [sys.executable, "-P", "-c", program],
-            # Ctrl-C in a terminal reaches the leader alone, which stops and saves the run.
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
-            env=os.environ | {"PYTHONPATH": path},
-        )
-        theirs.close()
+        try:
+            process = subprocess.Popen(
+                # -P keeps the working directory off the module path, as in `HelperProcess`.
+                [sys.executable, "-P", "-c", program],
+                # Ctrl-C in a terminal reaches the leader alone, which stops and saves the run.
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env=os.environ | {"PYTHONPATH": path},
+            )
+        except OSError as error:
+            ours.close()
+            named = self._named(rank)
+            raise RankError(f"{named} cannot be started ({first_line(error)}).") from error
+        finally:
+            theirs.close()
         self._processes.append(process)
         self._lines.append(
             Line(
@@ -152,7 +163,7 @@ class Crew:
         self.collect(Done)  # their devices are open
         try:
             self._exchange = join(plan.device, store, 0, plan.ranks)
-        except RuntimeError as error:
+        except ExchangeError as error:
             raise self.explained(error) from error
         self.collect(Done)
 
@@ -244,8 +255,9 @@ class Crew:
         if isinstance(error, RankError):
             return error
         if not self._known.wait(KNOWN_SECONDS):
-            text = str(error).strip().rstrip(".") or type(error).__name__
-            self._fail(f"{self._named(0)} failed: {text}.")
+            own = isinstance(error, RamstreamError)
+            text = str(error) if own else f"{type(error).__name__}: {first_line(error)}."
+            self._fail(f"{self._named(0)} failed: {text}")
         return RankError(self._problem)
 
     def _named(self, rank: int) -> str:
@@ -265,16 +277,29 @@ class Crew:
             case ShardReply():
                 self.shards.take(rank, message)
                 return True
-            case Failed(sentence, trace):
-                if trace:
-                    self._log(trace)
-                self._fail(f"{self._named(rank)} failed: {sentence}")
+            case Failed():
+                self._told(rank, message)
                 return True
         return False
 
+    def _told(self, rank: int, failed: Failed) -> None:
+        """Takes from a process why it ends."""
+        self._have_told.add(rank)
+        sentence = f"{self._named(rank)} failed: {failed.sentence}"
+        if failed.by_others:
+            later = threading.Timer(CAUSE_SECONDS, self._fail, (sentence,))
+            later.daemon = True
+            later.start()
+            return
+        try:
+            if failed.trace:
+                self._log(failed.trace)
+        finally:  # the log may be full
+            self._fail(sentence)
+
     def _lost(self, rank: int, why: str) -> None:
         """Finds out why a process is lost. The thread that reads from it calls this."""
-        if self._ending or self._problem:
+        if self._ending or self._problem or rank in self._have_told:
             return
         process = self._processes[rank - 1]
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -310,24 +335,25 @@ class Crew:
                 process.wait()
         for line in self._lines:
             line.close()
-        if self._exchange is not None:
-            self._exchange = None
-            # After a rank was lost, the group cannot say goodbye to it.
+        self._exchange = None
+        # The ranks may have met in part. After one was lost, the group cannot say goodbye to it.
+        if distributed.is_initialized():
             with contextlib.suppress(RuntimeError):
                 distributed.destroy_process_group()
 
 
 def join(device: str, store: distributed.Store, rank: int, ranks: int) -> GroupExchange:
     """Joins the process group of a run, and returns its exchange. Every rank calls this. Raises
-    RuntimeError where a rank does not come.
+    ExchangeError where a rank does not come.
     """
     backend = "gloo" if device == "cpu" else "nccl"
     patience = timedelta(seconds=JOIN_SECONDS)
-    distributed.init_process_group(
-        backend, store=store, rank=rank, world_size=ranks, timeout=patience
-    )
-    # Once they have met, ranks wait for each other as long as a run is paused.
-    return GroupExchange(distributed.new_group(timeout=timedelta(days=PATIENT_DAYS)))
+    with reaching_others():
+        distributed.init_process_group(
+            backend, store=store, rank=rank, world_size=ranks, timeout=patience
+        )
+        # Once they have met, ranks wait for each other as long as a run is paused.
+        return GroupExchange(distributed.new_group(timeout=timedelta(days=PATIENT_DAYS)))
 
 
 def _exit_in_words(code: int) -> str:

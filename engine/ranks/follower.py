@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 
 from engine.errors import NonFiniteError, RamstreamError, first_line
-from engine.exchange.exchange import GroupExchange
+from engine.exchange.exchange import ExchangeError, GroupExchange
 from engine.host.device_planes import DevicePlanes
 from engine.host.host_adamw import HostAdamW
 from engine.host.host_store import HostStore
@@ -23,7 +23,7 @@ from engine.model.build import build_model
 from engine.model.pretrained_files import load_config
 from engine.ranks.crew import JOIN_SECONDS, join
 from engine.ranks.held_steps import FollowingHeld
-from engine.ranks.line import Line
+from engine.ranks.line import Line, LostLineError
 from engine.ranks.messages import (
     Build,
     CloseEngine,
@@ -80,12 +80,15 @@ class Follower:
         own = isinstance(error, RamstreamError)
         trace = "" if own else "".join(traceback.format_exception(error))
         text = str(error) if own else f"{type(error).__name__}: {first_line(error)}."
-        self._line.send(Failed(text, trace))
+        self._line.send(Failed(text, trace, isinstance(error, ExchangeError)))
 
     def _take(self, message: Any) -> bool:
         if isinstance(message, Go):
             self._held.go(message.number)
             return True
+        if isinstance(message, Drain):
+            self._held.end_waits()  # the thread that drains may be waiting itself
+            return False
         if isinstance(message, ShardMessage):
             self._answer(message)
             return True
@@ -205,6 +208,7 @@ class Follower:
         if self._is_new or self._held.skipped != message.skipped:
             self._held.restore(message.number - 1, message.skipped)
             self._is_new = False
+        self._held.expect()
 
         def tell(applied: AppliedStep) -> None:
             self._line.send(self.reporter.applied(applied, message.has_timeline))
@@ -230,6 +234,7 @@ def main(descriptor: int) -> None:
         follower.serve()
     except BaseException as error:  # noqa: BLE001  told to the leader, whatever it is
         code = 1
-        follower.fail(error)
+        with contextlib.suppress(LostLineError):
+            follower.fail(error)
     # Threads may still wait in a collective, and have nothing left to do.
     os._exit(code)

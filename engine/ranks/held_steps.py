@@ -4,6 +4,9 @@
   clip factor is known and no reader needs the planes as they are: a checkpoint or the best weights
   that are being written while steps go on.
 - A step counts as complete once every rank has written its shards.
+
+So the leader always knows whether the planes are whole, also when a rank is lost: that rank cannot
+have written a step that the leader did not let it write.
 """
 
 from __future__ import annotations
@@ -43,6 +46,10 @@ class LeadingHeld(HeldStep):
             self._wait(step)
         super().complete(step)
 
+    def give_up(self) -> None:
+        super().give_up()
+        self._gone = self.step  # nobody has written more, or will
+
 
 class FollowingHeld(HeldStep):
     """A `FollowingHeld` belongs to a process that follows."""
@@ -51,6 +58,7 @@ class FollowingHeld(HeldStep):
         super().__init__()
         self._told = threading.Condition()
         self._gone = 0
+        self._is_over = False
 
     def go(self, step: int) -> None:
         """Says that the leader lets this rank write `step`. Any thread may call it."""
@@ -58,7 +66,21 @@ class FollowingHeld(HeldStep):
             self._gone = step
             self._told.notify_all()
 
+    def end_waits(self) -> None:
+        """Says that the leader has no step under way any more. If an update waits for its word, its
+        step was given up since a number is not finite, and the update writes back what it reads.
+        Any thread may call it.
+        """
+        with self._told:
+            self._is_over = True
+            self._told.notify_all()
+
+    def expect(self) -> None:
+        """Says that a step follows, whose updates wait for the leader's word."""
+        with self._told:
+            self._is_over = False
+
     def begin(self, step: int, unit: str) -> None:
         with self._told:
-            self._told.wait_for(lambda: self._gone >= step)
+            self._told.wait_for(lambda: self._gone >= step or self._is_over)
         super().begin(step, unit)

@@ -80,9 +80,12 @@ class LeadingEngine(StreamingEngine):
         parts += [[]] * (self.shards.ranks - 1 - len(parts))
         with self._together():
             self.crew.send(lambda rank: Evaluate(parts[rank - 1]))
-        own = super().losses_of(batches[:size], check)
+        try:
+            own = super().losses_of(batches[:size], check)
+        finally:  # the others answer, whatever ends this one's part
+            answers = self.crew.collect(Losses)
         losses = [(total.cpu(), each.cpu()) for total, each in own]
-        for answer in self.crew.collect(Losses):
+        for answer in answers:
             pairs = zip(answer.totals, answer.positions)
             losses += [(torch.tensor(total), torch.from_numpy(each)) for total, each in pairs]
         return losses

@@ -214,3 +214,5 @@ class Failed:
     """It says what, without naming the rank."""
     trace: str
     """The traceback is for the log."""
+    by_others: bool = False
+    """It could not reach other ranks, one of which may be the cause."""

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from engine.config.settings import OptimConfig, TrainConfig
 from engine.data.rows import batches, rows_of_step
-from engine.errors import NonFiniteError, RankError
+from engine.errors import NonFiniteError
 from engine.memory.explain import note_memory
 from engine.memory.memory_watch import MemoryWatch
 from engine.runs.events import StepSkipped
@@ -169,8 +169,6 @@ class Steps:
         note_memory(error, prepared.planned.account.note)
         failure = failure_of(error, prepared.chosen.gpu_items)
         prepared.store.held.fail()
-        if isinstance(error, RankError):
-            prepared.store.held.spoil()
         is_finite = failure.kind != FailureKind.NON_FINITE
         # The first error counts. A lost device raises again; then, too, its lanes have ended.
         try:

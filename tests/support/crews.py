@@ -1,0 +1,154 @@
+"""Crews of real processes on the CPU, which train a tiny model, and faults of those that follow."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.checkpoints.weights import load_pretrained
+from engine.config.settings import ModelConfig
+from engine.host.host_adamw import AdamWSettings, HostAdamW
+from engine.host.host_store import HostStore
+from engine.host.shared_memory import OwnedMemory
+from engine.model.build import build_model
+from engine.model.pretrained_files import load_config
+from engine.model.units import StreamedModel
+from engine.plan.choices import PlanChoices
+from engine.ranks.build_engine import LeadersParts, build_engines, lead
+from engine.ranks.crew import Crew, CrewPlan
+from engine.ranks.leading_engine import LeadingEngine
+from engine.runtime.cpu_backend import CpuBackend
+from engine.runtime.engine_settings import EngineSettings
+from tests.support.folders import make_model
+from tests.support.tiny import random_batches
+
+PATIENCE = 90
+"""A test gives up after so many seconds."""
+
+
+@dataclass
+class Led:
+    """A crew, and the engine of the rank that leads it."""
+
+    crew: Crew
+    engine: LeadingEngine
+    model: StreamedModel
+    store: HostStore
+    logged: list[str]
+    source: Path
+    batches: int
+    """A step has so many micro-batches, those of all ranks together."""
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self.crew._processes]
+
+    def train(self, *numbers: int) -> None:
+        for number in numbers:
+            self.engine.train_step(number, random_batches(self.batches, seed=number), 3e-3)
+        self.engine.drain()
+
+
+@contextlib.contextmanager
+def led(folder: Path, ranks: int = 2, batches: int = 4, **choices: Any) -> Iterator[Led]:
+    """Gives a crew whose ranks train the model in `folder`, which is made if it is not there."""
+    if not folder.exists():
+        make_model(folder)
+    how = ModelConfig(source=str(folder), dtype="float32", init="random")
+    model, backend, logged = build_model(load_config(how.source), how), CpuBackend(), []
+    with contextlib.ExitStack() as parts:
+        crew = Crew(CrewPlan(ranks, "cpu", 1), OwnedMemory(), logged.append)
+        parts.callback(crew.close)
+        store = HostStore(model.layouts, "float32", threads=1)
+        parts.callback(store.close)
+        lead(store, crew)
+        store.allocate_weights()
+        load_pretrained(model, how.source, store)
+        store.allocate_states()
+        settings = AdamWSettings(eps=1e-5)
+        adamw = HostAdamW(store, settings, threads=1)
+        parts.callback(adamw.close)
+        planned = PlanChoices(micro_batches=batches // ranks, ranks=ranks, **choices)
+        engine = build_engines(
+            crew,
+            LeadersParts(model, store, backend, adamw),
+            (how, settings),
+            EngineSettings(planned, 24, 7, 1.0, 0),
+        )
+        parts.callback(engine.close)
+        yield Led(crew, engine, model, store, logged, folder, batches)
+
+
+# --------------------------------------------------------------------- who is left
+
+
+def is_running(pid: int) -> bool:
+    """Tells whether a process runs. One that has ended but was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for_end(*pids: int) -> None:
+    """Returns once none of these processes runs."""
+    until = time.monotonic() + PATIENCE
+    while any(map(is_running, pids)):
+        assert time.monotonic() < until, f"still there: {[pid for pid in pids if is_running(pid)]}"
+        time.sleep(0.05)
+
+
+def followers_of(pid: int) -> list[int]:
+    """Returns the processes that follow the one that leads, in the order of ranks."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        with contextlib.suppress(OSError):
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == pid and b"engine.ranks.follower" in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+# --------------------------------------------------------------------- faults
+
+FAULT = """
+import os
+from tests.support.crews import break_followers
+break_followers({rank}, {message!r}, {deed!r})
+"""
+
+
+def plant(patch: pytest.MonkeyPatch, folder: Path, rank: int, message: str, deed: str) -> None:
+    """Makes followers that start from now on break at a message of this kind: `deed`, a statement
+    of Python, is done by the rank instead of what the leader asks for.
+    """
+    folder.mkdir(exist_ok=True)
+    # Python runs this file when it starts.
+    text = FAULT.format(rank=rank, message=message, deed=deed)
+    (folder / "sitecustomize.py").write_text(text, encoding="utf-8")
+    patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+
+
+def break_followers(rank: int, kind: str, deed: str) -> None:
+    """Breaks the follower that this process is, if it gets this rank."""
+    from engine.ranks.follower import Follower
+
+    own, plain = [], Follower._do
+
+    def do(self: Follower, message: Any) -> None:
+        if type(message).__name__ == "Open":
+            own.append(message.rank)
+        if type(message).__name__ == kind and own == [rank]:
+            exec(deed, {"os": os, "follower": self, "message": message})
+        plain(self, message)
+
+    Follower._do = do  # type: ignore[method-assign]
