@@ -52,8 +52,7 @@ JOIN_SECONDS = 120
 END_SECONDS = 10
 """A process that was asked to end has so many seconds."""
 CAUSE_SECONDS = 3.0
-"""A process that cannot reach the others is the cause itself if no other is within so many seconds.
-"""
+"""A process cannot reach the others. It is the cause itself if none is known in so many seconds."""
 KNOWN_SECONDS = 5.0
 """Why a collective has failed is known within so many seconds, if another rank is the cause."""
 HERE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -287,14 +286,16 @@ class Crew:
         self._have_told.add(rank)
         sentence = f"{self._named(rank)} failed: {failed.sentence}"
         if failed.by_others:
-            later = threading.Timer(CAUSE_SECONDS, self._fail, (sentence,))
-            later.daemon = True
-            later.start()
+            threading.Thread(target=self._fail_later, args=(sentence,), daemon=True).start()
             return
         try:
             if failed.trace:
                 self._log(failed.trace)
         finally:  # the log may be full
+            self._fail(sentence)
+
+    def _fail_later(self, sentence: str) -> None:
+        if not self._known.wait(CAUSE_SECONDS):
             self._fail(sentence)
 
     def _lost(self, rank: int, why: str) -> None:

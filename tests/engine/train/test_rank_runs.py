@@ -2,8 +2,11 @@
 one rank does, and they may be resumed with another number of ranks.
 """
 
+# ruff: noqa: F811  fixtures are imported by name
+
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -28,6 +31,7 @@ from engine.runs.events import (
     StepSkipped,
 )
 from engine.runs.kept_events import BestKept
+from engine.runtime.streaming_engine import StreamingEngine
 from engine.train.run import Run, resume_run, start_run
 from engine.train.trainer import Trainer
 from tests.engine.train.test_failures import bad_row  # noqa: F401  a fixture
@@ -111,9 +115,9 @@ def test_its_record_is_that_of_one_rank(one, two):
     assert len(figures(two)) == len(figures(one))
     for ours, theirs in zip(figures(two), figures(one)):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4)
-    texts = [[a["text"] for e in events_of(run, PromptsAnswered) for a in e.answers] for run in (one, two)]
-    assert texts[0] == texts[1]
-    counts = [[e.correct for e in events_of(run, ExactMatchMeasured)] for run in (one, two)]
+    answers = [[event.answers for event in events_of(run, PromptsAnswered)] for run in (one, two)]
+    assert answers[0] == answers[1]
+    counts = [[event.correct for event in events_of(run, ExactMatchMeasured)] for run in (one, two)]
     assert counts[0] == counts[1]
 
 
@@ -135,7 +139,9 @@ def test_its_bits_repeat(folder, two):
 
 
 def test_it_is_paused_saved_changed_and_goes_on(folder):
-    run = start_run(make_config(folder, **on(2, **{"output.checkpoint_every": 0})), folder / "asked")
+    run = start_run(
+        make_config(folder, **on(2, **{"output.checkpoint_every": 0})), folder / "asked"
+    )
     done = []
 
     def react(record):
@@ -160,8 +166,6 @@ def test_it_is_paused_saved_changed_and_goes_on(folder):
 
 
 def test_a_stop_during_an_evaluation_saves_and_the_run_goes_on(folder, monkeypatch, two):
-    from engine.runtime.streaming_engine import StreamingEngine
-
     run = start_run(make_config(folder, **on(2, **EVERYTHING)), folder / "stopped")
     plain = StreamingEngine.losses_of
 
@@ -184,7 +188,7 @@ def test_a_run_is_discarded(folder):
     assert files_of(run) == {} and not followers_of(os.getpid())
 
 
-def test_steps_that_are_not_finite_are_skipped(tmp_path, bad_row):  # noqa: F811
+def test_steps_that_are_not_finite_are_skipped(tmp_path, bad_row):
     found = {}
     for ranks in (1, 2):
         values = {"train.nonfinite": "skip", "output.checkpoint_every": 3}
@@ -201,7 +205,7 @@ def test_steps_that_are_not_finite_are_skipped(tmp_path, bad_row):  # noqa: F811
     assert_close(finite[2], finite[1])
 
 
-def test_a_step_that_is_not_finite_saves_the_one_before(tmp_path, bad_row):  # noqa: F811
+def test_a_step_that_is_not_finite_saves_the_one_before(tmp_path, bad_row):
     run = start_run(bad_row(**on(2)), tmp_path / "runs")
     ended = execute(run)
     assert (ended.state, ended.error_type) == ("failed", "NonFiniteError")
@@ -237,8 +241,6 @@ def loaded(monkeypatch) -> list[dict[str, bytes]]:
 
 def saved_planes(run: Run) -> dict[str, bytes]:
     """Returns the planes of the newest checkpoint, by unit."""
-    import json
-
     info = newest_checkpoint(run.folder.checkpoints_path)
     found = {}
     for unit in json.loads((info.path / "manifest.json").read_text())["units"]:
@@ -253,7 +255,11 @@ def saved_planes(run: Run) -> dict[str, bytes]:
 @pytest.mark.parametrize("settled", [(0, 0, 0, 0), (3, 4, 2, 0)], ids=["in RAM", "on devices"])
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
 def test_a_resume_with_other_ranks_begins_with_the_bits_that_were_saved(
-    tmp_path, loaded, settle, settled, optimizer  # noqa: F811
+    tmp_path,
+    loaded,
+    settle,
+    settled,
+    optimizer,
 ):
     values = {"train.optimizer": optimizer, "model.dtype": "bfloat16", "output.eval_every": 0}
     runs = tmp_path / "runs"
@@ -273,7 +279,7 @@ def test_a_resume_with_other_ranks_begins_with_the_bits_that_were_saved(
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_units_on_the_devices_of_all_ranks_change_no_bit(folder, settle, two, count):  # noqa: F811
+def test_units_on_the_devices_of_all_ranks_change_no_bit(folder, settle, two, count):
     settle(count)
     run = train(folder, f"settled-{count}", on(2, **EVERYTHING))
     assert events_of(run, PlanBuilt)[0].choices["settled_units"] == count
@@ -284,7 +290,11 @@ def test_units_on_the_devices_of_all_ranks_change_no_bit(folder, settle, two, co
 @pytest.mark.parametrize("room", [0, 1 << 30], ids=["waits", "copies"])
 @pytest.mark.parametrize("count", [0, 3])
 def test_a_checkpoint_beside_training_holds_its_step(
-    tmp_path, monkeypatch, settle, room, count  # noqa: F811
+    tmp_path,
+    monkeypatch,
+    settle,
+    room,
+    count,
 ):
     """Other ranks write the planes, too."""
     every = {"output.checkpoint_every": 1, "output.keep_checkpoints": 9, "output.eval_every": 0}
