@@ -50,9 +50,12 @@ from engine.ranks.remote_shards import RemoteShards
 JOIN_SECONDS = 120
 """The processes must find each other within so many seconds."""
 END_SECONDS = 10
-"""A process that was asked to end has so many seconds.""" CAUSE_SECONDS = 3.0 """Another rank may
-be why a process cannot reach the others; this is known within so many seconds.""" KNOWN_SECONDS =
-5.0
+"""A process that was asked to end has so many seconds."""
+CAUSE_SECONDS = 3.0
+"""If another rank is why a process cannot reach the others, this is known within so many
+seconds.
+"""
+KNOWN_SECONDS = 5.0
 """Why a collective has failed is known within so many seconds, if another rank is the cause."""
 HERE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Ranks of one machine use its loopback to meet, whatever networks it has."""
