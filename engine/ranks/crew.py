@@ -52,8 +52,7 @@ JOIN_SECONDS = 120
 END_SECONDS = 10
 """A process that was asked to end has so many seconds."""
 CAUSE_SECONDS = 3.0
-"""If another rank is why a process cannot reach the others, this is known within so many
-seconds.
+"""A process that cannot reach the others is the cause itself if no other is within so many seconds.
 """
 KNOWN_SECONDS = 5.0
 """Why a collective has failed is known within so many seconds, if another rank is the cause."""
