@@ -68,6 +68,7 @@ class _Placement:
         self._shards = Shards(choices.ranks)
         self._reads_whole = choices.whole_reads
         self._shares: dict[int, _Share] = {}
+        self._seconds: dict[int, _PieceSeconds] = {}
         first_resident = len(shape.blocks) - choices.resident_blocks
         first = settled_blocks(len(shape.blocks), choices)
         streamed, resident = shape.blocks[first:first_resident], shape.blocks[first_resident:]
@@ -168,9 +169,9 @@ class _Placement:
         advance.
         """
         lanes, ready = self._lanes, 0.0
-        placed = unit.name in self._placed
+        placed, staged = unit.name in self._placed, unit.name in self._staged
         for start in range(0, share.numel, self._piece):
-            numel = min(self._piece, share.numel - start)
+            seconds = self._seconds_of(min(self._piece, share.numel - start))
             number = len(lanes.updated)
             earlier = number - len(self._free)  # the piece that was in the buffer before
             if earlier < 0:
@@ -179,12 +180,15 @@ class _Placement:
                 while len(lanes.freed) < earlier + min(LEAD, self._own):
                     lanes.send_states()
                 free = lanes.freed[earlier]
-            updated = self._update_piece(unit, numel, free)
-            if placed:
+            # The piece is fetched once its buffer is free, and updated.
+            there = lanes.fetch(free, seconds, staged)
+            updated = max(0.0, there) + seconds.update
+            if placed:  # its weights are sent with the states
+                lanes.update(updated, seconds.states + seconds.weights)
                 ready = max(ready, updated)
             else:
-                weights = self._cost.carried(OpKind.OFFLOAD_WEIGHTS, numel)
-                ready = max(ready, lanes.send_weights(updated, weights))
+                lanes.update(updated, seconds.states)
+                ready = max(ready, lanes.send_weights(updated, seconds.weights))
             if earlier < 0:
                 lanes.first_weights_are_sent()
         if placed:
@@ -193,21 +197,20 @@ class _Placement:
         lanes.prefetch(share.prefetch)
         return ready + share.arrival
 
-    def _update_piece(self, unit: UnitShape, numel: int, free: float) -> float:
-        """Fetches and updates a piece of `numel` elements once its buffer is `free`. Returns when
-        it is updated.
-        """
-        cost, lanes = self._cost, self._lanes
-        early = lanes.wait_for_buffer(free)
-        there = lanes.fetch(cost.carried(OpKind.FETCH_STATES, numel, early))
-        if unit.name not in self._staged:
-            there = lanes.fetch(cost.carried(OpKind.FETCH_GRADIENT, numel, early))
-        updated = max(0.0, there) + numel * 2 * cost.state_bytes / self._rates.device_memory
-        owed = cost.carried(OpKind.OFFLOAD_STATES, numel)
-        if unit.name in self._placed:  # its weights are sent with the states
-            owed += cost.carried(OpKind.OFFLOAD_WEIGHTS, numel)
-        lanes.update(updated, owed)
-        return updated
+    def _seconds_of(self, numel: int) -> _PieceSeconds:
+        """Returns the seconds of a piece of `numel` elements."""
+        if numel not in self._seconds:
+            carried = self._cost.carried
+            self._seconds[numel] = _PieceSeconds(
+                carried(OpKind.FETCH_STATES, numel, early=True),
+                carried(OpKind.FETCH_GRADIENT, numel, early=True),
+                carried(OpKind.FETCH_STATES, numel),
+                carried(OpKind.FETCH_GRADIENT, numel),
+                numel * 2 * self._cost.state_bytes / self._rates.device_memory,
+                carried(OpKind.OFFLOAD_STATES, numel),
+                carried(OpKind.OFFLOAD_WEIGHTS, numel),
+            )
+        return self._seconds[numel]
 
     def _share(self, numel: int) -> _Share:
         """Returns this rank's share of a unit of `numel` elements."""
@@ -236,6 +239,19 @@ class _Share(NamedTuple):
     """The unit's weights are complete after so many seconds: those of other ranks come after the
     copy.
     """
+
+
+class _PieceSeconds(NamedTuple):
+    """The lanes take these seconds for one piece. Copies are slower once updates have begun."""
+
+    early_states: float
+    early_gradient: float
+    fetched_states: float
+    fetched_gradient: float
+    update: float
+    states: float
+    weights: float
+    """The states are sent back in so many seconds, and the weights in so many."""
 
 
 class _Mark(NamedTuple):
@@ -274,16 +290,16 @@ class _Lanes:
     sent in between, are not listed.
     """
 
-    def wait_for_buffer(self, free: float) -> bool:
-        """Waits until the time `free`, at which a buffer is free. Returns whether no piece has been
-        updated by then.
+    def fetch(self, free: float, seconds: _PieceSeconds, staged: bool) -> float:
+        """Fetches a piece into a buffer that is free at the time `free`, and returns when it has
+        arrived. staged: its gradient is on the device already.
         """
-        self.inward = max(self.inward, free)
-        return self.inward < 0
-
-    def fetch(self, seconds: float) -> float:
-        """Fetches a part of a piece, and returns when it has arrived."""
-        self.inward += seconds
+        if free > self.inward:
+            self.inward = free
+        early = self.inward < 0  # no piece has been updated by then
+        self.inward += seconds.early_states if early else seconds.fetched_states
+        if not staged:
+            self.inward += seconds.early_gradient if early else seconds.fetched_gradient
         return self.inward
 
     def prefetch(self, seconds: float) -> None:
