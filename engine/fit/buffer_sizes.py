@@ -42,79 +42,106 @@ def buffers_in_words(buffers: int, spare: int) -> str:
 
 
 def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) -> tuple[Item, ...]:
-    """Returns the buffers that are kept throughout the run: what DeviceState allocates, to the
-    byte. With several ranks they are those of each.
+    """Returns the buffers that are kept throughout the run, with the bytes of `fixed_bytes`."""
+    sizes = fixed_bytes(shape, choices, boundary_numel)
+    notes = _fixed_notes(shape, choices)
+    return tuple(Item(kind, size, notes[kind]) for kind, size in sizes.items())
+
+
+def fixed_bytes(
+    shape: ModelShape, choices: PlanChoices, boundary_numel: int
+) -> dict[MemoryItem, int]:
+    """Returns the bytes of the buffers that are kept throughout the run: what DeviceState
+    allocates, to the byte. With several ranks they are those of each.
 
     boundary_numel: the number of elements in the hidden state of the largest micro-batch.
     """
-    settled_bytes = shape.settled_on(choices.ranks)[choices.settled_units]
+    slots, resident = block_slot_bytes(shape, choices)
+    settled = shape.settled_on(choices.ranks)[choices.settled_units]
     shape = shape.padded(choices.ranks)
-    sizes, resident = shape.block_sizes, choices.resident_blocks
-    first = settled_blocks(len(shape.blocks), choices)
-    streamed = len(shape.blocks) - resident - first
-    slots = min(choices.slots, streamed)
-    sums, sums_note = _gradient_sums(shape, choices)
-    rings = 2 * choices.boundary_rings if choices.host_boundaries else 0
-    return (
-        Item(
-            MemoryItem.BLOCK_SLOTS,
-            slots * sizes.slot_bytes(first, first + streamed),
-            f"{slots} for the blocks that are streamed",
+    sums = _sum_numel(shape, choices) + len(shape.units) + 3
+    return {
+        MemoryItem.BLOCK_SLOTS: slots,
+        MemoryItem.OUTER_SLOTS: _outer_slot_bytes(shape, choices),
+        MemoryItem.RESIDENT_BLOCKS: resident,
+        MemoryItem.SETTLED_UNITS: settled,
+        MemoryItem.GRADIENT_SUMS: 4 * sums,
+        _staging(choices): _staging_bytes(shape, choices),
+        MemoryItem.OPTIMIZER_STATES: _update_buffer_bytes(shape, choices),
+        MemoryItem.BOUNDARY_RINGS: _rings(choices) * boundary_numel * shape.item_bytes,
+    }
+
+
+def block_slot_bytes(shape: ModelShape, choices: PlanChoices) -> tuple[int, int]:
+    """Returns the bytes of the slots that blocks share, and of those of resident blocks."""
+    shape = shape.padded(choices.ranks)
+    blocks, sizes = len(shape.blocks), shape.block_sizes
+    first, stop = settled_blocks(blocks, choices), blocks - choices.resident_blocks
+    slots = min(choices.slots, stop - first)
+    shared = slots * sizes.slot_bytes(first, stop)
+    return shared, sizes.resident_bytes(choices.resident_blocks)
+
+
+def _fixed_notes(shape: ModelShape, choices: PlanChoices) -> dict[MemoryItem, str]:
+    """Returns a description of each item of `fixed_bytes`."""
+    resident = choices.resident_blocks
+    streamed = len(shape.blocks) - resident - settled_blocks(len(shape.blocks), choices)
+    return {
+        MemoryItem.BLOCK_SLOTS: f"{min(choices.slots, streamed)} for the blocks that are streamed",
+        MemoryItem.OUTER_SLOTS: (
+            "beyond the parked gradient of embed" if choices.outer_in_parked else ""
         ),
-        Item(
-            MemoryItem.OUTER_SLOTS,
-            _outer_slot_bytes(shape, choices),
-            "beyond the parked gradient of embed" if choices.outer_in_parked else "",
-        ),
-        Item(
-            MemoryItem.RESIDENT_BLOCKS,
-            sizes.resident_bytes(resident),
-            f"the last {resident} blocks",
-        ),
-        Item(
-            MemoryItem.SETTLED_UNITS,
-            settled_bytes,
-            f"weights and moments of {settled_in_words(shape, choices)}",
-        ),
-        Item(MemoryItem.GRADIENT_SUMS, 4 * (sums + len(shape.units) + 3), f"fp32: {sums_note}"),
-        _staging(shape, choices),
-        Item(
-            MemoryItem.OPTIMIZER_STATES,
-            _update_buffer_bytes(shape, choices),
+        MemoryItem.RESIDENT_BLOCKS: f"the last {resident} blocks",
+        MemoryItem.SETTLED_UNITS: f"weights and moments of {settled_in_words(shape, choices)}",
+        MemoryItem.GRADIENT_SUMS: f"fp32: {_sums_in_words(shape, choices)}",
+        _staging(choices): _staging_note(shape, choices),
+        MemoryItem.OPTIMIZER_STATES: (
             f"pieces of {len(choices.device_homes)} units that are updated on the device, "
-            f"{buffers_in_words(choices.update_buffers, choices.spare_buffers)}",
+            f"{buffers_in_words(choices.update_buffers, choices.spare_buffers)}"
         ),
-        Item(
-            MemoryItem.BOUNDARY_RINGS,
-            rings * boundary_numel * shape.item_bytes,
-            f"{rings} buffers for boundaries on the host",
-        ),
-    )
+        MemoryItem.BOUNDARY_RINGS: f"{_rings(choices)} buffers for boundaries on the host",
+    }
 
 
-def _staging(shape: ModelShape, choices: PlanChoices) -> Item:
-    """Returns the item of rounded gradients. With several ranks the shape is padded, and a gradient
-    that is rounded is a shard.
+def _rings(choices: PlanChoices) -> int:
+    """Returns the number of buffers that boundaries on the host pass through."""
+    return 2 * choices.boundary_rings if choices.host_boundaries else 0
+
+
+def _staging(choices: PlanChoices) -> MemoryItem:
+    """Returns the item of rounded gradients."""
+    is_parked = choices.gradients_in_sums or choices.parked_gradients
+    return MemoryItem.PARKED_GRADIENTS if is_parked else MemoryItem.GRADIENT_STAGING
+
+
+def _staging_bytes(shape: ModelShape, choices: PlanChoices) -> int:
+    """Returns the bytes of rounded gradients. With several ranks the shape is padded, and a
+    gradient that is rounded is a shard.
     """
     if choices.gradients_in_sums:
-        return Item(MemoryItem.PARKED_GRADIENTS, 0, "in the memory of their sums")
+        return 0
     settled = choices.settled_units
     is_in_sums = choices.gradient_sum == GradientSum.DEVICE and shape.item_bytes == 2
     is_in_sums = is_in_sums and choices.ranks == 1
     waiting = 0 if is_in_sums else shape.first_numels[settled]
     if choices.parked_gradients:
         numel = waiting + shape.plane_numel - shape.first_numels[settled]
-        words = "the rounded gradients of all units, until the clip factor is known"
-        size = numel // choices.ranks * shape.item_bytes
-        return Item(MemoryItem.PARKED_GRADIENTS, size, words)
+        return numel // choices.ranks * shape.item_bytes
     blocks = settled_blocks(len(shape.blocks), choices)
     outer = max((unit.numel for unit in _streamed_outer(shape, choices)), default=0)
     numel = waiting + 2 * shape.block_sizes.largest_from(blocks) + outer
-    numel //= choices.ranks
+    return numel // choices.ranks * shape.item_bytes
+
+
+def _staging_note(shape: ModelShape, choices: PlanChoices) -> str:
+    if choices.gradients_in_sums:
+        return "in the memory of their sums"
+    if choices.parked_gradients:
+        return "the rounded gradients of all units, until the clip factor is known"
     words = "rounded gradients on their way to the host"
-    if settled:
+    if choices.settled_units:
         words += f", and those of {settled_in_words(shape, choices)}"
-    return Item(MemoryItem.GRADIENT_STAGING, numel * shape.item_bytes, words)
+    return words
 
 
 def settled_in_words(shape: ModelShape, choices: PlanChoices) -> str:
@@ -151,23 +178,30 @@ def _slot_bytes(units: Sequence[UnitShape], item: int) -> int:
     return numel * item + exact * EXACT_ITEM_BYTES
 
 
-def _gradient_sums(shape: ModelShape, choices: PlanChoices) -> tuple[int, str]:
-    """Returns the number of elements of all fp32 sums, and a description of them. With several
-    ranks the shape is padded.
-    """
+def _sum_numel(shape: ModelShape, choices: PlanChoices) -> int:
+    """Returns the number of elements of all fp32 sums. With several ranks the shape is padded."""
     outer = (shape.embed.numel, shape.head.numel)
     if choices.gradient_sum == GradientSum.DEVICE:
-        return sum(outer) + shape.block_sizes.numel, "every unit, summed over the rounds"
+        return sum(outer) + shape.block_sizes.numel
     more, largest = shape.block_sizes.largest_sums(summed_apart(len(shape.blocks), choices))
-    words = "the largest block" + (", twice" if more else "")
     if shape.tied:
-        return sum(outer) + largest + more, f"embed, head and {words}"
+        return sum(outer) + largest + more
+    return (largest if choices.outer_in_parked else max(*outer, largest)) + more
+
+
+def _sums_in_words(shape: ModelShape, choices: PlanChoices) -> str:
+    """Returns which fp32 sums there are at once, in words."""
+    if choices.gradient_sum == GradientSum.DEVICE:
+        return "every unit, summed over the rounds"
+    more, _ = shape.block_sizes.largest_sums(summed_apart(len(shape.blocks), choices))
+    if shape.tied:
+        return "embed, head and the largest block" + (", twice" if more else "")
     words = "one unit at a time" + (", two blocks together" if more else "")
     if choices.ranks > 1:
         words = "one unit at a time, and one that is added up over the GPUs"
     if choices.outer_in_parked:
-        return largest + more, f"{words}; embed in pieces, the head among parked gradients"
-    return max(*outer, largest) + more, words
+        return f"{words}; embed in pieces, the head among parked gradients"
+    return words
 
 
 def _update_buffer_bytes(shape: ModelShape, choices: PlanChoices) -> int:
@@ -193,7 +227,7 @@ def shared_sum_bytes(shape: ModelShape, choices: PlanChoices) -> Sequence[int]:
     if choices.gradient_sum == GradientSum.DEVICE:
         sums = shape.block_sizes.sum_bytes
         return sums[: len(sums) - settled_blocks(len(sums), choices)]
-    return [4 * _gradient_sums(shape, choices)[0]]
+    return [4 * _sum_numel(shape, choices)]
 
 
 def gradient_ring_bytes(shape: ModelShape, choices: PlanChoices) -> int:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from engine.config.settings import AUTO
@@ -114,8 +113,7 @@ class MemoryFiller:
         if engine.save_level == "all":
             kept = resident or 1
         can_go_to_host = engine.save_level in (AUTO, "all") and self.sizer.device == "cuda"
-        choices = replace(
-            self._frame,
+        choices = self._frame.changed(
             micro_batches=spread.micro_batches,
             rounds=spread.rounds,
             slots=slots,
@@ -127,10 +125,10 @@ class MemoryFiller:
             compiled=self.sizer.compiled,
         )
         if choices.gradient_sum != GradientSum.VERTICAL:
-            choices = replace(choices, outer_in_parked=False)
+            choices = choices.changed(outer_in_parked=False)
         is_small = self.sizer.shape.dtype == "bfloat16" and self._has_one_rank
         if choices.gradient_sum == GradientSum.DEVICE and is_small:
-            choices = replace(choices, gradients_in_sums=choices.parked_gradients)
+            choices = choices.changed(gradients_in_sums=choices.parked_gradients)
         return Candidate(spread.size, choices)
 
     def filled(self, lean: Candidate, host_bytes: float = math.inf) -> Iterator[Candidate]:
@@ -169,13 +167,13 @@ class MemoryFiller:
         if not (choices.settled_units or choices.spilled_units):
             return boundaries
         shape = self.sizer.shape
-        here = state_bytes(shape, replace(candidate.choices, device_homes=()))
+        here = state_bytes(shape, candidate.choices.changed(device_homes=()))
         return boundaries + here - state_bytes(shape, self._frame)
 
     def _without_boundaries(self, candidate: Candidate) -> int:
         """Returns what `host_bytes` would be without boundaries on the host."""
         size, choices = candidate
-        return self.host_bytes(Candidate(size, replace(choices, host_boundaries=False)))
+        return self.host_bytes(Candidate(size, choices.changed(host_boundaries=False)))
 
     def _least_host_bytes(self, start: Candidate) -> int:
         """Returns a lower bound of `host_bytes`, for all candidates that use the memory that
@@ -183,7 +181,7 @@ class MemoryFiller:
         """
         size, choices = start
         if self._may_settle(choices):
-            choices = replace(choices, settled_units=self._most_settled(size, choices))
+            choices = choices.changed(settled_units=self._most_settled(size, choices))
         return self._without_boundaries(Candidate(size, choices))
 
     def spilled(self, candidate: Candidate) -> Candidate:
@@ -195,7 +193,7 @@ class MemoryFiller:
             return candidate
         most = len(self.sizer.shape.units) - choices.settled_units
         for count in range(most + 1):
-            found = Candidate(size, replace(choices, spilled_units=count))
+            found = Candidate(size, choices.changed(spilled_units=count))
             if spilled_bytes(self.sizer.shape, found.choices) > self._disk_bytes:
                 break
             if self.host_bytes(found) <= self._free_host_bytes:
@@ -215,7 +213,7 @@ class MemoryFiller:
         if not self._quick:
             numbers |= {beside + (fits - beside) * share // 4 for share in (1, 2, 3)}
             numbers |= {beside // 2}
-        return [Candidate(size, replace(choices, settled_units=count)) for count in sorted(numbers)]
+        return [Candidate(size, choices.changed(settled_units=count)) for count in sorted(numbers)]
 
     def settled_ways(self, lean: Candidate) -> list[Candidate]:
         """Returns the candidate with each number of units that fit on the device, from one on."""
@@ -223,9 +221,9 @@ class MemoryFiller:
         if not self._may_settle(choices):
             return []
         most = self._most_settled(size, choices)
-        in_ram = replace(choices, spilled_units=0)
+        in_ram = choices.changed(spilled_units=0)
         counts = range(1, most + 1)
-        found = [Candidate(size, replace(in_ram, settled_units=count)) for count in counts]
+        found = [Candidate(size, in_ram.changed(settled_units=count)) for count in counts]
         return [self.spilled(way) for way in found]
 
     def _most_settled(self, size: int, choices: PlanChoices) -> int:
@@ -235,7 +233,7 @@ class MemoryFiller:
             most -= 1 + residency
 
         def fits(count: int) -> bool:
-            return self.sizer.fits(size, replace(choices, settled_units=count))
+            return self.sizer.fits(size, choices.changed(settled_units=count))
 
         counts = range(most, -1, -1)
         first = bisect_left(counts, True, key=fits)
@@ -269,7 +267,7 @@ class MemoryFiller:
         size, choices = lean
         if choices.rounds == 1 or self._rounding or self._frame.parked_gradients:
             return lean
-        on_device = replace(choices, gradient_sum=GradientSum.DEVICE)
+        on_device = choices.changed(gradient_sum=GradientSum.DEVICE)
         return Candidate(size, on_device) if self.sizer.fits(size, on_device) else lean
 
     def _boundary_places(self, start: Candidate) -> list[Candidate]:
@@ -280,7 +278,7 @@ class MemoryFiller:
         size, choices = start
         if self._engine.save_level in ON_HOST:
             return [start]
-        on_device = replace(choices, host_boundaries=False)
+        on_device = choices.changed(host_boundaries=False)
         if not self.sizer.fits(size, on_device):
             return [start]
         places = [Candidate(size, on_device)]
@@ -306,7 +304,7 @@ class MemoryFiller:
                 found.append(UpdateBuffers(whole))
         largest = self.sizer.shape.largest_block
         pieces = small_pieces(Shards(choices.ranks).numel(largest))
-        small = self.sizer.buffers_over_sums(replace(choices, update_pieces=pieces))
+        small = self.sizer.buffers_over_sums(choices.changed(update_pieces=pieces))
         is_scarce = choices.gradient_sum != GradientSum.DEVICE or choices.gradients_in_sums
         if is_scarce and pieces > 1 and small > 1:
             found.append(UpdateBuffers(small, pieces))
@@ -321,8 +319,7 @@ class MemoryFiller:
         size, choices = place
         # Space for the buffers is reserved as if one unit's optimizer ran on the device. The units
         # whose optimizers do run there are chosen at the end.
-        choices = replace(
-            choices,
+        choices = choices.changed(
             update_buffers=buffers.number,
             update_pieces=buffers.pieces,
             device_homes=(HEAD,) if buffers.number else (),
@@ -331,7 +328,7 @@ class MemoryFiller:
             return
         choices = self._with_kept_blocks(size, choices)
         if choices.kept_blocks == len(self.sizer.shape.blocks):  # there are no boundaries
-            choices = replace(choices, host_boundaries=False)
+            choices = choices.changed(host_boundaries=False)
         choices = self._with_resident_blocks(size, choices)
         yield Candidate(size, choices)
         if buffers.number > 2 and not self._quick and self._has_one_rank:
@@ -347,8 +344,8 @@ class MemoryFiller:
 
         def keeping(count: int) -> PlanChoices:
             if stays:
-                return replace(choices, kept_blocks=count, resident_blocks=count)
-            return replace(choices, kept_blocks=count)
+                return choices.changed(kept_blocks=count, resident_blocks=count)
+            return choices.changed(kept_blocks=count)
 
         found = self._most(size, choices.kept_blocks, keeping)
         return choices if found is None else found
@@ -362,7 +359,7 @@ class MemoryFiller:
         most = blocks - settled_blocks(blocks, choices)
 
         def staying(count: int) -> PlanChoices:
-            return replace(choices, resident_blocks=min(count, most))
+            return choices.changed(resident_blocks=min(count, most))
 
         found = self._most(size, choices.resident_blocks, staying)
         return choices if found is None else found
@@ -373,8 +370,7 @@ class MemoryFiller:
             lenders = self.sizer.spare_blocks(size, choices, spare)
             if lenders is None:
                 continue
-            more = replace(
-                choices,
+            more = choices.changed(
                 update_buffers=choices.update_buffers + spare,
                 spare_buffers=spare,
                 spare_blocks=lenders,

@@ -153,7 +153,7 @@ class Planner:
         its step shorter.
         """
         sizer, blocks = self.sizer, len(self.sizer.shape.blocks)
-        choices = replace(way.choices, graphs=True)
+        choices = way.choices.changed(graphs=True)
         is_whole = settled_blocks(blocks, choices) == blocks and not choices.host_boundaries
         is_whole = is_whole and choices.ranks == 1
         few = recorded_passes(blocks, choices) <= MOST_RECORDED
@@ -295,9 +295,9 @@ class Planner:
         if choices.spilled_units:
             waited = max(waited, wait_for_disk(self._cost(size), choices))
         if homes:
-            return replace(choices, device_homes=homes), waited
-        without_buffers = replace(
-            choices, device_homes=(), update_buffers=0, spare_buffers=0, spare_blocks=0
+            return choices.changed(device_homes=homes), waited
+        without_buffers = choices.changed(
+            device_homes=(), update_buffers=0, spare_buffers=0, spare_blocks=0
         )
         return without_buffers, waited
 

@@ -4,14 +4,29 @@ arithmetic, no torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any
 
-from engine.fit.buffer_sizes import boundary_count, fixed_items, shared_sum_bytes, update_buffer
+from engine.fit.buffer_sizes import (
+    block_slot_bytes,
+    boundary_count,
+    fixed_bytes,
+    fixed_items,
+    shared_sum_bytes,
+    update_buffer,
+)
 from engine.fit.job import Job
 from engine.fit.memory_items import Item, MemoryItem
 from engine.model.activation_sizes import Activations
 from engine.model.shape import UnitShape
-from engine.plan.choices import PlanChoices, recorded_passes, seconds_of_pairs
+from engine.plan.choices import (
+    PlanChoices,
+    recorded_passes,
+    seconds_of_pairs,
+    summed_apart,
+)
 from engine.planes.block_sizes import BlockBytes
 from engine.planes.moments import FP32_MOMENTS
 from engine.words import GIB, MIB
@@ -91,6 +106,48 @@ def size_of_device(device: str, limit: int) -> str:
     return "small" if device == "cuda" and limit < SMALL_GPU_BYTES else device
 
 
+NOT_FIXED = (
+    "micro_batches",
+    "rounds",
+    "slots",
+    "whole_reads",
+    "prefetch_depth",
+    "resident_blocks",
+    "spilled_units",
+    "kept_blocks",
+    "compiled",
+    "graphs",
+    "device_homes",
+    "spare_blocks",
+)
+"""The bytes of what is kept throughout a run do not depend on these choices, but for the slots of
+blocks, which sums are apart, and whether the device updates any unit.
+"""
+NOT_IN_STEP = (
+    "slots",
+    "whole_reads",
+    "prefetch_depth",
+    "resident_blocks",
+    "settled_units",
+    "spilled_units",
+    "gradients_in_sums",
+    "shared_outer_slot",
+    "boundary_rings",
+    "gradient_sum",
+    "compiled",
+    "device_homes",
+    "update_buffers",
+    "spare_blocks",
+)
+"""The bytes of what is allocated within a step do not depend on these choices."""
+_CUDA_CONTEXT = Item(MemoryItem.CUDA_CONTEXT, CUDA_CONTEXT_BYTES)
+
+
+def _values_but(names: Collection[str]) -> Callable[[PlanChoices], tuple[Any, ...]]:
+    """Returns a function that returns the values of all choices but these."""
+    return attrgetter(*(each.name for each in fields(PlanChoices) if each.name not in names))
+
+
 class Sizer:
     """A `Sizer` computes the device bytes of any choices, for one job and one device's memory.
     `size` is always the rows of a micro-batch.
@@ -111,6 +168,9 @@ class Sizer:
         self.loss_chunk: int = job.rounding.get("loss_chunk") or self._new_loss_chunk()
         """The loss is computed for this many positions at a time."""
         self._by_size: dict[int, BlockBytes] = {}
+        self._fixed_by, self._step_by = _values_but(NOT_FIXED), _values_but(NOT_IN_STEP)
+        self._fixed_sums: dict[tuple[Any, ...], int] = {}
+        self._step_sums: dict[tuple[Any, ...], int] = {}
 
     @property
     def device(self) -> str:
@@ -126,30 +186,65 @@ class Sizer:
 
     def total(self, size: int, choices: PlanChoices) -> int:
         """Returns the bytes of all items."""
-        return sum(item.bytes for item in self.items(size, choices))
+        taken = self._fixed_bytes(size, choices) + self._step_bytes(size, choices)
+        return taken + self._slack(taken, choices)
 
     def items(self, size: int, choices: PlanChoices) -> tuple[Item, ...]:
         """Returns the items that take memory, with their bytes."""
-        tokens = size * self.row_length
         items = [
-            *fixed_items(self.shape, choices, tokens * self.shape.hidden_width),
+            *fixed_items(self.shape, choices, self._boundary_numel(size)),
             *self._step_items(size, choices),
+            *self._program_items(choices),
         ]
-        if self.device == "cuda":
-            items.append(Item(MemoryItem.CUDA_CONTEXT, CUDA_CONTEXT_BYTES))
-        if choices.ranks > 1:
-            items.append(self._exchange(choices))
-        slack = round(ALLOCATOR_SLACK * sum(item.bytes for item in items))
+        slack = self._slack(sum(item.bytes for item in items), choices)
+        items.append(
+            Item(MemoryItem.ALLOCATOR_SLACK, slack, "for gaps, and for libraries to work in")
+        )
+        return tuple(item for item in items if item.bytes)
+
+    def _fixed_bytes(self, size: int, choices: PlanChoices) -> int:
+        """Returns the bytes of what is kept throughout the run, and of what the program takes. But
+        for the blocks' slots, they are computed once for all choices that differ only in what they
+        do not depend on.
+        """
+        # The number of rows matters only for the rings of boundaries, and that of blocks which keep
+        # their activations only for which sums are apart.
+        rows = size if choices.host_boundaries else 0
+        apart = summed_apart(len(self.shape.blocks), choices)
+        key = (rows, apart, not choices.device_homes, self._fixed_by(choices))
+        slots = sum(block_slot_bytes(self.shape, choices))
+        if key not in self._fixed_sums:
+            found = fixed_bytes(self.shape, choices, self._boundary_numel(size))
+            program = sum(item.bytes for item in self._program_items(choices))
+            self._fixed_sums[key] = sum(found.values()) - slots + program
+        return self._fixed_sums[key] + slots
+
+    def _step_bytes(self, size: int, choices: PlanChoices) -> int:
+        """Returns the sum of `_step_items`, which is computed as seldom."""
+        key = (size, self._step_by(choices))
+        if key not in self._step_sums:
+            found = self._step_items(size, choices)
+            self._step_sums[key] = sum(item.bytes for item in found)
+        return self._step_sums[key]
+
+    def _slack(self, taken: int, choices: PlanChoices) -> int:
+        """Returns the bytes of gaps where all items take so much, and those of libraries."""
+        slack = round(ALLOCATOR_SLACK * taken)
         if self.shape.optimizer != FP32_MOMENTS and (choices.device_homes or choices.settled_units):
             slack += ROUNDING_BYTES
         slack += LIBRARY_BYTES[self.device] + (UPDATING_BYTES if choices.device_homes else 0)
         if self.compiled and self.device == "cuda":
             slack += COMPILER_BYTES
-        slack += GRAPH_BYTES * recorded_passes(len(self.shape.blocks), choices)
-        items.append(
-            Item(MemoryItem.ALLOCATOR_SLACK, slack, "for gaps, and for libraries to work in")
-        )
-        return tuple(item for item in items if item.bytes)
+        return slack + GRAPH_BYTES * recorded_passes(len(self.shape.blocks), choices)
+
+    def _boundary_numel(self, size: int) -> int:
+        """Returns the elements of the input of a block."""
+        return size * self.row_length * self.shape.hidden_width
+
+    def _program_items(self, choices: PlanChoices) -> tuple[Item, ...]:
+        """Returns the items of what the program takes whatever it trains."""
+        found = (_CUDA_CONTEXT,) if self.device == "cuda" else ()
+        return (*found, self._exchange(choices)) if choices.ranks > 1 else found
 
     def _exchange(self, choices: PlanChoices) -> Item:
         """Returns the item of what one rank exchanges tensors with the others through. On the CPU a

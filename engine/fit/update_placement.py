@@ -67,6 +67,8 @@ class _Placement:
         self._shape = shape
         self._shards = Shards(choices.ranks)
         self._reads_whole = choices.whole_reads
+        self._shares: dict[int, _Share] = {}
+        self._seconds: dict[int, _PieceSeconds] = {}
         first_resident = len(shape.blocks) - choices.resident_blocks
         first = settled_blocks(len(shape.blocks), choices)
         streamed, resident = shape.blocks[first:first_resident], shape.blocks[first_resident:]
@@ -89,7 +91,7 @@ class _Placement:
         self._size = together * buffer.bytes
         spare, buffers = choices.spare_buffers // together, buffers // together
         self._own = buffers - spare
-        self._free = self._buffers_free(choices, spare, self._own)
+        self._free = self._buffers_free(choices, spare, self._own) if buffers else []
         self._lanes = _Lanes(spare=spare, first=self._own)
         homes, ready_at = self._place(buffers)
         if choices.spare_blocks and buffers:
@@ -110,21 +112,23 @@ class _Placement:
         # Several ranks then gather their weights.
         gathered = self._in_place
         for unit in self._shape.units[: self._settled]:
-            gathered += self._gather(unit)
+            gathered += self._share(unit.numel).gather
             ready_at[unit.name] = gathered
         for unit in self._shape.units[self._settled :]:
-            updated = host + self._numel(unit) / adamw
-            on_host = updated + self._arrival(unit)
-            before = lanes.mark()
-            on_device = self._on_device(unit) if buffers else math.inf
-            if on_device < on_host:
-                homes.append(unit.name)
-                ready_at[unit.name] = on_device
-            else:
+            share = self._share(unit.numel)
+            updated = host + share.numel / adamw
+            on_host = updated + share.arrival
+            if buffers:
+                before = lanes.mark()
+                on_device = self._on_device(unit, share)
+                if on_device < on_host:
+                    homes.append(unit.name)
+                    ready_at[unit.name] = on_device
+                    continue
                 lanes.back_to(before)
-                host = updated
-                lanes.prefetch(self._prefetch(unit))
-                ready_at[unit.name] = on_host
+                lanes.prefetch(share.prefetch)
+            host = updated
+            ready_at[unit.name] = on_host
         return homes, ready_at
 
     def _waits(self, ready_at: dict[str, float]) -> float:
@@ -160,15 +164,14 @@ class _Placement:
                 free.append(0.0)
         return free
 
-    def _on_device(self, unit: UnitShape) -> float:
+    def _on_device(self, unit: UnitShape, share: _Share) -> float:
         """Returns when the unit's weights are ready if the device updates it. The lanes' clocks
         advance.
         """
         lanes, ready = self._lanes, 0.0
-        placed = unit.name in self._placed
-        total = self._numel(unit)
-        for start in range(0, total, self._piece):
-            numel = min(self._piece, total - start)
+        placed, staged = unit.name in self._placed, unit.name in self._staged
+        for start in range(0, share.numel, self._piece):
+            seconds = self._seconds_of(min(self._piece, share.numel - start))
             number = len(lanes.updated)
             earlier = number - len(self._free)  # the piece that was in the buffer before
             if earlier < 0:
@@ -177,59 +180,78 @@ class _Placement:
                 while len(lanes.freed) < earlier + min(LEAD, self._own):
                     lanes.send_states()
                 free = lanes.freed[earlier]
-            updated = self._update_piece(unit, numel, free)
-            if placed:
+            # The piece is fetched once its buffer is free, and updated.
+            there = lanes.fetch(free, seconds, staged)
+            updated = max(0.0, there) + seconds.update
+            if placed:  # its weights are sent with the states
+                lanes.update(updated, seconds.states + seconds.weights)
                 ready = max(ready, updated)
             else:
-                weights = self._cost.carried(OpKind.OFFLOAD_WEIGHTS, numel)
-                ready = max(ready, lanes.send_weights(updated, weights))
+                lanes.update(updated, seconds.states)
+                ready = max(ready, lanes.send_weights(updated, seconds.weights))
             if earlier < 0:
                 lanes.first_weights_are_sent()
         if placed:
             return ready
         # The prefetch shares the bus with the states that come after it.
-        lanes.prefetch(self._prefetch(unit))
-        return ready + self._arrival(unit)
+        lanes.prefetch(share.prefetch)
+        return ready + share.arrival
 
-    def _update_piece(self, unit: UnitShape, numel: int, free: float) -> float:
-        """Fetches and updates a piece of `numel` elements once its buffer is `free`. Returns when
-        it is updated.
-        """
-        cost, lanes = self._cost, self._lanes
-        early = lanes.wait_for_buffer(free)
-        there = lanes.fetch(cost.carried(OpKind.FETCH_STATES, numel, early))
-        if unit.name not in self._staged:
-            there = lanes.fetch(cost.carried(OpKind.FETCH_GRADIENT, numel, early))
-        updated = max(0.0, there) + numel * 2 * cost.state_bytes / self._rates.device_memory
-        owed = cost.carried(OpKind.OFFLOAD_STATES, numel)
-        if unit.name in self._placed:  # its weights are sent with the states
-            owed += cost.carried(OpKind.OFFLOAD_WEIGHTS, numel)
-        lanes.update(updated, owed)
-        return updated
+    def _seconds_of(self, numel: int) -> _PieceSeconds:
+        """Returns the seconds of a piece of `numel` elements."""
+        if numel not in self._seconds:
+            carried = self._cost.carried
+            self._seconds[numel] = _PieceSeconds(
+                carried(OpKind.FETCH_STATES, numel, early=True),
+                carried(OpKind.FETCH_GRADIENT, numel, early=True),
+                carried(OpKind.FETCH_STATES, numel),
+                carried(OpKind.FETCH_GRADIENT, numel),
+                numel * 2 * self._cost.state_bytes / self._rates.device_memory,
+                carried(OpKind.OFFLOAD_STATES, numel),
+                carried(OpKind.OFFLOAD_WEIGHTS, numel),
+            )
+        return self._seconds[numel]
 
-    def _prefetch(self, unit: UnitShape) -> float:
-        """Returns the seconds that copying the unit's weights to its slot takes, or those of this
-        rank.
-        """
-        numel = unit.numel if self._reads_whole else self._numel(unit)
-        return numel * self._shape.item_bytes / self._rates.h2d_busy
+    def _share(self, numel: int) -> _Share:
+        """Returns this rank's share of a unit of `numel` elements."""
+        if numel not in self._shares:
+            own, item = self._shards.numel(numel), self._shape.item_bytes
+            prefetch = (numel if self._reads_whole else own) * item / self._rates.h2d_busy
+            received = self._shards.received(numel) * item
+            gather = exchange_seconds(self._rates, received) if received else 0.0
+            arrival = prefetch + (START_SECONDS if self._reads_whole else gather)
+            self._shares[numel] = _Share(own, prefetch, gather, arrival)
+        return self._shares[numel]
 
-    def _arrival(self, unit: UnitShape) -> float:
-        """Returns the seconds until the weights are complete: those of other ranks come after the
-        copy.
-        """
-        if self._reads_whole:
-            return self._prefetch(unit) + START_SECONDS
-        return self._prefetch(unit) + self._gather(unit)
 
-    def _gather(self, unit: UnitShape) -> float:
-        """Returns the seconds in which ranks gather the weights of a unit."""
-        received = self._shards.received(unit.numel) * self._shape.item_bytes
-        return exchange_seconds(self._rates, received) if received else 0.0
+class _Share(NamedTuple):
+    """A share is what one rank does for a unit: all of it, where there is one rank."""
 
-    def _numel(self, unit: UnitShape) -> int:
-        """Returns the elements of a unit that this rank updates."""
-        return self._shards.numel(unit.numel)
+    numel: int
+    """The rank updates this many elements."""
+    prefetch: float
+    """Copying the weights to a slot takes this many seconds. They are those of the share, or of the
+    whole unit where each rank reads it.
+    """
+    gather: float
+    """Ranks gather the weights in so many seconds."""
+    arrival: float
+    """The unit's weights are complete after so many seconds: those of other ranks come after the
+    copy.
+    """
+
+
+class _PieceSeconds(NamedTuple):
+    """The lanes take these seconds for one piece. Copies are slower once updates have begun."""
+
+    early_states: float
+    early_gradient: float
+    fetched_states: float
+    fetched_gradient: float
+    update: float
+    states: float
+    weights: float
+    """The states are sent back in so many seconds, and the weights in so many."""
 
 
 class _Mark(NamedTuple):
@@ -268,16 +290,16 @@ class _Lanes:
     sent in between, are not listed.
     """
 
-    def wait_for_buffer(self, free: float) -> bool:
-        """Waits until the time `free`, at which a buffer is free. Returns whether no piece has been
-        updated by then.
+    def fetch(self, free: float, seconds: _PieceSeconds, staged: bool) -> float:
+        """Fetches a piece into a buffer that is free at the time `free`, and returns when it has
+        arrived. staged: its gradient is on the device already.
         """
-        self.inward = max(self.inward, free)
-        return self.inward < 0
-
-    def fetch(self, seconds: float) -> float:
-        """Fetches a part of a piece, and returns when it has arrived."""
-        self.inward += seconds
+        if free > self.inward:
+            self.inward = free
+        early = self.inward < 0  # no piece has been updated by then
+        self.inward += seconds.early_states if early else seconds.fetched_states
+        if not staged:
+            self.inward += seconds.early_gradient if early else seconds.fetched_gradient
         return self.inward
 
     def prefetch(self, seconds: float) -> None:

@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 
 from engine.train.run import start_run
 from tests.browser.conftest import WAIT_MILLISECONDS, Server
-from tests.browser.screen import address, more_of, open_page
+from tests.browser.screen import address, more_of, open_page, open_view, state
 from tests.support.folders import make_config
 from tests.support.ports import free_port
 from tests.support.tiers import BROWSER_FLOWS
@@ -56,6 +56,27 @@ def run_id(server):
     run = start_run(make_config(server.folder), server.runs)
     assert run.execute().state == "finished"
     return run.id
+
+
+def test_nothing_can_be_exported_or_pushed_before_the_page_knows_of_which_run(
+    context, server, run_id
+):
+    """A click while the page still waits for its answer would be lost."""
+    page = context.new_page()
+    page.goto(address(server, run_id))
+    expect(state(page)).to_have_text("Finished")
+    page.route("**/api/live/**", lambda route: None)  # there is no answer
+    open_view(page, "home")
+    cards = [page.locator(f"[data-part={name}]") for name in ("export", "push")]
+    for card in cards:
+        expect(card).to_be_visible()
+        expect(card.locator("form")).to_be_hidden()
+    page.unroute("**/api/live/**")
+    open_view(page, "overview")
+    open_view(page, "home")  # it asks again
+    for card in cards:
+        expect(card.locator("form")).to_be_visible()
+    page.close()
 
 
 def test_an_export_is_cancelled_where_it_was_started_and_from_another_page(context, server, run_id):

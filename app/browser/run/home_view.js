@@ -52,6 +52,7 @@ export class HomeView {
         field(this.root, "home-weights").textContent = said;
         field(this.root, "home-template").textContent = template;
         this.exporting.form.hidden = !can_export;
+        this.pushing.form.hidden = false;
         const nodes = rows.map(commandRow);
         this.root.querySelector('[data-part="home-rows"]').replaceChildren(...nodes);
         this.showBenchmarks(benchmarks);
@@ -88,9 +89,11 @@ class HomeJob {
         });
     }
 
+    // The form comes back when the run is known: until then a click would ask for no run's.
     clear() {
         this.run = null;
         this.form.reset();
+        this.form.hidden = true;
         this.tell("");
         this.view.show(null);
     }

@@ -5,6 +5,9 @@ writes, and the border may move when they are resumed.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -68,17 +71,47 @@ def figures(run: Run) -> list[tuple]:
     return steps + [(each.step, each.loss) for each in events_of(run, EvalFinished)]
 
 
+@dataclass(frozen=True)
+class Written:
+    """What a run wrote: its checkpoints, its figures and the model that it exported."""
+
+    files: dict[int, dict[str, bytes]]
+    figures: list[tuple]
+    exported: dict[str, bytes]
+
+    @classmethod
+    def by(cls, run: Run) -> Written:
+        model = exported(run) if run.folder.export_path.exists() else {}
+        return cls(files_of(run), figures(run), model)
+
+
+@pytest.fixture(scope="module")
+def in_ram(tmp_path_factory) -> Callable[..., Written]:
+    """Returns what a run with these settings writes whose planes are all in RAM. It is asked before
+    a test changes anything, and trains once for all tests.
+    """
+    folder = tmp_path_factory.mktemp("in-ram")
+
+    @functools.cache
+    def written(**values) -> Written:
+        run = train(folder, "runs", **values)
+        assert events_of(run, PlanBuilt)[0].choices["settled_units"] == 0
+        return Written.by(run)
+
+    return written
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("count", [1, 3, UNITS])
-def test_a_run_writes_what_a_run_with_all_planes_in_ram_writes(tmp_path, settle, dtype, count):
+def test_a_run_writes_what_a_run_with_all_planes_in_ram_writes(
+    tmp_path, in_ram, settle, dtype, count
+):
     values = {"model.dtype": dtype, "output.eval_every": 2, "output.export": True}
-    expected = train(tmp_path, "in-ram", **values)
+    expected = in_ram(**values)
     settle(count)
     run = train(tmp_path, "settled", **values)
     assert events_of(run, PlanBuilt)[0].choices["settled_units"] == count
-    assert files_of(run) == files_of(expected)
-    assert figures(run) == figures(expected)
-    assert exported(run) == exported(expected) and exported(run)
+    assert Written.by(run) == expected and expected.exported
 
 
 @pytest.mark.parametrize("room", [0, 1 << 30], ids=["waits", "copies"])
@@ -100,19 +133,21 @@ def test_a_checkpoint_beside_training_holds_its_step(tmp_path, monkeypatch, sett
 
 
 @pytest.mark.parametrize("before, after", [(0, 3), (UNITS, 2), (2, 0)])
-def test_the_border_moves_at_a_resume(tmp_path, settle, before, after):
-    expected = train(tmp_path, "in-ram")
+def test_the_border_moves_at_a_resume(tmp_path, in_ram, settle, before, after):
+    expected = in_ram()
     settle(before)
     run = train(tmp_path, "moves", at_step={3: "stop"})
     settle(after)
     again = resume_run(tmp_path / "moves", run.folder.id)
     execute(again)
     assert events_of(again, PlanBuilt)[-1].choices["settled_units"] == after
-    assert files_of(again)[8] == files_of(expected)[8]
+    assert files_of(again)[8] == expected.files[8]
 
 
-def test_units_go_back_to_ram_where_the_device_runs_out_of_memory(tmp_path, monkeypatch, settle):
-    expected = train(tmp_path, "in-ram")
+def test_units_go_back_to_ram_where_the_device_runs_out_of_memory(
+    tmp_path, in_ram, monkeypatch, settle
+):
+    expected = in_ram()
     settle(UNITS)
     backward, failed = compute_ops.loss, []
 
@@ -127,7 +162,7 @@ def test_units_go_back_to_ram_where_the_device_runs_out_of_memory(tmp_path, monk
     (anew,) = events_of(run, PlannedAnew)
     assert (anew.step, anew.before["settled_units"], anew.after["settled_units"]) == (4, UNITS, 0)
     assert events_of(run, RunEnded)[-1].state == "finished" and failed
-    assert files_of(run)[8] == files_of(expected)[8]
+    assert files_of(run)[8] == expected.files[8]
     assert (torch.OutOfMemoryError, GpuMemoryError) == replanning.OUT_OF_MEMORY
 
 

@@ -4,10 +4,13 @@ writes, the border may move when they are resumed, and nothing of theirs stays i
 
 from __future__ import annotations
 
+import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +25,7 @@ from engine.runs.events import LogLine, PlanBuilt, PlannedAnew, RunEnded, StepFi
 from engine.runtime import block_ops, compute_ops
 from engine.train.run import resume_run
 from tests.engine.train.test_kill import ONE_THREAD, die
-from tests.engine.train.test_settled_runs import exported, figures
+from tests.engine.train.test_settled_runs import Written
 from tests.support.disks import small_file_system
 from tests.support.spilling import UNITS, spill, train
 from tests.support.trained_runs import events_of, execute, files_of
@@ -30,10 +33,26 @@ from tests.support.trained_runs import events_of, execute, files_of
 pytestmark = pytest.mark.computing
 
 
+@pytest.fixture(scope="module")
+def in_ram(tmp_path_factory) -> Callable[..., Written]:
+    """Returns what a run with these settings writes whose moments are all in RAM. It is asked
+    before a test changes anything, and trains once for all tests.
+    """
+    folder = tmp_path_factory.mktemp("in-ram")
+
+    @functools.cache
+    def written(**values) -> Written:
+        run = train(folder, "runs", **values)
+        assert events_of(run, PlanBuilt)[0].choices["spilled_units"] == 0
+        return Written.by(run)
+
+    return written
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_bf16", "adamw_8bit"])
 @pytest.mark.parametrize("count", [1, 3, UNITS])
 def test_a_run_writes_what_a_run_with_moments_in_ram_writes(
-    tmp_path, monkeypatch, optimizer, count
+    tmp_path, in_ram, monkeypatch, optimizer, count
 ):
     values = {
         "model.dtype": "bfloat16",
@@ -41,13 +60,11 @@ def test_a_run_writes_what_a_run_with_moments_in_ram_writes(
         "output.eval_every": 2,
         "output.export": True,
     }
-    expected = train(tmp_path, "in-ram", **values)
+    expected = in_ram(**values)
     spill(count, monkeypatch)
     run = train(tmp_path, "spilled", **values)
     assert events_of(run, PlanBuilt)[0].choices["spilled_units"] == count
-    assert files_of(run) == files_of(expected) and files_of(run)
-    assert figures(run) == figures(expected)
-    assert exported(run) == exported(expected) and exported(run)
+    assert Written.by(run) == expected and expected.files and expected.exported
     assert list((tmp_path / "disk").iterdir()) == []
 
 
@@ -70,15 +87,15 @@ def test_a_checkpoint_beside_training_holds_its_step(tmp_path, monkeypatch, room
 
 
 @pytest.mark.parametrize("before, after", [(0, 3), (UNITS, 2), (2, 0)])
-def test_the_border_moves_at_a_resume(tmp_path, monkeypatch, before, after):
-    expected = train(tmp_path, "in-ram")
+def test_the_border_moves_at_a_resume(tmp_path, in_ram, monkeypatch, before, after):
+    expected = in_ram()
     spill(before, monkeypatch)
     run = train(tmp_path, "moves", at_step={3: "stop"})
     spill(after, monkeypatch)
     again = resume_run(tmp_path / "moves", run.folder.id)
     execute(again)
     assert events_of(again, PlanBuilt)[-1].choices["spilled_units"] == after
-    assert files_of(again)[8] == files_of(expected)[8]
+    assert files_of(again)[8] == expected.files[8]
 
 
 def test_moments_go_to_the_disk_in_another_kind(tmp_path, monkeypatch):
@@ -94,8 +111,8 @@ def test_moments_go_to_the_disk_in_another_kind(tmp_path, monkeypatch):
     assert found[0] == found[1]
 
 
-def test_a_step_is_planned_anew_with_moments_where_they_are(tmp_path, monkeypatch):
-    expected = train(tmp_path, "in-ram")
+def test_a_step_is_planned_anew_with_moments_where_they_are(tmp_path, in_ram, monkeypatch):
+    expected = in_ram()
     spill(3, monkeypatch)
     loss, failed = compute_ops.loss, []
 
@@ -110,7 +127,7 @@ def test_a_step_is_planned_anew_with_moments_where_they_are(tmp_path, monkeypatc
     (anew,) = events_of(run, PlannedAnew)
     assert anew.step == 4 and failed
     assert events_of(run, RunEnded)[-1].state == "finished"
-    assert files_of(run)[8] == files_of(expected)[8]
+    assert files_of(run)[8] == expected.files[8]
 
 
 # ---------------------------------------------------------------------- faults
@@ -133,8 +150,8 @@ def failing_at(step: int, call: str, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("call", ["read_piece", "write_piece"])
-def test_the_newest_checkpoint_counts_where_the_disk_fails(tmp_path, monkeypatch, call):
-    expected = train(tmp_path, "in-ram")
+def test_the_newest_checkpoint_counts_where_the_disk_fails(tmp_path, in_ram, monkeypatch, call):
+    expected = in_ram()
     spill(2, monkeypatch)
     with monkeypatch.context() as broken:
         failing_at(5, call, broken)
@@ -148,12 +165,12 @@ def test_the_newest_checkpoint_counts_where_the_disk_fails(tmp_path, monkeypatch
     assert list((tmp_path / "disk").iterdir()) == []
     again = resume_run(tmp_path / "fails", run.folder.id)
     execute(again)
-    assert files_of(again)[8] == files_of(expected)[8]
+    assert files_of(again)[8] == expected.files[8]
 
 
-def test_a_folder_that_is_removed_changes_nothing(tmp_path, monkeypatch):
+def test_a_folder_that_is_removed_changes_nothing(tmp_path, in_ram, monkeypatch):
     """The files have no names, so nobody can remove them."""
-    expected = train(tmp_path, "in-ram")
+    expected = in_ram()
     spill(2, monkeypatch)
     update = block_ops.WORK[OpKind.CLIP]
 
@@ -166,7 +183,7 @@ def test_a_folder_that_is_removed_changes_nothing(tmp_path, monkeypatch):
     run = train(tmp_path, "removed")
     assert events_of(run, RunEnded)[-1].state == "finished"
     assert not (tmp_path / "disk").exists()
-    assert files_of(run)[8] == files_of(expected)[8]
+    assert files_of(run)[8] == expected.files[8]
 
 
 def test_a_disk_that_is_too_small_is_told_before_training(tmp_path, monkeypatch):
@@ -216,11 +233,12 @@ def killed_run(folder: Path) -> None:
     train(folder, "killed", **{"output.checkpoint_every": 2})
 
 
-@pytest.mark.parametrize("after", [0, 2, UNITS])
-def test_a_killed_run_is_resumed_bit_for_bit_and_leaves_nothing(tmp_path, monkeypatch, after):
-    expected = train(tmp_path, "in-ram")
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory) -> Path:
+    """Returns the runs of a process that died, which left nothing on the disk."""
+    folder = tmp_path_factory.mktemp("killed")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.train.test_spilled_runs", str(tmp_path)],
+        [sys.executable, "-m", "tests.engine.train.test_spilled_runs", str(folder)],
         cwd=Path(__file__).parents[3],
         env=os.environ | ONE_THREAD,
         capture_output=True,
@@ -228,13 +246,24 @@ def test_a_killed_run_is_resumed_bit_for_bit_and_leaves_nothing(tmp_path, monkey
         timeout=300,
     )
     assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
-    assert list((tmp_path / "disk").iterdir()) == []
+    assert list((folder / "disk").iterdir()) == []
+    return folder / "killed"
+
+
+@pytest.mark.parametrize("after", [0, 2, UNITS])
+def test_a_killed_run_is_resumed_bit_for_bit_and_leaves_nothing(
+    tmp_path, in_ram, killed, monkeypatch, after
+):
+    expected = in_ram()
+    shutil.copytree(killed, tmp_path / "killed")
     (folder,) = (tmp_path / "killed").iterdir()
     spill(after, monkeypatch)
     again = resume_run(tmp_path / "killed", folder.name)
     execute(again)
     assert [event.step for event in events_of(again, StepFinished)][-4:] == [5, 6, 7, 8]
-    assert files_of(again)[8] == files_of(expected)[8]
+    assert again.folder.checkpoints_path.is_relative_to(tmp_path)
+    assert files_of(again)[8] == expected.files[8]
+    assert list((killed.parent / "disk").iterdir()) == []
 
 
 if __name__ == "__main__":

@@ -170,10 +170,18 @@ PLANS = (
     Change(
         "rings-of-one-direction",
         "engine/fit/buffer_sizes.py",
-        "rings = 2 * choices.boundary_rings if",
-        "rings = choices.boundary_rings if",
+        "return 2 * choices.boundary_rings if",
+        "return choices.boundary_rings if",
         "The report forgets the rings through which boundaries come back.",
         (SIZE_TESTS,),
+    ),
+    Change(
+        "totals-of-other-sums",
+        "engine/fit/sizes.py",
+        "key = (rows, apart, not",
+        "key = (rows, not",
+        "The total of a plan is that of another one, whose sums are smaller.",
+        ("tests/engine/fit/test_totals.py",),
     ),
     Change(
         "boundaries-of-kept-blocks",
@@ -204,8 +212,8 @@ PLANS = (
     Change(
         "slots-of-ranks-not-padded",
         "engine/fit/buffer_sizes.py",
-        "    shape = shape.padded(choices.ranks)\n    sizes, resident",
-        "    sizes, resident",
+        "    shape = shape.padded(choices.ranks)\n    sums = _sum_numel",
+        "    sums = _sum_numel",
         "The report counts slots and sums without the padding of shards.",
         (f"{GPU_TESTS}::test_fixed_buffers_of_each_rank_are_its_device_state_to_the_byte",),
     ),
