@@ -52,8 +52,7 @@ JOIN_SECONDS = 120
 END_SECONDS = 10
 """A process that was asked to end has so many seconds."""
 CAUSE_SECONDS = 3.0
-"""A process that cannot reach the others is the cause itself if no other is within so many seconds.
-"""
+"""Where a process cannot reach the others, the leader waits so many seconds for the cause."""
 KNOWN_SECONDS = 5.0
 """Why a collective has failed is known within so many seconds, if another rank is the cause."""
 HERE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
