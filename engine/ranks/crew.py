@@ -52,7 +52,7 @@ JOIN_SECONDS = 120
 END_SECONDS = 10
 """A process that was asked to end has so many seconds."""
 CAUSE_SECONDS = 3.0
-"""Where a process cannot reach the others, the leader waits so many seconds for the cause."""
+"""The leader has so many seconds to find the cause where a process cannot reach the others."""
 KNOWN_SECONDS = 5.0
 """Why a collective has failed is known within so many seconds, if another rank is the cause."""
 HERE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
