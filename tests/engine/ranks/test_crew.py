@@ -29,7 +29,6 @@ from engine.runtime.engine_settings import EngineSettings
 from tests.support.crews import Led, followers_of, led, plant, wait_for_end
 from tests.support.tiny import random_batches
 
-
 SOON = 60
 """An end that takes longer than so many seconds is a wait that nothing bounds."""
 

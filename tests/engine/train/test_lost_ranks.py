@@ -35,7 +35,6 @@ from tests.support.folders import make_config
 from tests.support.tiers import in_tiers
 from tests.support.trained_runs import events_of, files_of
 
-
 PATIENCE = 120
 STEPS = 12
 EVERY = {

@@ -40,7 +40,6 @@ from tests.support.crews import followers_of
 from tests.support.folders import make_config
 from tests.support.trained_runs import events_of, execute, files_of
 
-
 STEPS = 8
 CLOSE = dict(rtol=2e-4, atol=2e-6)
 """Sums of other ranks are added in another order, and rounded to fp32 differently."""
