@@ -13,6 +13,8 @@ from engine.errors import NonFiniteError
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlaneSizes
 from engine.plan.ops import Lane, Prefetch
+from engine.plan.shards import WHOLE
+from engine.runtime.step import StepShare
 from tests.engine.plan.test_laws import BASE, DelayedBackend, assert_same_bits
 from tests.support.device_homes import LATE, at_home
 from tests.support.tiers import PLAN_SWEEP, in_tiers
@@ -139,7 +141,8 @@ def test_a_step_that_is_not_finite_changes_nothing_and_neither_does_the_next():
 
     def of_norms(name: str, value: float) -> None:
         norms.fill_(value)
-        step = run.engine._training_step(1, random_batches(2, seed=1), 1e-2)
+        share = StepShare.of(random_batches(2, seed=1), WHOLE)
+        step = run.engine._training_step(1, share, 1e-2)
         ops = run.engine._train.ops
         for op in run.engine.plan.ops:
             if op.kind in ("summary", "update_in_place"):

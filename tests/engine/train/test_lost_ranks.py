@@ -43,7 +43,10 @@ EVERY = {
     "output.keep_checkpoints": 9,
     "output.eval_every": 0,
 }
-MOMENTS = "it kills ranks at twenty moments; a plain run has the first of them"
+MOMENTS = "it kills ranks at several moments; a plain run has the first of them"
+KILLS = int(os.environ.get("RAMSTREAM_KILLS", "4"))
+"""Leader and follower are killed at so many random moments each; each time takes some ten seconds.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +124,7 @@ def draws(count: int) -> list[tuple[int, float, int]]:
     return [(draw.randint(1, 9), draw.uniform(0, 0.1), (2, 1, 4)[k % 3]) for k in range(count)]
 
 
-@pytest.mark.parametrize("moment", in_tiers(draws(10), draws(2), MOMENTS))
+@pytest.mark.parametrize("moment", in_tiers(draws(KILLS), draws(2), MOMENTS))
 def test_a_follower_that_is_killed_costs_no_finished_step(folder, whole, moment):
     step, delay, ranks = moment
     runs = folder / f"follower-{step}-{delay}"
@@ -260,7 +263,7 @@ sys.exit(ended.state != "finished")
 """
 
 
-@pytest.mark.parametrize("moment", in_tiers(draws(10), draws(1), MOMENTS))
+@pytest.mark.parametrize("moment", in_tiers(draws(KILLS), draws(1), MOMENTS))
 def test_a_leader_that_is_killed_costs_the_steps_since_the_newest_checkpoint(folder, whole, moment):
     step, delay, ranks = moment
     runs = folder / f"leader-{step}-{delay}"
