@@ -23,12 +23,26 @@ PATIENCE = 120
 TWO = {"engine.gpus": 2, "train.micro_batch_size": 1}
 
 
+AS_IN_A_TERMINAL = (
+    "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
+"""A process that nohup has started ignores SIGHUP, and so would what it starts."""
+
+
 class Terminal:
     """A command in a process group of its own, as a terminal starts it."""
 
     def __init__(self, *arguments: str):
         self.process = subprocess.Popen(
-            [sys.executable, str(ROOT / "launch.py"), "train", *arguments],
+            [
+                sys.executable,
+                "-c",
+                AS_IN_A_TERMINAL,
+                str(ROOT / "launch.py"),
+                "train",
+                *arguments,
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -43,7 +57,11 @@ class Terminal:
 
     def output(self) -> tuple[int, str, str]:
         """Returns the exit code, and what was written to stdout and stderr."""
-        out, err = self.process.communicate(timeout=PATIENCE)
+        try:
+            out, err = self.process.communicate(timeout=PATIENCE)
+        except BaseException:
+            self.press(signal.SIGKILL)  # the run goes on otherwise
+            raise
         return self.process.returncode, out, err
 
 
