@@ -315,8 +315,9 @@ def test_crews_one_after_another_leave_nothing(model, capfd, recwarn):
     threads = threading.active_count()
     for _ in range(3):
         once()
-    assert len(os.listdir("/proc/self/fd")) == files
-    assert threading.active_count() == threads
+    # What earlier tests have left may be closed meanwhile.
+    assert len(os.listdir("/proc/self/fd")) <= files
+    assert threading.active_count() <= threads
     assert not followers_of(os.getpid())
     assert capfd.readouterr() == ("", "")
     assert [str(each.message) for each in recwarn] == []

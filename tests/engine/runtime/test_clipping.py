@@ -9,6 +9,7 @@ import torch
 
 from engine.errors import NonFiniteError
 from engine.plan.ops import OpKind
+from engine.plan.step_plan import StepPlan
 from engine.runtime.block_ops import WORK
 from engine.runtime.step import StepInputs, StepUnderWay
 
@@ -31,7 +32,7 @@ def test_the_factor_is_that_of_torch_even_for_tiny_gradients(limit):
     norms = torch.tensor([*squares, 2.5])
     step = StepUnderWay(StepInputs(number=1, batches=[], loss_scale=1.0, max_grad_norm=limit))
     state = SimpleNamespace(norms=norms, clip=torch.ones(2))
-    context = SimpleNamespace(state=state, summary=torch.zeros(4))
+    context = SimpleNamespace(state=state, summary=torch.zeros(4), plan=StepPlan(()))
     for kind in (OpKind.SUMMARY, OpKind.CLIP):
         WORK[kind](context, None, step)
     assert step.result.clip_factor == pytest.approx(torch_factor(limit), rel=1e-5)
