@@ -55,8 +55,14 @@ CAUSE_SECONDS = 3.0
 """The leader has so many seconds to find the cause where a process cannot reach the others."""
 KNOWN_SECONDS = 5.0
 """Why a collective has failed is known within so many seconds, if another rank is the cause."""
-HERE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Ranks of one machine use its loopback to meet, whatever networks it has."""
+HERE = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+}
+"""Ranks of one machine use its loopback to meet, whatever networks it has. When a rank is lost,
+torch would end the leader's process too, which has to tell of it and to save the run.
+"""
 
 R = TypeVar("R")
 
