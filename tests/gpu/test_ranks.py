@@ -79,7 +79,7 @@ def test_every_gpu_s_memory_is_told(folder):
     two = train(folder, 2)
     memory = events_of(two, MemorySampled)[-1]
     assert len(memory.ranks) == 2
-    assert all(0 < rank.gpu_allocated <= rank.gpu_peak for rank in memory.ranks)
+    assert all(0 < rank["gpu_allocated"] <= rank["gpu_peak"] for rank in memory.ranks)
 
 
 @pytest.mark.parametrize("others", [1, 2])
