@@ -1,13 +1,15 @@
 """`validate` proves that a plan has no race and reads nothing wrong. No torch.
 
-It walks through the plan twice in a row, without running it, and proves three things about every
-op:
+It walks through the plan twice in a row, without running it, and proves four things. The first
+three are about every op:
 
 - Order: each wait names an op that comes before it.
 - Reads: the latest write of each buffer that the op reads happened before the op, and left what the
   op expects to find there. A buffer that no op has written yet may be read only if it is filled
   before the first step.
 - Writes: all earlier reads and writes of each buffer that the op writes happened before the op.
+- End: all ops of a step with updates happened before the end of its last op on HOST, after which
+  the step is applied and the times of its ops are read.
 
 "Happened before" follows lane order and waits only, by vector clocks over the lanes. So the proof
 holds whatever the speeds of the lanes. Two passes are enough, because plans of consecutive steps
@@ -21,7 +23,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from engine.plan.buffers import Buffer, BufferKind, Content
-from engine.plan.ops import Lane, Op
+from engine.plan.ops import Lane, Op, OpKind
 from engine.plan.step_plan import StepPlan
 from engine.plan.text import grid_rows
 from engine.plan.vector_clocks import VectorClock, merge
@@ -42,6 +44,7 @@ def validate(plan: StepPlan) -> None:
             if op.index != index:
                 raise PlanError(f"op {index} carries index {op.index}")
             proof.add(op, step)
+        proof.check_end()
 
 
 def _refuse_wholes_of_parts(plan: StepPlan) -> None:
@@ -85,6 +88,16 @@ class _Proof:
         for buffer, content in op.writes:
             self._writer[buffer] = (position, content)
             self._readers[buffer] = []
+
+    def check_end(self) -> None:
+        """Checks the end of the step that was added last."""
+        if not any(op.kind == OpKind.CLIP for op in self._plan.ops):
+            return
+        last = self._lane_clock[Lane.HOST]
+        for op in self._plan.ops:
+            position = len(self._clocks) - self._count + op.index
+            if not self._happened_before(position, last):
+                raise self._error(op, "may still run when the step is applied")
 
     def _clock_of(self, op: Op, step: int) -> VectorClock:
         """Returns what has finished before the op starts, by its lane's order and its waits."""

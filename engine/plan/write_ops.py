@@ -190,6 +190,9 @@ class StepWriter(UnitOps):
         self.spilled.write_rest()
         if self._choices.device_homes or self.settled or self.spilled.units:
             states = {Buffer(BufferKind.STATES, unit): READY for unit, _ in self.settled}
+            if self._choices.ranks > 1:  # the weights are gathered after the update
+                for unit, slot in self.settled:
+                    states |= self.device.weights(unit, slot)
             states |= self.spilled.states()
             self._emit(Applied, STEP, self.device.all_planes() | states, {})
 
