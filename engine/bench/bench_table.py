@@ -131,12 +131,13 @@ def _adamw_in_words(s: dict[str, Any]) -> str:
 
 def _plan_row(s: dict[str, Any]) -> Row:
     choices = s["choices"]
+    ranks = f"{choices['ranks']} GPUs, each " if choices["ranks"] > 1 else ""
     boundaries = "on the host" if choices["host_boundaries"] else "on the device"
     if choices["parked_gradients"]:
         boundaries += ", gradients parked on the device"
     return (
         "plan",
-        f"{choices['micro_batches']} x {choices['micro_batch_size']} rows, rounds "
+        f"{ranks}{choices['micro_batches']} x {choices['micro_batch_size']} rows, rounds "
         f"{choices['rounds']}, {choices['settled_units']} units live on the device, "
         f"{choices['resident_blocks']} blocks resident, "
         f"{choices['kept_blocks']} keep activations, boundaries {boundaries}",

@@ -24,6 +24,7 @@ from engine.host.host_adamw import AdamWSettings, HostAdamW
 from engine.host.host_store import HostStore
 from engine.host.host_threads import default_threads
 from engine.host.shared_memory import OwnedMemory
+from engine.machine.cgroups import sample_host_memory
 from engine.model.build import build_model
 from engine.model.units import StreamedModel
 from engine.plan.choices import PlanChoices, settled_of, spilled_of
@@ -32,7 +33,7 @@ from engine.plan.shards import Shards
 from engine.plan.step_plan import Span
 from engine.plan.waits import as_records, overlap_seconds, seconds_by_cause, waits_of
 from engine.planes.layout import PLANE_ITEM_BYTES
-from engine.ranks.build_engine import LeadersParts, build_engines, lead
+from engine.ranks.build_engine import LeadersParts, build_engines, lead_shared
 from engine.ranks.crew import Crew, CrewPlan
 from engine.runtime.backend import Backend
 from engine.runtime.engine_settings import AppliedStep, EngineSettings
@@ -145,12 +146,18 @@ class Planes:
             return
         self._end_crew()
         self.store.hold_by(HeldStep())
+        self.store.divide(None)
         if ranks > 1:
             assert self.memory is not None  # the planes were opened for several ranks
             threads = max(1, default_threads() // ranks)
             plan = CrewPlan(ranks, self.backend.device.type, threads)
             self.crew = Crew(plan, self.memory, lambda trace: print(trace, file=sys.stderr))
-            lead(self.store, self.crew)
+            lead_shared(self.store, self.crew)
+
+    def host_memory(self) -> int:
+        """Returns the bytes of RAM that all ranks hold, what they share counted once."""
+        others = {} if self.crew is None else self.crew.host_memory()
+        return sample_host_memory()[0] + sum(others.values())
 
     def _end_crew(self) -> None:
         if self.crew is not None:

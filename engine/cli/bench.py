@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from engine.bench.bench_table import as_text, streamed_as_text
+from engine.bench.plan_training import plan_training
 from engine.bench.resident import (
     ResidentFigures,
     ResidentSettings,
@@ -35,7 +36,6 @@ from engine.bench.time_evaluation import time_evaluation
 from engine.config.settings import TrainConfig
 from engine.data.rows import micro_batch_bounds
 from engine.errors import ConfigError, FitError
-from engine.fit.choose import choose
 from engine.fit.cost import MicroBatch, step_flops
 from engine.fit.job import Job, Target
 from engine.fit.needs import Verdict
@@ -251,9 +251,9 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
     rates = with_disk(bench.ceilings.rates(), config)
     if config.engine.disk is not None:
         bench.planes.store.spill_to(check_spill_folder(config.engine.disk))
-    room = spill_room(config, read_machine())
-    target = Target(bench.device, limit, bench.free, rates, room)
-    chosen = choose(Job(shape, config, length), target)
+    machine = read_machine()
+    target = Target(bench.device, limit, bench.free, rates, spill_room(config, machine))
+    chosen = plan_training(Job(shape, config, length), target, machine)
     bench.planes.use(shape.optimizer, chosen.choices)
     try:
         if limit is not None and config.engine.gpu_memory_gib is not None:
@@ -268,7 +268,7 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
             chosen.choices, LEAST_STEPS, 1e-6, chosen.loss_chunk, seconds=bench.how.seconds
         )
         run = run_steps(bench.planes, batches, settings)
-        rss = sample_host_memory()[0]
+        rss = bench.planes.host_memory()
         evaluated = _evaluated(config, bench, chosen)
         # What is trained next, with other settings or in memory, needs the device's memory.
         bench.planes.leave_device()
@@ -323,7 +323,7 @@ def _as_figures(
         "predicted_seconds": predicted,
         "tokens_per_second": rows * length / took,
         "tflops": {name: value / took / 1e12 for name, value in flops.items()},
-        "utilisation": flops["hardware"] / took / ceilings.matmul,
+        "utilisation": flops["hardware"] / took / (choices.ranks * ceilings.matmul),
         "exposed": exposed,
         "exposed_share": share,
         "bound": "compute" if share <= HIDDEN else BOUNDS[longest_wait],

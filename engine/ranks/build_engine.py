@@ -37,6 +37,13 @@ def adamw_settings(train: OptimConfig) -> AdamWSettings:
 def lead(store: HostStore, crew: Crew) -> None:
     """Makes the planes of a store, before any is allocated, ones that all ranks change."""
     store.share(crew.memory)
+    lead_shared(store, crew)
+
+
+def lead_shared(store: HostStore, crew: Crew) -> None:
+    """Makes planes in memory that the ranks share ones that they change. None may live on the
+    device.
+    """
     store.divide(crew.shards)
     store.hold_by(LeadingHeld(list(store.layouts), crew.go, crew.wait_for_applied))
 
