@@ -165,7 +165,8 @@ def test_a_cap_that_is_lowered_before_an_evaluation_makes_the_plan_smaller_and_r
     work, lowered = BlockOps.work, []
 
     def lowering(self, op, step):
-        if not step.inputs.training and op.kind == "forward" and not lowered:
+        is_second = run.recorder.snapshot.step == 4  # the first one comes before training
+        if is_second and not step.inputs.training and op.kind == "forward" and not lowered:
             lowered.append(op)
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
@@ -184,5 +185,5 @@ def test_a_cap_that_is_lowered_before_an_evaluation_makes_the_plan_smaller_and_r
     events = events_of(run, PlannedAnew)
     assert events[0].during == "evaluation" and events[0].step == 4
     found = [event.loss for event in events_of(run, EvalFinished)]
-    assert found == pytest.approx(expected, rel=1e-2) and len(found) == 2
+    assert found == pytest.approx(expected, rel=1e-2) and len(found) == 3
     assert newest_checkpoint(run.folder.checkpoints_path).step == 8
