@@ -44,7 +44,7 @@ EVERY = {
     "output.eval_every": 0,
 }
 MOMENTS = "it kills ranks at several moments; a plain run has the first of them"
-KILLS = int(os.environ.get("RAMSTREAM_KILLS", "4"))
+KILLS = int(os.environ.get("RAMSTREAM_KILLS", "2"))
 """Leader and follower are killed at so many random moments each; each time takes some ten seconds.
 """
 
@@ -124,7 +124,7 @@ def draws(count: int) -> list[tuple[int, float, int]]:
     return [(draw.randint(1, 9), draw.uniform(0, 0.1), (2, 1, 4)[k % 3]) for k in range(count)]
 
 
-@pytest.mark.parametrize("moment", in_tiers(draws(KILLS), draws(2), MOMENTS))
+@pytest.mark.parametrize("moment", in_tiers(draws(KILLS), draws(1), MOMENTS))
 def test_a_follower_that_is_killed_costs_no_finished_step(folder, whole, moment):
     step, delay, ranks = moment
     runs = folder / f"follower-{step}-{delay}"
