@@ -29,6 +29,10 @@ class DiskPlanes:
         """Each unit has its pieces here, by the element that they begin at."""
         self.written_bytes = 0
         """The updates of steps have written this many bytes. One lane counts them."""
+        self.written_boundary_bytes = 0
+        """Steps have written this many bytes of boundaries to files beside these, which is counted
+        on the same lane.
+        """
 
     @property
     def nbytes(self) -> int:

@@ -1,4 +1,4 @@
-"""A `SpillFile` is a file of moments in the folder `engine.disk`.
+"""A `SpillFile` is a file of moments or of boundaries in the folder `engine.disk`.
 
 - It has no name. So the system frees its space when the process ends, however it ends: no crash
   and no kill leaves anything behind, and nobody removes it by mistake.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,17 +23,22 @@ from engine.files import FULL, is_full_in_words
 
 class SpillFile:
     """A `SpillFile` reserves `nbytes` bytes in `folder`, which read as zeros at first. Any thread
-    may read and write. Raises SpillError where the system refuses.
+    may read and write. what: the file holds this, in words. Raises SpillError where the system
+    refuses.
     """
 
-    def __init__(self, folder: Path, nbytes: int):
+    def __init__(self, folder: Path, nbytes: int, what: str = "moments"):
         self._folder = folder
+        self._what = what
         self.nbytes = nbytes
         self.is_direct = True
         """Reads and writes go past the page cache."""
         self._descriptor = -1
+        self._closing: weakref.finalize | None = None
         try:
             self._descriptor = self._opened()
+            # An engine whose construction fails later frees its files, too.
+            self._closing = weakref.finalize(self, os.close, self._descriptor)
             if nbytes:
                 self._reserve()
         except OSError as error:
@@ -49,9 +55,9 @@ class SpillFile:
 
     def close(self) -> None:
         """Frees the space of the file. May be called twice."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
         self._descriptor = -1
+        if self._closing is not None:
+            self._closing()
 
     # ------------------------------------------------------------------ inside
 
@@ -112,10 +118,10 @@ class SpillFile:
         folder = self._folder
         if error.errno in FULL:
             return SpillError(
-                f"{is_full_in_words(error)}: moments that engine.disk keeps in {folder} cannot "
+                f"{is_full_in_words(error)}: {self._what} that engine.disk keeps in {folder} cannot "
                 f"{what}; free some of its space, or name another folder."
             )
         return SpillError(
-            f"Moments that engine.disk keeps in {folder} cannot {what} ({error.strerror}); check "
-            "that disk, or name another folder."
+            f"{self._what.capitalize()} that engine.disk keeps in {folder} cannot {what} "
+            f"({error.strerror}); check that disk, or name another folder."
         )

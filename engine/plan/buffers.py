@@ -47,6 +47,10 @@ class BufferKind(Word):
     """It is host memory in which a piece of the moments that are on the disk is updated."""
     HOST_BOUNDARY = "host boundary"
     """It is host memory that keeps the input of a block for one micro-batch."""
+    DISK_BOUNDARY = "disk boundary"
+    """It is a part of a file that keeps the input of a block for one micro-batch."""
+    DISK_RING = "disk ring"
+    """It is host memory that a boundary passes through on its way to the disk and back."""
     CLIP = "clip"
     """It is the clip factor on the host, which is set by the op `clip`."""
     # On the device.

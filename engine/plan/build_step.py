@@ -10,6 +10,7 @@ Three passes turn a step into ops:
    - After a unit's backward its gradient is rounded and sent to the host.
    - After the last round come the summary, the clip factor and the updates. `device_updates` writes
      the ops of optimizers that run on the device, `spilled_updates` those of moments on the disk.
+   - `spilled_boundaries` writes the ops of boundaries on the disk.
 3. `derive_waits` finds, from what the ops read and write, which op must wait for which.
 """
 
@@ -18,7 +19,13 @@ from __future__ import annotations
 from typing import Any
 
 from engine.plan.buffers import EMBED, HEAD
-from engine.plan.choices import PlanChoices, PlaneSizes, settled_blocks, settled_of
+from engine.plan.choices import (
+    PlanChoices,
+    PlaneSizes,
+    bounded_blocks,
+    settled_blocks,
+    settled_of,
+)
 from engine.plan.derive_waits import with_waits
 from engine.plan.device_updates import DeviceUpdates
 from engine.plan.ops import GradientSum
@@ -59,6 +66,7 @@ def build_step_plan(
         graphs=choices.micro_batches // choices.rounds if choices.graphs else 0,
         state_rings=writer.spilled.rings(),
         spill_numel=writer.spilled.numel,
+        disk_rings=writer.on_disk.rings,
         compiled=choices.compiled,
         device_homes=choices.device_homes,
         placed=device.placed_units(),
@@ -112,6 +120,7 @@ def _of_arena(device: DeviceUpdates) -> dict[str, Any]:
 
 ONE_RANK_ONLY = (
     "spilled_units",
+    "spilled_boundaries",
     "gradients_in_sums",
     "outer_in_parked",
     "spare_buffers",
@@ -171,7 +180,7 @@ def _refuse_wrong_ranks(choices: PlanChoices, sizes: PlaneSizes | None) -> None:
 
 
 def _refuse_wrong_spill(blocks: list[str], choices: PlanChoices) -> None:
-    """Raises ValueError where the moments of these units cannot be on the disk."""
+    """Raises ValueError where these moments and boundaries cannot be on the disk."""
     units = 2 + len(blocks)
     if not 0 <= choices.spilled_units <= units - choices.settled_units:
         raise ValueError(
@@ -180,6 +189,13 @@ def _refuse_wrong_spill(blocks: list[str], choices: PlanChoices) -> None:
         )
     if choices.spilled_units and choices.device_homes:
         raise ValueError("moments on the disk cannot be streamed to the device")
+    spilled, bounded = choices.spilled_boundaries, len(bounded_blocks(len(blocks), choices))
+    if not 0 <= spilled <= bounded:
+        raise ValueError(
+            f"the boundaries of {spilled} blocks cannot be on the disk where {bounded} keep one"
+        )
+    if spilled and not choices.host_boundaries:
+        raise ValueError("boundaries go to the disk from the host, and they are on the device")
 
 
 def _refuse_wrong_settlers(blocks: list[str], choices: PlanChoices) -> None:

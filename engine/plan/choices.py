@@ -43,6 +43,11 @@ class PlanChoices:
     moments pass through a few buffers on the host in every step. All other planes of theirs are in
     RAM.
     """
+    spilled_boundaries: int = 0
+    """The boundaries of this many blocks are on the disk from forward to backward. They are counted
+    from the first block that keeps one, since the first ones wait longest. All others are where
+    `host_boundaries` says, which must be on the host.
+    """
     kept_blocks: int = 0
     """This many blocks, counted from the last, keep their activations from forward to backward.
     They are not recomputed.
@@ -150,6 +155,12 @@ def seconds_of_pairs(blocks: int, choices: PlanChoices) -> range:
     """
     recomputed = blocks - choices.kept_blocks
     return range(1, recomputed, 2) if choices.boundary_blocks == 2 else range(0)
+
+
+def bounded_blocks(blocks: int, choices: PlanChoices) -> list[int]:
+    """Returns which of so many blocks, counted from 0, keep a boundary for each micro-batch."""
+    seconds = seconds_of_pairs(blocks, choices)
+    return [block for block in range(blocks - choices.kept_blocks) if block not in seconds]
 
 
 def summed_apart(blocks: int, choices: PlanChoices) -> range:

@@ -36,7 +36,9 @@ UPDATE_LANES = (Lane.STATES_IN, Lane.UPDATE, Lane.STATES_OUT, Lane.GRADIENTS_OUT
 host, to which it sends parked gradients. They have no ops in other plans.
 """
 DISK_LANES = (Lane.READ, Lane.WRITE)
-"""These lanes read moments from the disk and write them back. They have no ops in other plans."""
+"""These lanes read moments and boundaries from the disk and write them. They have no ops in other
+plans.
+"""
 RARE_LANES = (*UPDATE_LANES, Lane.EXCHANGE, *DISK_LANES)
 """These lanes have ops in some plans only. EXCHANGE is that of plans for several ranks."""
 
@@ -52,6 +54,8 @@ class OpKind(Word):
     RECOMPUTE = "recompute"
     STORE_BOUNDARY = "store_boundary"
     FETCH_BOUNDARY = "fetch_boundary"
+    WRITE_BOUNDARY = "write_boundary"
+    READ_BOUNDARY = "read_boundary"
     LOSS = "loss"
     BACKWARD = "backward"
     EMBED_BACKWARD = "embed_backward"
@@ -180,10 +184,13 @@ class Prefetch(Op):
 
 @dataclass(frozen=True, slots=True)
 class FetchBoundary(OfMicroBatch):
-    """A `FetchBoundary` brings a boundary from the host to a ring buffer."""
+    """A `FetchBoundary` brings a boundary from the host to a ring buffer. One that was on the disk
+    is in the buffer `host` there.
+    """
 
     kind, lane = OpKind.FETCH_BOUNDARY, Lane.H2D
     ring: Buffer = field(kw_only=True)
+    host: Buffer | None = field(kw_only=True, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,10 +326,13 @@ class UpdateInPlace(Op):
 
 @dataclass(frozen=True, slots=True)
 class StoreBoundary(OfMicroBatch):
-    """A `StoreBoundary` sends a boundary from its ring buffer to the host."""
+    """A `StoreBoundary` sends a boundary from its ring buffer to the host. One that goes on to the
+    disk passes through the buffer `host` there.
+    """
 
     kind, lane = OpKind.STORE_BOUNDARY, Lane.D2H
     ring: Buffer = field(kw_only=True)
+    host: Buffer | None = field(kw_only=True, default=None)
 
 
 @dataclass(frozen=True, slots=True)

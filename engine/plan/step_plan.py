@@ -35,6 +35,8 @@ class StepPlan:
     """Pieces of the moments that are on the disk are updated in these buffers on the host."""
     spill_numel: int = 0
     """Such a piece has at most this many elements."""
+    disk_rings: tuple[Buffer, ...] = ()
+    """Boundaries pass through these buffers on the host on their way to the disk and back."""
     compiled: bool = False
     """The kernels of the blocks and of the loss are compiled."""
     device_homes: tuple[str, ...] = ()

@@ -46,6 +46,7 @@ from engine.plan.ops import (
 )
 from engine.plan.rank_ops import AllGather, AllReduce, Meet, ReduceScatter
 from engine.plan.shards import Shards
+from engine.plan.spilled_boundaries import ReadBoundary, WriteBoundary
 from engine.plan.step_plan import StepPlan
 
 _OF_EVERY_OP = ("index", "unit", "reads", "writes", "waits", "waits_previous")
@@ -55,7 +56,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "keeps": Keeps,
     "following": str,
     **dict.fromkeys(("first", "adds", "last", "recomputes", "whole"), lambda text: text == "yes"),
-    **dict.fromkeys(("slot", "grad", "staging", "ring", "buffer", "states"), read_buffer),
+    **dict.fromkeys(("slot", "grad", "staging", "ring", "host", "buffer", "states"), read_buffer),
 }
 """Each function parses the text of the op field of that name."""
 
@@ -81,6 +82,8 @@ OP_TYPES: dict[OpKind, type[Op]] = {
         Summary,
         UpdateInPlace,
         StoreBoundary,
+        WriteBoundary,
+        ReadBoundary,
         Offload,
         OffloadParked,
         Clip,
@@ -138,6 +141,8 @@ def to_text(plan: StepPlan) -> str:
             f"state rings: {', '.join(map(str, plan.state_rings))}",
             f"elements of a piece on the disk: {plan.spill_numel}",
         ]
+    if plan.disk_rings:
+        facts.append(f"disk rings: {', '.join(map(str, plan.disk_rings))}")
     if plan.settled:
         facts.append(f"settled: {_places_text(plan.settled)}")
     if plan.held:  # only some passes without gradients have such units
@@ -172,6 +177,7 @@ def _read_plan(text: str) -> StepPlan:
         gradient_rings=_read_buffers(facts.get("gradient rings", "")),
         state_rings=_read_buffers(facts.get("state rings", "")),
         spill_numel=int(facts.get("elements of a piece on the disk", 0)),
+        disk_rings=_read_buffers(facts.get("disk rings", "")),
         compiled=facts["compiled"] == "yes",
         device_homes=_words(facts["homes on the device"]),
         placed=_read_places(facts["placed"]),

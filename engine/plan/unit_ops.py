@@ -35,6 +35,7 @@ from engine.plan.pieces import cut
 from engine.plan.rank_ops import AllGather, ReduceScatter
 from engine.plan.rounds import HostBoundaries, Round, Uses, gradient_of, host_boundary, state_after
 from engine.plan.shards import Shards
+from engine.plan.spilled_boundaries import SpilledBoundaries
 from engine.plan.spilled_updates import SpilledUpdates
 from engine.plan.step_buffers import CLIP, LOSS, SUMMARY, StepBuffers, hidden, host_gradient
 
@@ -71,6 +72,7 @@ class UnitOps:
         places = Places(self.buffers.lasting_slots(), self.buffers.shared_sums())
         self.device = DeviceUpdates(blocks, places, choices, sizes, self._drafts)
         self.spilled = SpilledUpdates(blocks, self.buffers, choices, sizes, self._drafts)
+        self.on_disk = SpilledBoundaries(blocks, choices, self._drafts)
 
     # ------------------------------------------------------------------ forward
 
@@ -106,14 +108,17 @@ class UnitOps:
             keeps=keeps,
         )
         if ring is not None:
-            self._emit(
-                StoreBoundary,
-                block,
-                {ring: Content(ContentKind.BOUNDARY, block, micro_batch)},
-                host_boundary(block, micro_batch, round_),
-                micro_batch=micro_batch,
-                ring=ring,
-            )
+            self._store_boundary(block, micro_batch, round_, ring)
+
+    def _store_boundary(self, block: str, micro_batch: int, round_: Round, ring: Buffer) -> None:
+        """Sends a boundary from a ring buffer to the host, and on to the disk if it waits there."""
+        boundary = Content(ContentKind.BOUNDARY, block, micro_batch)
+        host = self.on_disk.ring_out(block)
+        writes = host_boundary(block, micro_batch, round_) if host is None else {host: boundary}
+        place = {"micro_batch": micro_batch, "ring": ring, "host": host}
+        self._emit(StoreBoundary, block, {ring: boundary}, writes, **place)
+        if host is not None:
+            self.on_disk.write(block, micro_batch, round_, host)
 
     def _keeps(self, block: str) -> Keeps:
         """Returns what a forward keeps of the block."""
@@ -172,14 +177,13 @@ class UnitOps:
             return
         ring = self.buffers.next_ring(BufferKind.FETCH_RING)
         boundaries.comes_in(micro_batch, ring)
-        self._emit(
-            FetchBoundary,
-            block,
-            host_boundary(block, micro_batch, round_),
-            {ring: Content(ContentKind.BOUNDARY, block, micro_batch)},
-            micro_batch=micro_batch,
-            ring=ring,
-        )
+        boundary = Content(ContentKind.BOUNDARY, block, micro_batch)
+        host = self.on_disk.ring_in(block)
+        reads = host_boundary(block, micro_batch, round_) if host is None else {host: boundary}
+        place = {"micro_batch": micro_batch, "ring": ring, "host": host}
+        self._emit(FetchBoundary, block, reads, {ring: boundary}, **place)
+        if host is not None:
+            self.on_disk.read_next()
 
     def _backward_group(
         self, group: Sequence[str], round_: Round, boundaries: HostBoundaries

@@ -133,6 +133,7 @@ class StepWriter(UnitOps):
         self._finish_gradient(HEAD, round_)
         finished: set[str] = set()
         groups = self.buffers.backward_groups()
+        self.on_disk.read_first([group[-1] for group in groups], round_)
         boundaries = self._fetch_boundaries(groups[0], round_)
         for group, following in zip(groups, [*groups[1:], None]):
             self._fetch_ahead()

@@ -44,7 +44,8 @@ HOST:
 - `home` does no work: by its waits, it finishes once all pieces of a step are on the host.
 
 READ and WRITE: `read_states` and `write_states` move moments between the disk and ring buffers on
-the host, in which `update` changes them.
+the host, in which `update` changes them. `write_boundary` and `read_boundary` take a block's input
+to the disk and back, through ring buffers of their own.
 
 `BlockOps` makes no choices and has no threads. The executor calls ``work(op, step)`` to get the
 function that the backend runs on the op's lane. Copies are submitted without waiting
@@ -78,6 +79,7 @@ from engine.plan.ops import (
     Summary,
     Update,
 )
+from engine.plan.spilled_boundaries import ReadBoundary, WriteBoundary
 from engine.plan.step_plan import StepPlan
 from engine.runtime import block_passes, compute_ops, exchange_ops, gradient_sums, update_ops
 from engine.runtime.device_adamw import clip_of
@@ -146,14 +148,13 @@ def _prefetch(context: OpContext, op: Prefetch, _step: StepUnderWay) -> None:
 
 
 def _store_boundary(context: OpContext, op: StoreBoundary, step: StepUnderWay) -> None:
-    host = context.host_boundaries[op.unit, op.micro_batch]
     numel = step.shapes[op.micro_batch].numel()
-    host[:numel].copy_(context.state.rings[op.ring][:numel], non_blocking=True)
+    context.boundaries.on_host(op)[:numel].copy_(context.state.rings[op.ring][:numel], non_blocking=True)
 
 
 def _fetch_boundary(context: OpContext, op: FetchBoundary, step: StepUnderWay) -> None:
-    host = context.host_boundaries[op.unit, op.micro_batch]
     numel = step.shapes[op.micro_batch].numel()
+    host = context.boundaries.on_host(op)
     context.state.rings[op.ring][:numel].copy_(host[:numel], non_blocking=True)
 
 
@@ -251,10 +252,23 @@ def _portion(context: OpContext, op: Update) -> Portion | None:
     return Portion(start, gradient, moments)
 
 
+# ---------------------------------------------------------------------- READ and WRITE
+
+
+def _write_boundary(context: OpContext, op: WriteBoundary, step: StepUnderWay) -> None:
+    context.boundaries.write(op, step.shapes[op.micro_batch].numel())
+
+
+def _read_boundary(context: OpContext, op: ReadBoundary, step: StepUnderWay) -> None:
+    context.boundaries.read(op, step.shapes[op.micro_batch].numel())
+
+
 WORK: dict[OpKind, Work] = {
     OpKind.PREFETCH: _prefetch,
     OpKind.STORE_BOUNDARY: _store_boundary,
     OpKind.FETCH_BOUNDARY: _fetch_boundary,
+    OpKind.WRITE_BOUNDARY: _write_boundary,
+    OpKind.READ_BOUNDARY: _read_boundary,
     OpKind.FETCH_GRAD: _fetch_grad,
     OpKind.OFFLOAD: _offload,
     OpKind.OFFLOAD_PARKED: _offload_parked,

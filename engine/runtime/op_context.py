@@ -14,6 +14,7 @@ from engine.plan.buffers import Buffer
 from engine.plan.step_plan import StepPlan
 from engine.runtime.backend import Backend
 from engine.runtime.device_state import DeviceState
+from engine.runtime.registered_buffers import KeptBoundaries
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class EngineParts:
     """Each buffer holds moments that are on the disk while they are updated, in whole pages."""
     exchange: Exchange | None
     """The other ranks are reached through it; None where there are none."""
-    host_boundaries: dict[tuple[str, int], torch.Tensor]
-    """Boundaries on the host, by (unit, micro-batch), are flat tensors [numel]."""
+    boundaries: KeptBoundaries
+    """Boundaries wait there from forward to backward, where they do not wait on the device."""
 
 
 class OpContext:
@@ -54,7 +55,7 @@ class OpContext:
         self.loss_chunk = parts.loss_chunk
         self.gradient_rings = parts.gradient_rings
         self.state_rings = parts.state_rings
-        self.host_boundaries = parts.host_boundaries
+        self.boundaries = parts.boundaries
         self.units = {unit.name: unit for unit in parts.model.units}
         self.positions = {unit.name: place for place, unit in enumerate(parts.model.units)}
         """Each unit has this index among all units."""

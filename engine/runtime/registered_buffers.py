@@ -1,7 +1,7 @@
 """Some host memory is read and written by the device while a step runs: boundaries, the inputs of
 blocks, wait there until the backward of their block, and pieces of parked gradients pass through it
 on their way to the optimizer. This file allocates that memory and registers it with the device. It
-also allocates the memory that moments on the disk pass through.
+also allocates the memory that moments and boundaries on the disk pass through.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import torch
 from engine.errors import FitError
 from engine.host.host_store import HostStore
 from engine.host.mapped_memory import map_memory, populate
+from engine.host.spill_file import SpillFile
 from engine.plan.buffers import Buffer
-from engine.plan.ops import StoreBoundary
+from engine.plan.ops import FetchBoundary, StoreBoundary
+from engine.plan.spilled_boundaries import ReadBoundary, WriteBoundary
 from engine.plan.step_plan import StepPlan
-from engine.planes.spilled import state_ring_bytes
+from engine.planes.spilled import state_ring_bytes, whole_pages
 from engine.runtime.backend import Backend
 from engine.words import in_gib
 
@@ -61,14 +63,85 @@ class RegisteredBuffers(Generic[K]):
         self.tensors.clear()
 
 
-def host_boundaries(
-    plan: StepPlan, numel: int, dtype: torch.dtype, backend: Backend
-) -> RegisteredBuffers[tuple[str, int]]:
-    """Returns a buffer for each boundary that the plan stores on the host, by (unit, micro-batch).
-    A boundary has at most `numel` elements.
+class KeptBoundaries:
+    """A `KeptBoundaries` owns what keeps boundaries on the host from forward to backward: a buffer
+    for each that waits in RAM, and for those that wait on the disk a file with a place for each,
+    with the buffers that they pass through. The latter begin at whole pages. A boundary has at most
+    `numel` elements. Raises SpillError where the disk has no space.
     """
-    keys = [(op.unit, op.micro_batch) for op in plan.ops if isinstance(op, StoreBoundary)]
-    return RegisteredBuffers(keys, numel, dtype, backend)
+
+    def __init__(
+        self, plan: StepPlan, numel: int, dtype: torch.dtype, backend: Backend, store: HostStore
+    ):
+        stored = [op for op in plan.ops if isinstance(op, StoreBoundary)]
+        in_ram = [(op.unit, op.micro_batch) for op in stored if op.host is None]
+        on_disk = [(op.unit, op.micro_batch) for op in stored if op.host is not None]
+        self._room = whole_pages(numel * dtype.itemsize)
+        self._places = {key: place * self._room for place, key in enumerate(on_disk)}
+        self._disk = store.disk if on_disk else None
+        self._file: SpillFile | None = None
+        if self._disk is not None:
+            self._file = SpillFile(self._disk.folder, len(on_disk) * self._room, "boundaries")
+        self._in_ram = RegisteredBuffers(in_ram, numel, dtype, backend)
+        ring_numel = self._room // dtype.itemsize
+        self._rings = RegisteredBuffers(plan.disk_rings, ring_numel, dtype, backend)
+
+    @property
+    def nbytes(self) -> int:
+        """The buffers have this many bytes of RAM."""
+        return self._in_ram.nbytes + self._rings.nbytes
+
+    @property
+    def refused_bytes(self) -> int:
+        """The system refused to register this many bytes of them."""
+        both = (self._in_ram, self._rings)
+        return sum(buffers.nbytes for buffers in both if buffers.is_refused)
+
+    @property
+    def file_bytes(self) -> int:
+        """The file has this many bytes."""
+        return 0 if self._file is None else self._file.nbytes
+
+    @property
+    def is_direct(self) -> bool:
+        """Tells whether reads and writes of the file go past the page cache."""
+        return self._file is None or self._file.is_direct
+
+    def on_host(self, op: StoreBoundary | FetchBoundary) -> torch.Tensor:
+        """Returns the host memory that the op copies to or from, a flat tensor [at least `numel`]:
+        that of its boundary, or a buffer on the way to the disk and back.
+        """
+        if op.host is None:
+            return self._in_ram.tensors[op.unit, op.micro_batch]
+        return self._rings.tensors[op.host]
+
+    def write(self, op: WriteBoundary, numel: int) -> None:
+        """Writes the first `numel` elements of the op's buffer to the place of its boundary. Raises
+        SpillError.
+        """
+        assert self._file is not None  # a plan with such ops has places on the disk
+        assert self._disk is not None
+        pages = self._pages(op.host, numel)
+        self._file.write(pages, self._places[op.unit, op.micro_batch])
+        self._disk.written_boundary_bytes += len(pages)
+
+    def read(self, op: ReadBoundary, numel: int) -> None:
+        """Reads so many elements from that place to the op's buffer. Raises SpillError."""
+        assert self._file is not None
+        self._file.read(self._pages(op.host, numel), self._places[op.unit, op.micro_batch])
+
+    def _pages(self, ring: Buffer, numel: int) -> memoryview:
+        """Returns the whole pages of a buffer that hold its first `numel` elements."""
+        tensor = self._rings.tensors[ring]
+        memory = memoryview(tensor.view(torch.uint8).numpy())
+        return memory[: whole_pages(numel * tensor.element_size())]
+
+    def close(self) -> None:
+        """Frees the memory and the space of the file. May be called twice."""
+        self._in_ram.close()
+        self._rings.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def gradient_rings(

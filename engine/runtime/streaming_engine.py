@@ -55,7 +55,7 @@ from engine.runtime.forward_passes import (
     sweeps,
 )
 from engine.runtime.op_context import EngineParts
-from engine.runtime.registered_buffers import StateRings, gradient_rings, host_boundaries
+from engine.runtime.registered_buffers import KeptBoundaries, StateRings, gradient_rings
 from engine.runtime.step import (
     DeviceBatch,
     StepInputs,
@@ -103,7 +103,7 @@ class StreamingEngine:
         validate(self.plan)
         boundary_numel = settings.tokens * model.hidden_width
         dtype = TORCH_DTYPES[model.dtype]
-        self._boundaries = host_boundaries(self.plan, boundary_numel, dtype, backend)
+        self.boundaries = KeptBoundaries(self.plan, boundary_numel, dtype, backend, store)
         self._gradient_rings = gradient_rings(self.plan, dtype, backend)
         self._state_rings = StateRings(self.plan.state_rings, store)
         self.state = DeviceState(
@@ -127,7 +127,7 @@ class StreamingEngine:
             gradient_rings=self._gradient_rings.tensors,
             state_rings=self._state_rings.buffers,
             exchange=settings.exchange,
-            host_boundaries=self._boundaries.tensors,
+            boundaries=self.boundaries,
         )
         boundary_bytes = boundary_numel * dtype.itemsize
         self._passes = ForwardPasses(self._parts, self.choices, boundary_bytes)
@@ -412,14 +412,14 @@ class StreamingEngine:
 
     @property
     def boundary_bytes(self) -> int:
-        """The host holds this many bytes of boundaries."""
-        return self._boundaries.nbytes
+        """The host holds this many bytes of boundaries, those on their way to the disk included."""
+        return self.boundaries.nbytes
 
     @property
     def refused_bytes(self) -> int:
         """The system refused to register this many bytes of host memory for transfers."""
-        rings = (self._boundaries, self._gradient_rings)
-        refused = sum(memory.nbytes for memory in rings if memory.is_refused)
+        rings = self._gradient_rings
+        refused = self.boundaries.refused_bytes + (rings.nbytes if rings.is_refused else 0)
         return self._parts.store.refused_bytes + refused
 
     def close(self) -> None:
@@ -428,7 +428,7 @@ class StreamingEngine:
         """
         if self._graphs is not None:
             self._graphs.close()
-        self._boundaries.close()
+        self.boundaries.close()
         self._gradient_rings.close()
         self._state_rings.close()
         self.state.close()

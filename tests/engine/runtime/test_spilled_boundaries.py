@@ -1,0 +1,221 @@
+"""Boundaries on the disk: backward finds what forward has left, whichever blocks' boundaries are
+there and whichever lanes are late.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.errors import SpillError
+from engine.plan.build_step import build_step_plan
+from engine.plan.choices import PlaneSizes
+from engine.plan.ops import DISK_LANES, GradientSum, Lane, OpKind
+from engine.plan.spilled_boundaries import DISK_RINGS
+from engine.planes import spilled
+from engine.planes.spilled import PAGE
+from tests.engine.plan.test_laws import BASE, DelayedBackend, assert_same_bits
+from tests.engine.runtime.test_settled_units import kept_planes
+from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+
+pytestmark = pytest.mark.computing
+
+LAYERS = 5
+ON_HOST = dataclasses.replace(BASE, host_boundaries=True)
+FRAMES = {
+    "plain": {},
+    "six micro-batches": dict(micro_batches=6),
+    "one ring": dict(micro_batches=3, boundary_rings=1),
+    "rounds": dict(micro_batches=4, rounds=2, gradient_sum=GradientSum.DEVICE),
+    "sums on the host": dict(micro_batches=4, rounds=2, gradient_sum=GradientSum.HOST),
+    "two kept": dict(kept_blocks=2, resident_blocks=2),
+    "pairs": dict(boundary_blocks=2, slots=3, micro_batches=3),
+    "parked": dict(parked_gradients=True, shared_outer_slot=True),
+    "some live on the device": dict(settled_units=3),
+}
+BOUNDED = {"two kept": 3, "pairs": 3}
+"""So many of the blocks keep a boundary, where not all do."""
+LATE = ((Lane.READ,), (Lane.WRITE,), (Lane.D2H,), (Lane.H2D,), (*DISK_LANES, Lane.COMPUTE), Lane)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    """Moments that are on the disk, too, have more pieces than there are ring buffers."""
+    monkeypatch.setattr(spilled, "SPILL_NUMEL", 512)
+
+
+def run_of(choices, folder: Path, **how):
+    plain = plain_model(tiny_config("qwen3", num_hidden_layers=LAYERS))
+    return streamed(plain, choices, max_grad_norm=0.5, disk=folder, **how)
+
+
+def planes_after(choices, folder: Path, late=(), steps=3, **how):
+    """The planes of weights and moments after some steps, and a dry run before them."""
+    if late:
+        how["backend"] = DelayedBackend(late)
+    run = run_of(choices, folder, **how)
+    run.engine.dry_run(random_batches(choices.micro_batches, seed=9))
+    for step in range(1, steps + 1):
+        run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
+    run.engine.drain()
+    planes = kept_planes(run)
+    run.close()
+    return planes
+
+
+def with_spilled(base, frame: str):
+    """Yields the choices with one, some and all boundaries on the disk."""
+    for count in sorted({1, 2, BOUNDED.get(frame, LAYERS)}):
+        yield dataclasses.replace(base, spilled_boundaries=count)
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_bits_are_those_of_boundaries_in_ram(frame, dtype, tmp_path):
+    base = dataclasses.replace(ON_HOST, **FRAMES[frame])
+    expected = planes_after(base, tmp_path, dtype=dtype)
+    for choices in with_spilled(base, frame):
+        assert_same_bits(planes_after(choices, tmp_path, dtype=dtype), expected)
+
+
+@pytest.mark.parametrize("late", LATE, ids=str)
+@pytest.mark.parametrize("frame", FRAMES)
+def test_a_late_lane_changes_nothing(frame, late, tmp_path):
+    base = dataclasses.replace(ON_HOST, **FRAMES[frame])
+    expected = planes_after(base, tmp_path)
+    for choices in with_spilled(base, frame):
+        assert_same_bits(planes_after(choices, tmp_path, late), expected)
+
+
+@pytest.mark.parametrize("late", [(), Lane], ids=["inline", "late"])
+@pytest.mark.parametrize("frame", ["plain", "rounds", "parked", "pairs"])
+def test_moments_may_be_on_the_disk_too(frame, late, tmp_path):
+    base = dataclasses.replace(ON_HOST, **FRAMES[frame])
+    expected = planes_after(base, tmp_path)
+    for units in (1, 4):
+        for choices in with_spilled(dataclasses.replace(base, spilled_units=units), frame):
+            assert_same_bits(planes_after(choices, tmp_path, late), expected)
+
+
+def test_a_file_system_without_direct_access_gives_the_same_bits(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "O_DIRECT", 0)
+    choices = dataclasses.replace(ON_HOST, spilled_boundaries=3)
+    expected = planes_after(ON_HOST, tmp_path)
+    assert_same_bits(planes_after(choices, tmp_path), expected)
+
+
+def test_the_first_blocks_go_to_the_disk_and_pass_through_few_buffers(tmp_path):
+    choices = dataclasses.replace(ON_HOST, spilled_boundaries=3, micro_batches=4)
+    run = run_of(choices, tmp_path)
+    ops = run.engine.plan.ops
+    written = [op for op in ops if op.kind == OpKind.WRITE_BOUNDARY]
+    assert list(Counter(op.unit for op in written)) == ["block 0", "block 1", "block 2"]
+    read = [op for op in ops if op.kind == OpKind.READ_BOUNDARY]
+    assert [op.unit for op in read[::4]] == ["block 2", "block 1", "block 0"]
+    assert len(written) == len(read) == 3 * 4
+    assert len(run.engine.plan.disk_rings) == DISK_RINGS
+    assert run.engine.boundaries.file_bytes == 3 * 4 * PAGE  # 24 x 32 floats are less than a page
+    run.close()
+
+
+def test_reads_are_ahead_of_backward(tmp_path):
+    """Every buffer is being filled or full before the first boundary is fetched from one."""
+    choices = dataclasses.replace(ON_HOST, spilled_boundaries=LAYERS, micro_batches=4)
+    run = run_of(choices, tmp_path)
+    ops = run.engine.plan.ops
+    reads = [op.index for op in ops if op.kind == OpKind.READ_BOUNDARY]
+    fetches = [op.index for op in ops if op.kind == OpKind.FETCH_BOUNDARY]
+    assert reads[DISK_RINGS - 1] < fetches[0]
+    for fetch, read in zip(fetches, reads[DISK_RINGS:]):
+        assert ops[read].waits[-1] == fetch == read - 1
+    run.close()
+
+
+def test_what_was_written_is_counted_in_whole_pages(tmp_path):
+    """Shorter micro-batches write less."""
+    choices = dataclasses.replace(ON_HOST, spilled_boundaries=2)
+    run = run_of(choices, tmp_path, tokens=24 * 100)
+    run.engine.train_step(1, random_batches(2, seed=1), 1e-2)
+    run.engine.drain()
+    assert run.store.disk.written_boundary_bytes == 2 * 2 * PAGE
+    assert run.store.disk.written_bytes == 0
+    run.engine.evaluate(random_batches(2, seed=1))
+    assert run.store.disk.written_boundary_bytes == 2 * 2 * PAGE
+    assert list(tmp_path.iterdir()) == []
+    run.close()
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        ("preadv", "cannot be read (Input/output error)"),
+        ("pwritev", "cannot be written (Input/output error)"),
+    ],
+)
+def test_an_error_of_the_disk_is_one_sentence_and_nothing_is_applied(
+    call, words, tmp_path, monkeypatch
+):
+    run = run_of(dataclasses.replace(ON_HOST, spilled_boundaries=2), tmp_path)
+    run.engine.train_step(1, random_batches(2, seed=1), 1e-2)
+    run.engine.drain()
+    before = kept_planes(run)
+
+    def refused(*_):
+        raise OSError(5, os.strerror(5))
+
+    monkeypatch.setattr(os, call, refused)
+    with pytest.raises(SpillError) as caught:
+        run.engine.train_step(2, random_batches(2, seed=2), 1e-2)
+        run.engine.drain()
+    assert str(caught.value).startswith(f"Boundaries that engine.disk keeps in {tmp_path} {words}")
+    assert not run.store.held.is_mixed
+    assert_same_bits(kept_planes(run), before)
+    run.close()
+
+
+def test_a_full_disk_is_told_before_training(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(SpillError, match=r"^The disk is full: boundaries that engine.disk keeps"):
+        run_of(dataclasses.replace(ON_HOST, spilled_boundaries=2), tmp_path)
+
+
+def test_a_folder_is_needed():
+    plain = plain_model(tiny_config("qwen3"))
+    with pytest.raises(SpillError, match="set engine.disk to one"):
+        streamed(plain, dataclasses.replace(ON_HOST, spilled_boundaries=2))
+
+
+def test_an_engine_that_cannot_be_built_frees_its_file(tmp_path, monkeypatch):
+    from engine.runtime import streaming_engine
+
+    def short(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(streaming_engine, "gradient_rings", short)
+    before = np.array(sorted(os.listdir("/proc/self/fd")))
+    with pytest.raises(MemoryError):
+        run_of(dataclasses.replace(ON_HOST, spilled_boundaries=2), tmp_path)
+    assert np.array_equal(before, np.array(sorted(os.listdir("/proc/self/fd"))))
+
+
+def test_wrong_choices_are_refused():
+    blocks = [f"block {index}" for index in range(LAYERS)]
+    sizes = PlaneSizes(dict.fromkeys(("embed", *blocks, "head"), 64))
+    for changes, words in (
+        (dict(spilled_boundaries=6), "of 6 blocks cannot be on the disk where 5 keep one"),
+        (dict(spilled_boundaries=3, kept_blocks=3), "where 2 keep one"),
+        (dict(spilled_boundaries=4, boundary_blocks=2), "where 3 keep one"),
+        (dict(spilled_boundaries=1, host_boundaries=False), "they are on the device"),
+        (dict(spilled_boundaries=1, ranks=2), "is for one rank"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            build_step_plan(blocks, False, dataclasses.replace(ON_HOST, **changes), sizes)

@@ -1,0 +1,91 @@
+"""Boundaries on the disk, on lanes that run at once: the bits are those of boundaries in RAM, in
+any plan, whichever lane is late. Each test also runs without a GPU (`tests.support.lanes`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+
+import pytest
+import torch
+
+from engine.errors import SpillError
+from engine.plan.ops import DISK_LANES, Lane
+from engine.planes import spilled
+from tests.engine.plan.test_laws import assert_same_bits
+from tests.engine.runtime.test_settled_units import kept_planes
+from tests.engine.runtime.test_spilled_boundaries import (
+    FRAMES,
+    LAYERS,
+    ON_HOST,
+    planes_after,
+    run_of,
+    with_spilled,
+)
+from tests.support.tiny import random_batches
+
+pytestmark = pytest.mark.computing
+
+LATE = ((Lane.READ,), (Lane.WRITE,), (Lane.H2D,), (Lane.D2H,), (Lane.COMPUTE,), DISK_LANES)
+EACH = dataclasses.replace(ON_HOST, spilled_boundaries=LAYERS, micro_batches=3)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    """Moments that are on the disk, too, have more pieces than there are ring buffers."""
+    monkeypatch.setattr(spilled, "SPILL_NUMEL", 512)
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+def test_the_bits_are_those_of_boundaries_in_ram(lanes, frame, tmp_path):
+    base = dataclasses.replace(ON_HOST, **FRAMES[frame])
+    expected = planes_after(base, tmp_path, backend=lanes())
+    for choices in with_spilled(base, frame):
+        assert_same_bits(planes_after(choices, tmp_path, backend=lanes()), expected)
+
+
+@pytest.mark.parametrize("units", [0, 3], ids=["alone", "beside moments"])
+@pytest.mark.parametrize("late", LATE, ids=str)
+def test_delays_change_nothing(lanes, late, units, tmp_path):
+    expected = planes_after(
+        dataclasses.replace(EACH, spilled_boundaries=0), tmp_path, backend=lanes()
+    )
+    choices = dataclasses.replace(EACH, spilled_units=units)
+    assert_same_bits(planes_after(choices, tmp_path, backend=lanes(late)), expected)
+
+
+@pytest.mark.parametrize(
+    "careless, slow",
+    [(Lane.READ, Lane.WRITE), (Lane.WRITE, Lane.D2H), (Lane.H2D, Lane.READ), (Lane.D2H, Lane.WRITE)],
+)
+def test_a_missing_wait_is_found(lanes, careless, slow, tmp_path):
+    """The delays have teeth: without the waits of one lane they change the bits."""
+    expected = planes_after(EACH, tmp_path, backend=lanes())
+    ours = planes_after(EACH, tmp_path, backend=lanes((slow,), (careless,)))
+    assert any(
+        not torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(ours, expected)
+    )
+
+
+@pytest.mark.parametrize("call", ["preadv", "pwritev"])
+def test_an_error_of_the_disk_ends_the_steps(lanes, call, tmp_path, monkeypatch):
+    run = run_of(EACH, tmp_path, backend=lanes())
+    run.engine.train_step(1, random_batches(3, seed=1), 1e-2)
+    run.engine.drain()
+    before = kept_planes(run)
+
+    def refused(*_):
+        raise OSError(5, os.strerror(5))
+
+    monkeypatch.setattr(os, call, refused)
+    with pytest.raises(SpillError, match="^Boundaries that engine.disk keeps"):
+        for step in (2, 3, 4):
+            run.engine.train_step(step, random_batches(3, seed=step), 1e-2)
+        run.engine.drain()
+    with contextlib.suppress(SpillError):  # the lanes must have ended
+        run.engine.drain()
+    assert not run.store.held.is_mixed and run.store.held.step == 1
+    assert_same_bits(kept_planes(run), before)
+    run.close()
