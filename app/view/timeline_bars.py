@@ -58,7 +58,10 @@ OP_GROUPS = {
         OLIVE,
         (OpKind.MEET, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER, OpKind.ALL_REDUCE),
     ),
-    "Moments on the disk": (AMBER, (OpKind.READ_STATES, OpKind.WRITE_STATES)),
+    "Disk": (
+        AMBER,
+        (OpKind.READ_STATES, OpKind.WRITE_STATES, OpKind.READ_BOUNDARY, OpKind.WRITE_BOUNDARY),
+    ),
 }
 """Each colour of the timeline represents these ops, in the order of the legend."""
 
@@ -67,7 +70,7 @@ WAITS = {
     "h2d": (BLUE, "weights (H2D)"),
     "d2h": (ORANGE, "gradients out (D2H)"),
     "optimizer": (PINK, "the optimizer"),
-    "disk": (AMBER, "moments on the disk"),
+    "disk": (AMBER, "the disk"),
     "exchange": (OLIVE, "the other GPUs"),
     "other": (GREY, "other work"),
 }
@@ -85,6 +88,8 @@ OP_WORDS: dict[str, str] = {
     OpKind.UPDATE: "optimizer",
     OpKind.READ_STATES: "moments from the disk",
     OpKind.WRITE_STATES: "moments to the disk",
+    OpKind.READ_BOUNDARY: "boundary from the disk",
+    OpKind.WRITE_BOUNDARY: "boundary to the disk",
     OpKind.SUMMARY: "loss and norms out",
     OpKind.STORE_BOUNDARY: "boundary to host",
     OpKind.FETCH_BOUNDARY: "boundary from host",

@@ -24,6 +24,7 @@ from engine.bench.resident import (
     resident_bytes,
     train_resident,
 )
+from engine.bench.step_flops import step_flops
 from engine.bench.steps import (
     Planes,
     RunFigures,
@@ -36,7 +37,7 @@ from engine.bench.time_evaluation import time_evaluation
 from engine.config.settings import TrainConfig
 from engine.data.rows import micro_batch_bounds
 from engine.errors import ConfigError, FitError
-from engine.fit.cost import MicroBatch, step_flops
+from engine.fit.cost import MicroBatch
 from engine.fit.job import Job, Target
 from engine.fit.needs import Verdict
 from engine.fit.planner import Chosen

@@ -318,7 +318,11 @@ def report_as_text(report: FitReport, machine: Machine) -> str:
     )
     lines += _time_in_words(time)
     if report.spill is not None:
-        lines += ["", "Disk of moments", *(f"  {said}" for said in report.spill.sentences())]
+        lines += [
+            "",
+            "What goes to engine.disk",
+            *(f"  {said}" for said in report.spill.sentences()),
+        ]
     return "\n".join([*lines, *_notes(machine)])
 
 
@@ -350,6 +354,9 @@ def _plan_as_text(choices: Mapping[str, Any], blocks: int) -> list[str]:
     ]
     if choices.get("spilled_units"):
         lines.append(f"  {choices['spilled_units']} of {blocks + 2} units have moments on the disk")
+    if choices.get("spilled_boundaries"):
+        spilled = counted(choices["spilled_boundaries"], "block")
+        lines.append(f"  boundaries of {spilled} are on the disk")
     if choices.get("device_homes") is not None:
         # The embedding and the head are units as well.
         lines += [f"  {line}" for line in _updates_in_words(choices, blocks + 2)]

@@ -243,9 +243,10 @@ class EngineConfig:
     """
 
     disk: str | None = None
-    """AdamW's moments that do not fit in RAM go to files in this folder, on a local disk, and
-    are read and written back in every step. null keeps all of them in memory. Only what does not
-    fit goes there, which wears the drive: `check` says by how much. Results have the same bits.
+    """AdamW's moments and boundaries (the inputs of blocks) that do not fit in RAM go to files in
+    this folder, on a local disk, which every step reads and writes. null keeps all of them in
+    memory. Only what does not fit goes there, which wears the drive: `check` says by how much.
+    Results have the same bits.
     """
 
     kernels: Literal["auto", "compiled", "eager"] = AUTO
@@ -376,7 +377,7 @@ class TrainConfig:
         if self.engine.disk is not None:
             raise ConfigError(
                 "engine.disk",
-                f"moments cannot be on the disk where {gpus} GPUs compute; set engine.disk to "
+                f"nothing can be on the disk where {gpus} GPUs compute; set engine.disk to "
                 "null, or engine.gpus to 1.",
             )
 

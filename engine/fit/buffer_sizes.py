@@ -16,11 +16,12 @@ from engine.plan.choices import (
     summed_apart,
 )
 from engine.plan.ops import GradientSum
+from engine.plan.spilled_boundaries import DISK_RINGS
 from engine.plan.spilled_updates import STATE_RINGS
 from engine.plan.step_buffers import GRADIENT_RINGS
 from engine.planes.layout import EXACT_ITEM_BYTES
 from engine.planes.moments import KINDS, MOMENTS
-from engine.planes.spilled import PAGE, SPILL_NUMEL, state_ring_bytes
+from engine.planes.spilled import PAGE, SPILL_NUMEL, state_ring_bytes, whole_pages
 from engine.planes.update_buffers import UpdateBuffer, small_pieces
 from engine.words import counted
 
@@ -310,13 +311,40 @@ def boundary_count(shape: ModelShape, choices: PlanChoices) -> int:
 
 
 def host_boundary_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) -> int:
-    """Returns the bytes of boundaries on the host, for one rank: one for each micro-batch and each
-    block that keeps one. tokens: the number of tokens in the largest micro-batch.
+    """Returns the bytes that boundaries on the host take of RAM, for one rank: one for each
+    micro-batch and each block that keeps one there, and the buffers of those on the disk. tokens:
+    the number of tokens in the largest micro-batch.
     """
     if not choices.host_boundaries:
         return 0
-    stored = boundary_count(shape, choices)
-    return stored * choices.micro_batches * tokens * shape.hidden_width * shape.item_bytes
+    stored = boundary_count(shape, choices) - choices.spilled_boundaries
+    in_ram = stored * choices.micro_batches * _boundary_bytes(shape, tokens)
+    return in_ram + disk_rings_bytes(shape, choices, tokens)
+
+
+def disk_rings_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) -> int:
+    """Returns the bytes of the host buffers that boundaries on the disk pass through."""
+    rings = min(DISK_RINGS, choices.spilled_boundaries * choices.micro_batches)
+    return rings * whole_pages(_boundary_bytes(shape, tokens))
+
+
+def spilled_boundary_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) -> int:
+    """Returns the bytes of boundaries on the disk, which a step writes and reads once."""
+    spilled = choices.spilled_boundaries * choices.micro_batches
+    return spilled * whole_pages(_boundary_bytes(shape, tokens))
+
+
+def _boundary_bytes(shape: ModelShape, tokens: int) -> int:
+    """Returns the bytes of the input of a block, for a micro-batch of so many tokens."""
+    return tokens * shape.hidden_width * shape.item_bytes
+
+
+def bounded_in_words(choices: PlanChoices) -> str:
+    """Returns the blocks whose boundaries are on the disk, in words."""
+    one, many = ("pair", "pairs") if choices.boundary_blocks == 2 else ("block", "blocks")
+    of = " of blocks" if choices.boundary_blocks == 2 else ""
+    count = choices.spilled_boundaries
+    return f"the first {one}{of}" if count == 1 else f"the first {count} {many}{of}"
 
 
 def plane_items(shape: ModelShape, choices: PlanChoices) -> list[Item]:

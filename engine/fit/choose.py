@@ -15,7 +15,8 @@ form all call the same function.
   of the best few candidates are built and simulated (`predict`). The one with the shortest
   simulated step is returned.
 - Where no candidate fits in RAM and `engine.disk` names a folder, the moments of so many units go
-  there as do not fit, and all ways to take less RAM are compared anew.
+  there as do not fit, or the boundaries of so many blocks, and all ways to take less RAM are
+  compared anew.
 - Where no candidate fits, the leanest one, which takes the least memory, is returned. The report
   then says that it does not fit.
 """
@@ -107,13 +108,13 @@ def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
             if settled is not None:
                 found.append(planner.chosen(settled))
             if lean.choices.host_boundaries and job.config.engine.save_level not in ON_HOST:
-                on_device = replace(lean.choices, host_boundaries=False)
+                on_device = replace(lean.choices, host_boundaries=False, spilled_boundaries=0)
                 found.append(planner.chosen(Candidate(lean.size, on_device)))
     return tuple(found)
 
 
 def _places(target: Target) -> tuple[bool, ...]:
-    """Returns whether moments may go to the disk, for each try in turn."""
+    """Returns whether moments and boundaries may go to the disk, for each try in turn."""
     return (False, True) if target.disk_free else (False,)
 
 
@@ -130,7 +131,7 @@ def _kernels_compiled(job: Job, target: Target) -> bool:
 
 class _PlannerMaker:
     """A `_PlannerMaker` makes the planners of one job. share: automatic choices fill this share of
-    the device's memory. spills: moments that do not fit in RAM go to the disk.
+    the device's memory. spills: moments and boundaries that do not fit in RAM go to the disk.
     """
 
     def __init__(self, job: Job, target: Target, quick: bool, share: float, spills: bool):
@@ -168,7 +169,8 @@ class _PlannerMaker:
 
         Where a group fits only with its boundaries on the device, the next one is looked at too:
         with less RAM for states, boundaries may go to the host, and micro-batches may be larger.
-        Where moments go to the disk, all are looked at: the less RAM the rest takes, the fewer go.
+        Where the disk takes the overflow, all are looked at: the less RAM the rest takes, the fewer
+        go.
         """
         planners: list[Planner] = []
         found: list[Planner] = []

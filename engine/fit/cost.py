@@ -27,6 +27,7 @@ from engine.model.shape import ModelShape, UnitShape
 from engine.plan.buffers import EMBED, HEAD
 from engine.plan.choices import PlanChoices, seconds_of_pairs
 from engine.plan.ops import (
+    DISK_LANES,
     Backward,
     DeviceUpdate,
     Embed,
@@ -141,8 +142,8 @@ class _OpSeconds:
         """Returns the seconds of one op."""
         if isinstance(op, OfPiece):
             return self._of_piece(op)
-        if isinstance(op, OfSpilled):
-            return self._cost.spilled(op.kind, op.unit, op.piece[1] - op.piece[0])
+        if op.lane in DISK_LANES:
+            return self._of_disk(op)
         if isinstance(op, UpdateInPlace):
             return self._cost.in_place(self._numel[op.unit])
         if op.lane == Lane.COMPUTE:
@@ -162,6 +163,12 @@ class _OpSeconds:
         if isinstance(op, DeviceUpdate):  # every plane is read and written
             return (stop - start) * 2 * self._cost.state_bytes / self._rates.device_memory
         return self._cost.carried(op.kind, stop - start, early=op.index < self._summary)
+
+    def _of_disk(self, op: Op) -> float:
+        cost, size = self._cost, float(self._cost.hidden_bytes)
+        if isinstance(op, OfSpilled):
+            size = cost.moment_bytes(op.unit, op.piece[1] - op.piece[0])
+        return cost.on_disk(op.lane, size)
 
     def _of_compute(self, op: Op) -> float:
         cost = self._cost
@@ -218,7 +225,7 @@ class _OpSeconds:
 
 def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     """Returns an estimate of a step's seconds in closed form: the longest of compute, the two ways
-    of the bus, and what ranks exchange. It is fast; `simulate` is exact.
+    of the bus, what ranks exchange, and boundaries on the disk. It is fast; `simulate` is exact.
 
     waited: seconds in which the first forward pass waits for updates (`choose_homes`).
     """
@@ -251,7 +258,10 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     # Ranks add up the sums of all rounds in the last one.
     added = seconds_to_receive(rates, (1 - 1 / choices.ranks) * 4 * shape.plane_numel)
     exchanged = max(seconds_to_receive(rates, received), added + compute - compute / choices.rounds)
-    return max(compute, carried / rates.h2d, returned / rates.d2h, exchanged) + waited
+    # Boundaries are written in forward and read in backward.
+    spilled = choices.spilled_boundaries * choices.micro_batches * cost.hidden_bytes
+    disk = sum(cost.on_disk(lane, spilled) for lane in DISK_LANES)
+    return max(compute, carried / rates.h2d, returned / rates.d2h, exchanged, disk) + waited
 
 
 def host_rate(rates: Rates, optimizer: Optimizer, beside_states: bool) -> float:
@@ -381,12 +391,14 @@ class Cost:
                 return numel * weight / self.rates.d2h_busy
         return numel * (self.state_bytes - grad - weight) / self.rates.d2h_busy
 
-    def spilled(self, kind: OpKind, unit: str, numel: int) -> float:
-        """Returns the seconds in which the moments of so many elements of a unit are read from the
-        disk, or written.
-        """
-        rate = self.rates.disk_read if kind == OpKind.READ_STATES else self.rates.disk_write
-        return numel * self._moment_bytes[unit] / (rate or ASSUMED_RATE)
+    def moment_bytes(self, unit: str, numel: int) -> float:
+        """Returns the bytes of the moments of so many elements of a unit."""
+        return numel * self._moment_bytes[unit]
+
+    def on_disk(self, lane: Lane, size: float) -> float:
+        """Returns the seconds in which so many bytes are read from the disk, or written."""
+        rate = self.rates.disk_read if lane == Lane.READ else self.rates.disk_write
+        return size / (rate or ASSUMED_RATE)
 
     def gradient(self, unit: str, touches: int) -> float:
         """Returns the seconds of work on a unit's fp32 sum. touches: bytes that are read or written
@@ -423,26 +435,3 @@ def parameter_flops(active_parameters: int, tokens: int) -> int:
 def largest_product(shape: ModelShape, tokens: int) -> float:
     """Returns the FLOPs of the largest matrix product of a block on `tokens` tokens."""
     return 2.0 * tokens * shape.hidden_size * max(unit.widest for unit in shape.blocks)
-
-
-def step_flops(shape: ModelShape, rows: int, row_length: int, recomputed: int) -> dict[str, float]:
-    """Returns the FLOPs of a step of `rows` full rows, counted in three ways.
-
-    - `parameters` counts as `parameter_flops` does.
-    - `model` counts matrix products and causal attention, without the embedding's look-up.
-    - `hardware` also counts the second forward of `recomputed` blocks.
-    """
-    tokens = rows * row_length
-    outside = 0 if shape.tied else shape.embed.parameter_count
-    matrices = 6 * (shape.active_parameters - outside) * tokens
-    attention = 3 * shape.attention_flops(rows, row_length)
-    again = sum(
-        2 * unit.parameter_count * shape.block_share * tokens + attention / 3
-        for unit in shape.blocks[:recomputed]
-    )
-    model = matrices + attention * len(shape.blocks)
-    return {
-        "parameters": float(parameter_flops(shape.active_parameters, tokens)),
-        "model": model,
-        "hardware": model + again,
-    }

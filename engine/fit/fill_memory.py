@@ -24,7 +24,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from engine.config.settings import AUTO
-from engine.fit.buffer_sizes import host_boundary_bytes, spilled_bytes, state_bytes
+from engine.fit.buffer_sizes import (
+    boundary_count,
+    host_boundary_bytes,
+    spilled_boundary_bytes,
+    spilled_bytes,
+    state_bytes,
+)
 from engine.fit.sizes import Sizer
 from engine.fit.spreads import Spread
 from engine.plan.buffers import HEAD
@@ -67,7 +73,7 @@ class Elsewhere(NamedTuple):
     settles: bool = True
     """Units may live on the device."""
     disk_bytes: int = 0
-    """Moments that do not fit in RAM may take this many bytes of the disk."""
+    """Moments and boundaries that do not fit in RAM may take this many bytes of the disk."""
 
 
 class MemoryFiller:
@@ -153,7 +159,7 @@ class MemoryFiller:
         return self._frame.boundary_blocks
 
     def boundary_bytes(self, candidate: Candidate) -> int:
-        """Returns the bytes of a candidate's boundaries on the host, those of all ranks."""
+        """Returns the bytes that a candidate's boundaries take of RAM, those of all ranks."""
         tokens = candidate.size * self.sizer.row_length
         ranks = candidate.choices.ranks
         return ranks * host_boundary_bytes(self.sizer.shape, candidate.choices, tokens)
@@ -185,20 +191,66 @@ class MemoryFiller:
         return self._without_boundaries(Candidate(size, choices))
 
     def spilled(self, candidate: Candidate) -> Candidate:
-        """Returns the candidate with the moments of as few units on the disk as make the rest fit
-        in RAM. If the disk has no room for them, or RAM is still too short, none are there.
+        """Returns the first of the candidate's `spilled_ways`."""
+        return self.spilled_ways(candidate)[0]
+
+    def spilled_ways(self, candidate: Candidate) -> list[Candidate]:
+        """Returns the ways to keep so little on the disk that the rest just fits in RAM: boundaries
+        alone, and moments alone; where neither is enough, all boundaries and some moments. If the
+        disk has no room for them, or RAM is still too short, nothing goes there.
+        """
+        lack = self.host_bytes(candidate) - self._free_host_bytes
+        if not self._disk_bytes or candidate.choices.device_homes or lack <= 0:
+            return [candidate]
+        boundaries = self._spilled_boundaries(candidate, lack)
+        found = [boundaries, self._spilled_moments(candidate)]
+        if not any(found):
+            found = [self._spilled_moments(self._without_boundaries_in_ram(candidate))]
+        return [way for way in found if way is not None] or [candidate]
+
+    def _spilled_boundaries(self, candidate: Candidate, lack: int) -> Candidate | None:
+        """Returns the candidate with the boundaries of as few blocks on the disk as free `lack`
+        bytes of RAM; None where those of all are not enough.
         """
         size, choices = candidate
-        if not self._disk_bytes or choices.device_homes:
-            return candidate
+        most = self._without_boundaries_in_ram(candidate).choices.spilled_boundaries
+        enough = self.boundary_bytes(candidate) - lack
+
+        def spilling(count: int) -> Candidate:
+            return Candidate(size, choices.changed(spilled_boundaries=count))
+
+        def fits(count: int) -> bool:
+            return self.boundary_bytes(spilling(count)) <= enough
+
+        count = bisect_left(range(most + 1), True, key=fits)
+        found = spilling(count)
+        return found if count <= most and self._spilled_bytes(found) <= self._disk_bytes else None
+
+    def _spilled_moments(self, candidate: Candidate) -> Candidate | None:
+        """Returns the candidate with the moments of as few units on the disk as make the rest fit
+        in RAM; None where those of all are not enough, or the disk has no room for them.
+        """
+        size, choices = candidate
         most = len(self.sizer.shape.units) - choices.settled_units
         for count in range(most + 1):
             found = Candidate(size, choices.changed(spilled_units=count))
-            if spilled_bytes(self.sizer.shape, found.choices) > self._disk_bytes:
-                break
+            if self._spilled_bytes(found) > self._disk_bytes:
+                return None
             if self.host_bytes(found) <= self._free_host_bytes:
                 return found
-        return candidate
+        return None
+
+    def _without_boundaries_in_ram(self, candidate: Candidate) -> Candidate:
+        """Returns the candidate with all boundaries of the host on the disk."""
+        size, choices = candidate
+        count = boundary_count(self.sizer.shape, choices) if choices.host_boundaries else 0
+        return Candidate(size, choices.changed(spilled_boundaries=count))
+
+    def _spilled_bytes(self, candidate: Candidate) -> int:
+        """Returns the bytes that a candidate takes of the disk."""
+        shape, tokens = self.sizer.shape, candidate.size * self.sizer.row_length
+        boundaries = spilled_boundary_bytes(shape, candidate.choices, tokens)
+        return boundaries + spilled_bytes(shape, candidate.choices)
 
     def _settled(self, place: Candidate) -> list[Candidate]:
         """Returns the candidate with no unit that lives on the device, and with several numbers of
@@ -221,7 +273,7 @@ class MemoryFiller:
         if not self._may_settle(choices):
             return []
         most = self._most_settled(size, choices)
-        in_ram = choices.changed(spilled_units=0)
+        in_ram = choices.changed(spilled_units=0, spilled_boundaries=0)
         counts = range(1, most + 1)
         found = [Candidate(size, in_ram.changed(settled_units=count)) for count in counts]
         return [self.spilled(way) for way in found]

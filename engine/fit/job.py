@@ -57,7 +57,9 @@ class Target:
     rates: Rates | None = None
     """These are the rates of the machine; None where they are not known."""
     disk_free: int = 0
-    """Moments that do not fit in RAM may take this many bytes of the disk; 0 where they may not."""
+    """Moments and boundaries that do not fit in RAM may take this many bytes of the disk; 0 where
+    they may not.
+    """
     here: bool = True
     """The target is this machine. Any other is assumed to be able to compile kernels."""
 
@@ -144,6 +146,6 @@ def _refuse_one_gpu_s(job: Job) -> None:
     if job.config.engine.disk is not None:
         raise ConfigError(
             "engine.disk",
-            f"moments cannot be on the disk where {job.ranks} GPUs compute; set engine.disk to "
+            f"nothing can be on the disk where {job.ranks} GPUs compute; set engine.disk to "
             "null, or engine.gpus to 1.",
         )

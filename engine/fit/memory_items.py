@@ -50,6 +50,8 @@ class MemoryItem(Word):
     STATES_RING = "Moments in transit"
     """It holds moments that are on the disk while they are updated."""
     HOST_BOUNDARIES = "Boundaries on the host"
+    DISK_RINGS = "Boundaries in transit"
+    """Boundaries pass through it on their way to the disk and back."""
     DATA = "Tokenised data"
     LOADING_PEAK = "Loading peak"
     """While weights are read, this much more is taken than by the planes and boundaries of
@@ -88,6 +90,7 @@ class MemoryItem(Word):
     EXPORT = "Export"
     RECORD = "Record"
     SPILLED_MOMENTS = "Moments on the disk"
+    SPILLED_BOUNDARIES = "Boundaries on the disk"
 
     UNKNOWN = ""
     """The item is of a kind that only another version of this program knows. It counts as memory

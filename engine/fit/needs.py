@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
-from engine.fit.buffer_sizes import plane_items, state_bytes
+from engine.fit.buffer_sizes import disk_rings_bytes, plane_items, state_bytes
 from engine.fit.checkpoint_needs import copy_bytes
 from engine.fit.choose import choose, least_choices
 from engine.fit.cost import MicroBatch, largest_product
@@ -175,16 +175,17 @@ class Needs:
         self.chosen = chosen
         self.device = device_of(config, machine)
         self._facts = facts
-        self.spill = spill_of(config, shape, chosen.choices, config.train.steps or facts.steps)
-        """These moments are on the disk; None where none are."""
+        steps = config.train.steps or facts.steps
+        self.spill = spill_of(config, shape, chosen, self.micro_batch, steps)
+        """These moments and boundaries are on the disk; None where none are."""
         written = disk_items(config, shape, self.checkpoints_before)
         limit = machine.disk_free if machine.disk_path else None
         is_shared = shares_disk_of_runs(config, machine)
-        # Moments on another drive take nothing of a limit that is the runs' drive's.
+        # What is on another drive takes nothing of a limit that is the runs' drive's.
         if self.spill is not None and (is_shared or limit is None):
             which = "freed when the run ends" if is_shared else "on the disk of engine.disk"
-            words = f"{self.spill.units}; {which}"
-            written += (Item(MemoryItem.SPILLED_MOMENTS, self.spill.bytes, words),)
+            kinds = self.spill.kinds
+            written += tuple(Item(kind.kind, kind.bytes, f"{kind.of}; {which}") for kind in kinds)
         disk = Part(written, limit)
         best = best_items(config, shape)
         with_best = replace(disk, items=(*written, *best))
@@ -261,11 +262,7 @@ class Needs:
             words = "pages of checkpoint or export on their way to the disk"
             items.append(Item(MemoryItem.MARGIN, HOST_MARGIN_BYTES, words))
         items += plane_items(self.shape, self.chosen.choices)
-        boundaries = self.chosen.host_boundary_bytes
-        if boundaries:
-            items.append(
-                Item(MemoryItem.HOST_BOUNDARIES, boundaries, "inputs of blocks, for backward")
-            )
+        items += self._boundaries()
         if self.device == "cpu":
             for item in self.chosen.gpu_items:
                 items.append(replace(item, bytes=self.ranks * item.bytes))
@@ -288,6 +285,21 @@ class Needs:
             )
             items.append(Item(MemoryItem.CHECKPOINT_COPIES, copies, note))
         return tuple(items)
+
+    def _boundaries(self) -> list[Item]:
+        """Returns the items of boundaries in RAM, and of what those on the disk pass through."""
+        full = self.chosen.micro_batch_size * self.config.data.max_seq_len
+        rings = disk_rings_bytes(self.shape, self.chosen.choices, full)
+        words = "inputs of blocks, on their way to the disk and back"
+        found = [
+            Item(
+                MemoryItem.HOST_BOUNDARIES,
+                self.chosen.host_boundary_bytes - rings,
+                "inputs of blocks, for backward",
+            ),
+            Item(MemoryItem.DISK_RINGS, rings, words),
+        ]
+        return [item for item in found if item.bytes]
 
     def _program(self, resident: Resident | None) -> list[Item]:
         """Returns the items that the program itself takes."""

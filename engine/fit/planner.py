@@ -259,7 +259,7 @@ class Planner:
                 continue
             for candidate in self._filler.filled(lean, host_bytes):
                 if not (exact and candidate.choices.gradient_sum == GradientSum.HOST):
-                    yield self._filler.spilled(candidate)
+                    yield from self._filler.spilled_ways(candidate)
             if self.sizer.device == "cpu":  # sizes are tried in order of preference
                 break
 

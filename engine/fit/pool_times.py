@@ -51,7 +51,7 @@ class Work(Word):
     EXCHANGE = "exchange"
     """GPUs gather weights from each other, and add up their sums of gradients."""
     DISK = "disk"
-    """Moments are read from the disk and written back, at the same time."""
+    """Moments and boundaries are read from the disk and written there."""
 
 
 _WORK = {
@@ -72,6 +72,8 @@ _WORK = {
     OpKind.REDUCE_SCATTER: Work.EXCHANGE,
     OpKind.READ_STATES: Work.DISK,
     OpKind.WRITE_STATES: Work.DISK,
+    OpKind.READ_BOUNDARY: Work.DISK,
+    OpKind.WRITE_BOUNDARY: Work.DISK,
 }
 
 

@@ -16,7 +16,7 @@ QUANTITIES = {
     "gpu_peak_bytes": "GPU memory",
     "step_seconds": "Step",
     "checkpoint_bytes": "Checkpoint",
-    "spilled_bytes": "Moments to the disk in a step",
+    "spilled_bytes": "To the disk in a step",
 }
 """The quantities are in the order in which they are shown, each with its description. A name that
 ends in `_bytes` means bytes, one in `_seconds` seconds.
@@ -72,6 +72,7 @@ def loading_peak(items: Sequence[Item], model: Mapping[str, Any]) -> float:
             MemoryItem.GRADIENT_RING,
             MemoryItem.STATES_RING,
             MemoryItem.HOST_BOUNDARIES,
+            MemoryItem.DISK_RINGS,
         )
         kept = _total(item for item in items if item.kind.is_plane or item.kind in others)
         return general + kept + _total(loading)

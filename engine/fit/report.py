@@ -67,7 +67,7 @@ class FitReport:
     chosen: Chosen
     """The needs are those of this plan. A run that gets the report trains with it."""
     spill: Spill | None = None
-    """These moments are on the disk."""
+    """These moments and boundaries are on the disk."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data, in the form that the record and the screen use."""

@@ -11,35 +11,63 @@ from typing import Any
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
 from engine.files import disk_free
-from engine.fit.buffer_sizes import spilled_bytes, spilled_in_words
+from engine.fit.buffer_sizes import (
+    bounded_in_words,
+    spilled_boundary_bytes,
+    spilled_bytes,
+    spilled_in_words,
+)
+from engine.fit.cost import MicroBatch
+from engine.fit.memory_items import MemoryItem
+from engine.fit.planner import Chosen
 from engine.machine.disk_rates import RATED_BYTES, DiskRates, disk_rates_of
 from engine.machine.read_machine import Machine
 from engine.machine.spill_folder import check_spill_folder
 from engine.model.shape import ModelShape
-from engine.plan.choices import PlanChoices
 from engine.words import counted, in_gib
 
 _ENOUGH = 1 << 60
-"""A machine that is only estimated is taken to have so many bytes of disk for moments."""
+"""A machine that is only estimated is taken to have so many bytes of disk for what spills."""
+
+
+@dataclass(frozen=True)
+class Spilled:
+    """A `Spilled` is one kind of what a plan keeps on the disk: moments or boundaries."""
+
+    kind: MemoryItem
+    of: str
+    """They are those of these units or blocks, in words."""
+    bytes: int
+    """They take this much of the disk."""
+    step_bytes: int
+    """Each step writes so much of them, and reads as much."""
+
+    @property
+    def what(self) -> str:
+        """Returns the kind in a word."""
+        return "boundaries" if self.kind == MemoryItem.SPILLED_BOUNDARIES else "moments"
 
 
 @dataclass(frozen=True)
 class Spill:
-    """A `Spill` describes the moments that one plan keeps on the disk."""
+    """A `Spill` describes the moments and boundaries that one plan keeps on the disk."""
 
     folder: str
-    units: str
-    """The moments are those of these units, in words."""
-    bytes: int
-    """They take this many bytes. Each step reads them once and writes them once."""
+    kinds: tuple[Spilled, ...]
+    """There is at least one."""
     steps: int | None
     """The whole run has this many steps; None where the data are not known."""
     rates: DiskRates
 
     @property
+    def step_bytes(self) -> int:
+        """Returns the bytes that each step writes."""
+        return sum(kind.step_bytes for kind in self.kinds)
+
+    @property
     def run_bytes(self) -> int | None:
         """Returns the bytes that the whole run writes."""
-        return None if self.steps is None else self.steps * self.bytes
+        return None if self.steps is None else self.steps * self.step_bytes
 
     @property
     def rated_share(self) -> float | None:
@@ -50,8 +78,11 @@ class Spill:
         """Returns what a person should know before such a run starts."""
         rate = self.rates.write / 1e9
         found = [
-            f"Moments of {self.units} are on the disk, in {self.folder}: {in_gib(self.bytes)}, "
-            "which each step reads and writes once.",
+            f"{kind.what.capitalize()} of {kind.of} are on the disk, in {self.folder}: "
+            f"{in_gib(kind.step_bytes)}, which each step reads and writes once."
+            for kind in self.kinds
+        ]
+        found += [
             f"{self._wear()} of what a drive rated for {RATED_BYTES / 1e12:.0f} TB lasts.",
             f"The disk writes {rate:.1f} GB/s while it reads ({self.rates.origin}).",
         ]
@@ -59,8 +90,8 @@ class Spill:
 
     def _wear(self) -> str:
         if self.run_bytes is None or self.rated_share is None:
-            percent = 100 * 1000 * self.bytes / RATED_BYTES
-            return f"A thousand steps write {in_tb(1000 * self.bytes)}: {percent:.2g} %"
+            percent = 100 * 1000 * self.step_bytes / RATED_BYTES
+            return f"A thousand steps write {in_tb(1000 * self.step_bytes)}: {percent:.2g} %"
         share = f"{100 * self.rated_share:.2g} %"
         steps = counted(self.steps or 0, "step")
         return f"The run of {steps} writes {in_tb(self.run_bytes)}: {share}"
@@ -68,8 +99,9 @@ class Spill:
     @property
     def in_words(self) -> str:
         """Returns how much is on the disk and how that wears the drive, in a few words."""
-        written = f"{in_gib(self.bytes)} of moments on the disk, written in each step"
-        percent = 100 * 1000 * self.bytes / RATED_BYTES
+        each = [f"{in_gib(kind.step_bytes)} of {kind.what}" for kind in self.kinds]
+        written = f"{' and '.join(each)} on the disk, written in each step"
+        percent = 100 * 1000 * self.step_bytes / RATED_BYTES
         if self.rated_share is None:
             return f"{written} ({percent:.2g} % of a drive's rated life in 1,000 steps)"
         return f"{written} ({100 * self.rated_share:.2g} % of a drive's rated life in this run)"
@@ -78,8 +110,10 @@ class Spill:
         """Returns plain data, in the form that the record and the screen use."""
         return {
             "folder": self.folder,
-            "units": self.units,
-            "step_bytes": self.bytes,
+            "kinds": [
+                {"what": kind.what, "of": kind.of, "bytes": kind.bytes} for kind in self.kinds
+            ],
+            "step_bytes": self.step_bytes,
             "run_bytes": self.run_bytes,
             "rated_share": self.rated_share,
             "rates": self.rates.to_dict(),
@@ -88,25 +122,40 @@ class Spill:
 
 
 def spill_of(
-    config: TrainConfig, shape: ModelShape, choices: PlanChoices, steps: int | None
+    config: TrainConfig, shape: ModelShape, chosen: Chosen, typical: MicroBatch, steps: int | None
 ) -> Spill | None:
-    """Returns what the choices keep on the disk; None where that is nothing."""
-    if not choices.spilled_units or config.engine.disk is None:
+    """Returns what the plan keeps on the disk; None where that is nothing. typical: the
+    micro-batches of a typical step, which writes less than one with full rows.
+    """
+    choices, kinds = chosen.choices, []
+    if config.engine.disk is None:
         return None
-    size = spilled_bytes(shape, choices)
-    units = spilled_in_words(shape, choices)
-    return Spill(config.engine.disk, units, size, steps, disk_rates_of(config))
+    if choices.spilled_units:
+        size, units = spilled_bytes(shape, choices), spilled_in_words(shape, choices)
+        kinds.append(Spilled(MemoryItem.SPILLED_MOMENTS, units, size, size))
+    if choices.spilled_boundaries:
+        full = chosen.micro_batch_size * config.data.max_seq_len
+        most, usual = (
+            spilled_boundary_bytes(shape, choices, tokens) for tokens in (full, typical.tokens)
+        )
+        blocks = bounded_in_words(choices)
+        kinds.append(Spilled(MemoryItem.SPILLED_BOUNDARIES, blocks, most, usual))
+    if not kinds:
+        return None
+    return Spill(config.engine.disk, tuple(kinds), steps, disk_rates_of(config))
 
 
 def spill_room(config: TrainConfig, machine: Machine) -> int:
-    """Returns how many bytes of the disk moments may take; 0 where `engine.disk` is not set."""
+    """Returns how many bytes of the disk moments and boundaries may take; 0 where `engine.disk` is
+    not set.
+    """
     if config.engine.disk is None:
         return 0
     return disk_free(config.engine.disk) if machine.here else _ENOUGH
 
 
 def offered_folder(machine: Machine) -> str | None:
-    """Returns the folder that a report offers for moments: that of runs, if it can take them. A
+    """Returns the folder that a report offers for what spills: that of runs, if it can take them. A
     machine that is only estimated has no folders, so a word stands for one.
     """
     if not machine.here:
@@ -122,7 +171,7 @@ def offered_folder(machine: Machine) -> str | None:
 
 
 def shares_disk_of_runs(config: TrainConfig, machine: Machine) -> bool:
-    """Tells whether moments on the disk take the space of the disk that runs are written to."""
+    """Tells whether what spills takes the space of the disk that runs are written to."""
     if config.engine.disk is None or not (machine.here and machine.disk_path):
         return False
     folders = (_existing(Path(config.engine.disk)), _existing(Path(machine.disk_path)))

@@ -8,7 +8,6 @@ and chooses the earlier. All times are seconds from the end of the step's backwa
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,7 +20,7 @@ from engine.plan.arena import lay_out_arena
 from engine.plan.buffers import EMBED, HEAD
 from engine.plan.choices import PlanChoices, settled_blocks
 from engine.plan.device_updates import LEAD
-from engine.plan.ops import GradientSum, OpKind
+from engine.plan.ops import DISK_LANES, GradientSum, OpKind
 from engine.plan.shards import Shards
 
 LEAST_BUFFERS = 4
@@ -45,12 +44,12 @@ def wait_for_disk(cost: Cost, choices: PlanChoices) -> float:
     disk works while the units before them go forward.
     """
     shape = cost.shape
-    seconds = dict.fromkeys((OpKind.READ_STATES, OpKind.WRITE_STATES), 0.0)
-    for kind, unit in itertools.product(seconds, spilled_units(shape, choices)):
-        seconds[kind] += cost.spilled(kind, unit.name, unit.numel)
+    spilled = spilled_units(shape, choices)
+    size = sum(cost.moment_bytes(unit.name, unit.numel) for unit in spilled)
+    seconds = max(cost.on_disk(lane, size) for lane in DISK_LANES)
     before = max(0, len(shape.blocks) - max(0, choices.spilled_units - 1))
     passes = choices.micro_batches // choices.rounds
-    return max(0.0, max(seconds.values()) - passes * cost.first_forwards[before])
+    return max(0.0, seconds - passes * cost.first_forwards[before])
 
 
 class _Placement:

@@ -30,8 +30,8 @@ class DiskPlanes:
         self.written_bytes = 0
         """The updates of steps have written this many bytes. One lane counts them."""
         self.written_boundary_bytes = 0
-        """Steps have written this many bytes of boundaries to files beside these, which is counted
-        on the same lane.
+        """Steps and dry runs have written this many bytes of boundaries, to a file beside these.
+        The same lane counts them.
         """
 
     @property

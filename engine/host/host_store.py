@@ -167,6 +167,13 @@ class HostStore:
         """Returns the moments on the disk. Raises SpillError where there is no folder for them."""
         return self._where.disk
 
+    @property
+    def written_bytes(self) -> tuple[int, int]:
+        """Returns the bytes that steps have written to the disk, of moments and of boundaries."""
+        if not self._where.has_disk:
+            return 0, 0
+        return self.disk.written_bytes, self.disk.written_boundary_bytes
+
     def share(self, memory: PlaneMemory) -> None:
         """Takes the memory of planes from `memory`, which other processes share, before anything is
         allocated.

@@ -76,8 +76,15 @@ class PlanePlaces:
     def disk(self) -> DiskPlanes:
         """Returns the moments on the disk. Raises SpillError where there is no folder for them."""
         if self._on_disk is None:
-            raise SpillError("No folder is given for moments on the disk; set engine.disk to one.")
+            raise SpillError(
+                "No folder is given for what goes to the disk; set engine.disk to one."
+            )
         return self._on_disk
+
+    @property
+    def has_disk(self) -> bool:
+        """Tells whether a folder is given for what spills."""
+        return self._on_disk is not None
 
     def of(self, unit: str, plane: str) -> RamPlanes | DevicePlanes | DiskPlanes:
         """Returns the place of a plane."""

@@ -115,13 +115,13 @@ class SpillFile:
             raise self._error(what, error) from error
 
     def _error(self, what: str, error: OSError) -> SpillError:
-        folder = self._folder
+        where = f"{self._what} that engine.disk keeps in {self._folder}"
         if error.errno in FULL:
             return SpillError(
-                f"{is_full_in_words(error)}: {self._what} that engine.disk keeps in {folder} cannot "
-                f"{what}; free some of its space, or name another folder."
+                f"{is_full_in_words(error)}: {where} cannot {what}; free some of its space, or "
+                "name another folder."
             )
         return SpillError(
-            f"{self._what.capitalize()} that engine.disk keeps in {folder} cannot {what} "
-            f"({error.strerror}); check that disk, or name another folder."
+            f"{where[0].upper()}{where[1:]} cannot {what} ({error.strerror}); check that disk, or "
+            "name another folder."
         )

@@ -128,7 +128,8 @@ def host_shares(report: Mapping[str, Any], figures: HostFigures) -> tuple[Share,
     items = items_of(report, PartName.HOST)
     taken = [item for item in items if item.kind.is_there_in_training]
     planes = sum(item.bytes for item in taken if item.kind.is_plane)
-    boundaries = sum(item.bytes for item in taken if item.kind == MemoryItem.HOST_BOUNDARIES)
+    on_host = (MemoryItem.HOST_BOUNDARIES, MemoryItem.DISK_RINGS)
+    boundaries = sum(item.bytes for item in taken if item.kind in on_host)
     data = sum(item.bytes for item in taken if item.kind == MemoryItem.DATA)
     copies = sum(item.bytes for item in taken if item.kind == MemoryItem.CHECKPOINT_COPIES)
     rest = sum(item.bytes for item in taken) - planes - boundaries - data - copies

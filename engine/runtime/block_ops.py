@@ -149,7 +149,9 @@ def _prefetch(context: OpContext, op: Prefetch, _step: StepUnderWay) -> None:
 
 def _store_boundary(context: OpContext, op: StoreBoundary, step: StepUnderWay) -> None:
     numel = step.shapes[op.micro_batch].numel()
-    context.boundaries.on_host(op)[:numel].copy_(context.state.rings[op.ring][:numel], non_blocking=True)
+    context.boundaries.on_host(op)[:numel].copy_(
+        context.state.rings[op.ring][:numel], non_blocking=True
+    )
 
 
 def _fetch_boundary(context: OpContext, op: FetchBoundary, step: StepUnderWay) -> None:

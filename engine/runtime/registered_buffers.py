@@ -133,8 +133,8 @@ class KeptBoundaries:
     def _pages(self, ring: Buffer, numel: int) -> memoryview:
         """Returns the whole pages of a buffer that hold its first `numel` elements."""
         tensor = self._rings.tensors[ring]
-        memory = memoryview(tensor.view(torch.uint8).numpy())
-        return memory[: whole_pages(numel * tensor.element_size())]
+        pages = tensor.view(torch.uint8)[: whole_pages(numel * tensor.element_size())]
+        return pages.numpy().data
 
     def close(self) -> None:
         """Frees the memory and the space of the file. May be called twice."""

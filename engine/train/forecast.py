@@ -56,6 +56,8 @@ class Forecast:
         self._of_ranks = of_ranks
         self._ranks_peak = 0
         self._steps = 0
+        self._written: tuple[int, int] | None = None
+        """So many bytes were on the disk after so many steps."""
         self._seconds: deque[float] = deque(maxlen=MEDIAN_STEPS)
 
     def step(self, seconds: float) -> bool:
@@ -74,9 +76,15 @@ class Forecast:
         self._measured["checkpoint_bytes"] = nbytes
 
     def spilled(self, nbytes: int) -> None:
-        """Says that the steps so far have written this many bytes of moments to the disk."""
-        if self._steps and nbytes:
-            self._measured["spilled_bytes"] = nbytes / self._steps
+        """Says that this many bytes were written to the disk so far. It is called after every step
+        from the first on. What was written until then is not counted, since a dry run writes
+        boundaries, too.
+        """
+        if self._written is None:
+            self._written = nbytes, self._steps
+        before, steps = self._written
+        if self._steps > steps and nbytes:
+            self._measured["spilled_bytes"] = (nbytes - before) / (self._steps - steps)
 
     def event(self, step: int, moment: str, seconds: float | None = None) -> ForecastChecked:
         """Returns the current comparison; `seconds` are those of a step, used while there is no

@@ -139,7 +139,9 @@ class Observer:
                 data_seconds=round(data_seconds, 6),
             )
         )
-        if self._forecast.step(seconds):
+        is_known = self._forecast.step(seconds)
+        self._forecast.spilled(sum(self._prepared.store.written_bytes))
+        if is_known:
             self.compare(applied.step, "running")
         self.tell_compiling()
         self.tell_uncompiled(f"a shape of step {applied.step:,}")
@@ -156,14 +158,12 @@ class Observer:
         """Records the comparison of predictions and measurements, as far as they are known so
         far.
         """
-        store = self._prepared.store
-        if store.spilled:
-            self._forecast.spilled(store.disk.written_bytes)
         self._recorder.emit(self._forecast.event(step, moment))
-        if store.spilled and moment == "end":
-            written = in_gib(store.disk.written_bytes)
-            text = f"This session has written {written} of moments to {store.disk.folder}."
-            self._session.log("info", text)
+        store = self._prepared.store
+        if moment == "end" and any(store.written_bytes):
+            kinds = zip(("moments", "boundaries"), store.written_bytes)
+            written = " and ".join(f"{in_gib(size)} of {what}" for what, size in kinds if size)
+            self._session.log("info", f"This session has written {written} to {store.disk.folder}.")
 
     def tell_compiling(self, where: str = "the first step") -> None:
         """Writes to the log, once, how long compiling took in the first step or in the dry run."""

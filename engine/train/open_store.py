@@ -17,7 +17,7 @@ from engine.ranks.crew import Crew, CrewPlan
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.train.planning import TrainingJob
 from engine.train.session import Session
-from engine.words import GIB, in_gib
+from engine.words import GIB, counted, in_gib
 
 
 def open_crew(session: Session, job: TrainingJob, ranks: int) -> Crew | None:
@@ -58,11 +58,11 @@ def open_store(
 
 
 def tell_places(session: Session, engine: StreamingEngine, store: HostStore) -> None:
-    """Tells in the log which moments are on the disk, and what it costs that the system refused to
-    register memory for transfers.
+    """Tells in the log what is on the disk, and what it costs that the system refused to register
+    memory for transfers.
     """
-    if store.spilled:
-        _tell_spilled(session, store)
+    if store.spilled or engine.boundaries.file_bytes:
+        _tell_spilled(session, engine, store)
     refused = engine.refused_bytes
     if refused:
         rate = engine.backend.unregistered_rate() / 1e9
@@ -75,17 +75,24 @@ def tell_places(session: Session, engine: StreamingEngine, store: HostStore) -> 
         )
 
 
-def _tell_spilled(session: Session, store: HostStore) -> None:
-    disk = store.disk
+def _tell_spilled(session: Session, engine: StreamingEngine, store: HostStore) -> None:
+    disk, boundaries = store.disk, engine.boundaries
+    kinds = []
+    if store.spilled:
+        moments = f"of {len(store.spilled)} of {len(store.layouts)} units"
+        kinds.append(f"moments {moments}, {in_gib(disk.nbytes)}")
+    if boundaries.file_bytes:
+        blocks = counted(engine.choices.spilled_boundaries, "block")
+        kinds.append(f"boundaries of {blocks}, {in_gib(boundaries.file_bytes)}")
+    on_disk = ", and ".join(kinds)
     session.log(
         "info",
-        f"Moments of {len(store.spilled)} of {len(store.layouts)} units, {in_gib(disk.nbytes)}, "
-        f"are on the disk, in {disk.folder}. Their files have no names, and the system frees them "
-        "when this process ends. They are no checkpoint.",
+        f"{on_disk[0].upper()}{on_disk[1:]}, are on the disk, in {disk.folder}. Their files have "
+        "no names, and the system frees them when this process ends. They are no checkpoint.",
     )
-    if not disk.is_direct:
+    if not (disk.is_direct and boundaries.is_direct):
         session.log(
             "warning",
-            f"The file system of {disk.folder} has no direct access (O_DIRECT), so moments on the "
-            "disk pass through the page cache: they take RAM there, and steps may be slower.",
+            f"The file system of {disk.folder} has no direct access (O_DIRECT), so what is on the "
+            "disk passes through the page cache: it takes RAM there, and steps may be slower.",
         )

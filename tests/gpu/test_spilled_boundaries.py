@@ -58,7 +58,12 @@ def test_delays_change_nothing(lanes, late, units, tmp_path):
 
 @pytest.mark.parametrize(
     "careless, slow",
-    [(Lane.READ, Lane.WRITE), (Lane.WRITE, Lane.D2H), (Lane.H2D, Lane.READ), (Lane.D2H, Lane.WRITE)],
+    [
+        (Lane.READ, Lane.WRITE),
+        (Lane.WRITE, Lane.D2H),
+        (Lane.H2D, Lane.READ),
+        (Lane.D2H, Lane.WRITE),
+    ],
 )
 def test_a_missing_wait_is_found(lanes, careless, slow, tmp_path):
     """The delays have teeth: without the waits of one lane they change the bits."""

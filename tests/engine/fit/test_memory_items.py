@@ -32,6 +32,7 @@ HOST = (
     "Gradient ring",
     "Moments in transit",
     "Boundaries on the host",
+    "Boundaries in transit",
     "Tokenised data",
     "Loading peak",
     "Checkpoint copies",
@@ -57,7 +58,14 @@ DEVICE = (
     "Allocator slack",
     "Exchange buffers",
 )
-DISK = ("Best weights", "Checkpoints", "Export", "Record", "Moments on the disk")
+DISK = (
+    "Best weights",
+    "Checkpoints",
+    "Export",
+    "Record",
+    "Moments on the disk",
+    "Boundaries on the disk",
+)
 NAMES = HOST + DEVICE + DISK
 OVERHEAD = (
     "Runtime",
@@ -77,6 +85,8 @@ COLOURS = {
     "Moments in transit": VIOLET,
     "Moments on the disk": VIOLET,
     "Boundaries on the host": AMBER,
+    "Boundaries in transit": AMBER,
+    "Boundaries on the disk": AMBER,
     "Loading peak": PINK,
     "Checkpoint copies": BLUE,
     "Resident blocks": BLUE,
@@ -128,6 +138,7 @@ def test_a_prediction_leaves_out_what_is_set_aside_and_what_is_only_there_while_
         "Gradient ring",
         "Moments in transit",
         "Boundaries on the host",
+        "Boundaries in transit",
         "Loading peak",
     }
 
@@ -158,11 +169,15 @@ def test_shares_of_the_host_are_of_planes_boundaries_data_and_the_rest():
     assert in_sum(found["planes"], names) == planes and in_sum(found["data"], names) == {
         "Tokenised data"
     }
-    assert in_sum(found["boundaries"], names) == {"Boundaries on the host"}
+    assert in_sum(found["boundaries"], names) == {
+        "Boundaries on the host",
+        "Boundaries in transit",
+    }
     assert in_sum(found["checkpoint copies"], names) == {"Checkpoint copies"}
     assert in_sum(found["the rest of it"], names) == set(names) - planes - {
         "Tokenised data",
         "Boundaries on the host",
+        "Boundaries in transit",
         "Checkpoint copies",
         "Margin",
         "Loading peak",
@@ -188,6 +203,7 @@ def test_shares_of_the_host_while_weights_are_read():
         "Gradient ring",
         "Moments in transit",
         "Boundaries on the host",
+        "Boundaries in transit",
         "Loading peak",
     }
 

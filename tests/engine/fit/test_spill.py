@@ -135,7 +135,7 @@ def test_a_report_tells_what_is_on_the_disk_and_what_it_costs():
     report = report_of(**offered_changes(offered))
     assert report.verdict != Verdict.DOES_NOT_FIT
     found = report.spill
-    assert found is not None and found.run_bytes == 1000 * found.bytes
+    assert found is not None and found.run_bytes == 1000 * found.step_bytes
     assert found.rated_share == pytest.approx(found.run_bytes / 600e12)
     kinds = {item.kind: item for item in report.host.items}
     assert "are on the disk" in kinds[MemoryItem.EXP_AVG].note
@@ -154,9 +154,9 @@ def test_a_report_tells_what_is_on_the_disk_and_what_it_costs():
         assert part.total == of_items[part.name].total
     *_, disk = report.pool.parts
     held = {share.units: share.bytes for share in disk.shares if share.held == Held.MODEL}
-    assert list(held) == on_disk and sum(held.values()) == found.bytes
+    assert list(held) == on_disk and sum(held.values()) == found.step_bytes
     moments = {item.kind: item for item in report.disk.items}[MemoryItem.SPILLED_MOMENTS]
-    assert moments.note == f"{found.units}; on the disk of engine.disk"
+    assert moments.note == f"{found.kinds[0].of}; on the disk of engine.disk"
     text = pool_as_text(report.pool, None, {})
     assert sum("moments on disk" in line for line in text) == len(on_disk)
     # Where the runs are on another drive, the disk of the runs has no share of moments.
@@ -164,7 +164,7 @@ def test_a_report_tells_what_is_on_the_disk_and_what_it_costs():
     text = pool_as_text(replace(report.pool, parts=(*report.pool.parts[:-1], apart)), None, {})
     assert sum("moments on disk" in line for line in text) == len(on_disk)
     told = report.to_dict()["spill"]
-    assert told["step_bytes"] == found.bytes and len(told["sentences"]) == 3
+    assert told["step_bytes"] == found.step_bytes and len(told["sentences"]) == 3
     assert "TB" in told["sentences"][1] and "assumed" in told["sentences"][2]
 
 

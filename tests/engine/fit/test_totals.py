@@ -39,6 +39,7 @@ OTHERS = {
     "resident_blocks": (0, 1, 9, 28),
     "settled_units": (0, 1, 12, 30),
     "spilled_units": (0, 3),
+    "spilled_boundaries": (0, 2),
     "kept_blocks": (0, 1, 2, 9, 28),
     "host_boundaries": (False, True),
     "parked_gradients": (False, True),

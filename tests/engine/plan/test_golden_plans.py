@@ -70,6 +70,9 @@ CHOICES = {
     ),
     "spilled": PlanChoices(micro_batches=2, settled_units=1, spilled_units=2),
     "spilled-and-parked": PlanChoices(micro_batches=2, parked_gradients=True, spilled_units=3),
+    "spilled-boundaries": PlanChoices(
+        micro_batches=2, host_boundaries=True, spilled_boundaries=2, spilled_units=1
+    ),
     "outer-in-parked": PlanChoices(
         micro_batches=2,
         parked_gradients=True,

@@ -269,6 +269,7 @@ def test_two_sums_take_turns():
 
 ALONE = {
     "spilled_units": dict(spilled_units=1),
+    "spilled_boundaries": dict(spilled_boundaries=1, host_boundaries=True),
     "gradients_in_sums": dict(gradients_in_sums=True, parked_gradients=True, **DEVICE),
     "outer_in_parked": dict(outer_in_parked=True, parked_gradients=True, shared_outer_slot=True),
     "spare_buffers": dict(

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 
+from engine.bench.step_flops import step_flops
 from engine.config.settings import ModelConfig
 from engine.fit import cost
 from engine.fit.cost import (
@@ -23,7 +24,6 @@ from engine.fit.cost import (
     MicroBatch,
     op_seconds,
     parameter_flops,
-    step_flops,
     step_seconds,
 )
 from engine.fit.update_placement import choose_homes
