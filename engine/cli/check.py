@@ -355,8 +355,7 @@ def _plan_as_text(choices: Mapping[str, Any], blocks: int) -> list[str]:
     if choices.get("spilled_units"):
         lines.append(f"  {choices['spilled_units']} of {blocks + 2} units have moments on the disk")
     if choices.get("spilled_boundaries"):
-        spilled = counted(choices["spilled_boundaries"], "block")
-        lines.append(f"  boundaries of {spilled} are on the disk")
+        lines.append(f"  {choices['spilled_boundaries']:,} boundaries of a step are on the disk")
     if choices.get("device_homes") is not None:
         # The embedding and the head are units as well.
         lines += [f"  {line}" for line in _updates_in_words(choices, blocks + 2)]

@@ -338,7 +338,7 @@ def plan_in_words(choices: dict[str, Any]) -> str:
     if choices.get("spilled_units"):
         parts.append(f"moments of {counted(choices['spilled_units'], 'unit')} on the disk")
     if choices.get("spilled_boundaries"):
-        parts.append(f"boundaries of {counted(choices['spilled_boundaries'], 'block')} on the disk")
+        parts.append(f"{choices['spilled_boundaries']:,} boundaries on the disk")
     parts.append(f"{counted(choices['resident_blocks'], 'block')} resident")
     if "kept_blocks" in choices:
         parts.append(f"{counted(choices['kept_blocks'], 'block')} with activations kept")

@@ -317,34 +317,25 @@ def host_boundary_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) ->
     """
     if not choices.host_boundaries:
         return 0
-    stored = boundary_count(shape, choices) - choices.spilled_boundaries
-    in_ram = stored * choices.micro_batches * _boundary_bytes(shape, tokens)
+    stored = boundary_count(shape, choices) * choices.micro_batches - choices.spilled_boundaries
+    in_ram = stored * _boundary_bytes(shape, tokens)
     return in_ram + disk_rings_bytes(shape, choices, tokens)
 
 
 def disk_rings_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) -> int:
     """Returns the bytes of the host buffers that boundaries on the disk pass through."""
-    rings = min(DISK_RINGS, choices.spilled_boundaries * choices.micro_batches)
+    rings = min(DISK_RINGS, choices.spilled_boundaries)
     return rings * whole_pages(_boundary_bytes(shape, tokens))
 
 
 def spilled_boundary_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) -> int:
     """Returns the bytes of boundaries on the disk, which a step writes and reads once."""
-    spilled = choices.spilled_boundaries * choices.micro_batches
-    return spilled * whole_pages(_boundary_bytes(shape, tokens))
+    return choices.spilled_boundaries * whole_pages(_boundary_bytes(shape, tokens))
 
 
 def _boundary_bytes(shape: ModelShape, tokens: int) -> int:
     """Returns the bytes of the input of a block, for a micro-batch of so many tokens."""
     return tokens * shape.hidden_width * shape.item_bytes
-
-
-def bounded_in_words(choices: PlanChoices) -> str:
-    """Returns the blocks whose boundaries are on the disk, in words."""
-    one, many = ("pair", "pairs") if choices.boundary_blocks == 2 else ("block", "blocks")
-    of = " of blocks" if choices.boundary_blocks == 2 else ""
-    count = choices.spilled_boundaries
-    return f"the first {one}{of}" if count == 1 else f"the first {count} {many}{of}"
 
 
 def plane_items(shape: ModelShape, choices: PlanChoices) -> list[Item]:

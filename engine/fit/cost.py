@@ -258,10 +258,12 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     # Ranks add up the sums of all rounds in the last one.
     added = seconds_to_receive(rates, (1 - 1 / choices.ranks) * 4 * shape.plane_numel)
     exchanged = max(seconds_to_receive(rates, received), added + compute - compute / choices.rounds)
-    # Boundaries are written in forward and read in backward.
-    spilled = choices.spilled_boundaries * choices.micro_batches * cost.hidden_bytes
-    disk = sum(cost.on_disk(lane, spilled) for lane in DISK_LANES)
-    return max(compute, carried / rates.h2d, returned / rates.d2h, exchanged, disk) + waited
+    # Boundaries are written while their blocks go forward, and read while these go backward.
+    passes = again, again + (cost.passes - cost.first_forwards[-1]) * recomputed / len(shape.blocks)
+    spilled = choices.spilled_boundaries * cost.hidden_bytes
+    for lane, hiding in zip((Lane.WRITE, Lane.READ), passes):
+        compute += max(0.0, cost.on_disk(lane, spilled) - choices.micro_batches * hiding)
+    return max(compute, carried / rates.h2d, returned / rates.d2h, exchanged) + waited
 
 
 def host_rate(rates: Rates, optimizer: Optimizer, beside_states: bool) -> float:

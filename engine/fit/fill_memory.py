@@ -209,8 +209,8 @@ class MemoryFiller:
         return [way for way in found if way is not None] or [candidate]
 
     def _spilled_boundaries(self, candidate: Candidate, lack: int) -> Candidate | None:
-        """Returns the candidate with the boundaries of as few blocks on the disk as free `lack`
-        bytes of RAM; None where those of all are not enough.
+        """Returns the candidate with as few boundaries on the disk as free `lack` bytes of RAM;
+        None where all of them are not enough, or the disk has no room for them.
         """
         size, choices = candidate
         most = self._without_boundaries_in_ram(candidate).choices.spilled_boundaries
@@ -244,7 +244,7 @@ class MemoryFiller:
         """Returns the candidate with all boundaries of the host on the disk."""
         size, choices = candidate
         count = boundary_count(self.sizer.shape, choices) if choices.host_boundaries else 0
-        return Candidate(size, choices.changed(spilled_boundaries=count))
+        return Candidate(size, choices.changed(spilled_boundaries=count * choices.micro_batches))
 
     def _spilled_bytes(self, candidate: Candidate) -> int:
         """Returns the bytes that a candidate takes of the disk."""

@@ -184,8 +184,9 @@ class Needs:
         # What is on another drive takes nothing of a limit that is the runs' drive's.
         if self.spill is not None and (is_shared or limit is None):
             which = "freed when the run ends" if is_shared else "on the disk of engine.disk"
-            kinds = self.spill.kinds
-            written += tuple(Item(kind.kind, kind.bytes, f"{kind.of}; {which}") for kind in kinds)
+            written += tuple(
+                Item(each.kind, each.bytes, f"{each.words}; {which}") for each in self.spill.kinds
+            )
         disk = Part(written, limit)
         best = best_items(config, shape)
         with_best = replace(disk, items=(*written, *best))

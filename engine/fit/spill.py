@@ -12,7 +12,7 @@ from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
 from engine.files import disk_free
 from engine.fit.buffer_sizes import (
-    bounded_in_words,
+    boundary_count,
     spilled_boundary_bytes,
     spilled_bytes,
     spilled_in_words,
@@ -35,8 +35,8 @@ class Spilled:
     """A `Spilled` is one kind of what a plan keeps on the disk: moments or boundaries."""
 
     kind: MemoryItem
-    of: str
-    """They are those of these units or blocks, in words."""
+    words: str
+    """It says which they are: those of some units, or so many."""
     bytes: int
     """They take this much of the disk."""
     step_bytes: int
@@ -78,7 +78,7 @@ class Spill:
         """Returns what a person should know before such a run starts."""
         rate = self.rates.write / 1e9
         found = [
-            f"{kind.what.capitalize()} of {kind.of} are on the disk, in {self.folder}: "
+            f"{kind.words[0].upper()}{kind.words[1:]} are on the disk, in {self.folder}: "
             f"{in_gib(kind.step_bytes)}, which each step reads and writes once."
             for kind in self.kinds
         ]
@@ -111,7 +111,7 @@ class Spill:
         return {
             "folder": self.folder,
             "kinds": [
-                {"what": kind.what, "of": kind.of, "bytes": kind.bytes} for kind in self.kinds
+                {"what": kind.what, "words": kind.words, "bytes": kind.bytes} for kind in self.kinds
             ],
             "step_bytes": self.step_bytes,
             "run_bytes": self.run_bytes,
@@ -131,15 +131,16 @@ def spill_of(
     if config.engine.disk is None:
         return None
     if choices.spilled_units:
-        size, units = spilled_bytes(shape, choices), spilled_in_words(shape, choices)
-        kinds.append(Spilled(MemoryItem.SPILLED_MOMENTS, units, size, size))
+        size, words = spilled_bytes(shape, choices), spilled_in_words(shape, choices)
+        kinds.append(Spilled(MemoryItem.SPILLED_MOMENTS, f"moments of {words}", size, size))
     if choices.spilled_boundaries:
         full = chosen.micro_batch_size * config.data.max_seq_len
         most, usual = (
             spilled_boundary_bytes(shape, choices, tokens) for tokens in (full, typical.tokens)
         )
-        blocks = bounded_in_words(choices)
-        kinds.append(Spilled(MemoryItem.SPILLED_BOUNDARIES, blocks, most, usual))
+        count = choices.micro_batches * boundary_count(shape, choices)
+        words = f"{choices.spilled_boundaries} of the {count} boundaries of a step"
+        kinds.append(Spilled(MemoryItem.SPILLED_BOUNDARIES, words, most, usual))
     if not kinds:
         return None
     return Spill(config.engine.disk, tuple(kinds), steps, disk_rates_of(config))

@@ -189,11 +189,10 @@ def _refuse_wrong_spill(blocks: list[str], choices: PlanChoices) -> None:
         )
     if choices.spilled_units and choices.device_homes:
         raise ValueError("moments on the disk cannot be streamed to the device")
-    spilled, bounded = choices.spilled_boundaries, len(bounded_blocks(len(blocks), choices))
-    if not 0 <= spilled <= bounded:
-        raise ValueError(
-            f"the boundaries of {spilled} blocks cannot be on the disk where {bounded} keep one"
-        )
+    kept = choices.micro_batches * len(bounded_blocks(len(blocks), choices))
+    spilled = choices.spilled_boundaries
+    if not 0 <= spilled <= kept:
+        raise ValueError(f"{spilled} boundaries cannot be on the disk where a step keeps {kept}")
     if spilled and not choices.host_boundaries:
         raise ValueError("boundaries go to the disk from the host, and they are on the device")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -44,9 +45,9 @@ class PlanChoices:
     RAM.
     """
     spilled_boundaries: int = 0
-    """The boundaries of this many blocks are on the disk from forward to backward. They are counted
-    from the first block that keeps one, since the first ones wait longest. All others are where
-    `host_boundaries` says, which must be on the host.
+    """This many of a step's boundaries are on the disk from forward to backward, spread evenly over
+    those of all blocks and micro-batches, so that the disk has as much to do at all times. The
+    others must be on the host.
     """
     kept_blocks: int = 0
     """This many blocks, counted from the last, keep their activations from forward to backward.
@@ -161,6 +162,22 @@ def bounded_blocks(blocks: int, choices: PlanChoices) -> list[int]:
     """Returns which of so many blocks, counted from 0, keep a boundary for each micro-batch."""
     seconds = seconds_of_pairs(blocks, choices)
     return [block for block in range(blocks - choices.kept_blocks) if block not in seconds]
+
+
+def boundaries_on_disk(blocks: int, choices: PlanChoices) -> set[tuple[int, int]]:
+    """Returns the boundaries that are on the disk, by block and micro-batch, both counted from 0.
+    In forward order, there are as many others between any two of them.
+    """
+    together, spilled = choices.micro_batches // choices.rounds, choices.spilled_boundaries
+    bounded = bounded_blocks(blocks, choices)
+    in_order = [
+        (block, number * together + place)
+        for number in range(choices.rounds)
+        for block in bounded
+        for place in range(together)
+    ]
+    turns = (at * spilled // max(1, len(in_order)) for at in range(len(in_order) + 1))
+    return {key for key, (now, then) in zip(in_order, itertools.pairwise(turns)) if then > now}
 
 
 def summed_apart(blocks: int, choices: PlanChoices) -> range:

@@ -4,7 +4,7 @@ torch.
 - Forward sends a boundary to a ring buffer on the host, from which WRITE takes it to the disk.
 - In backward, READ brings it to a ring buffer again, from which it is fetched to the device. The
   first boundaries are read as soon as all are written and a ring buffer is free, and each other one
-  once the fetch before it has left its buffer. So READ is ahead by as many boundaries as there are
+  once a boundary before it has left its buffer. So READ is ahead by as many boundaries as there are
   ring buffers.
 - Boundaries go to the disk and come back through the same buffers, since forward is over when
   backward begins.
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.plan.buffers import Buffer, BufferKind, Content, ContentKind
-from engine.plan.choices import PlanChoices, bounded_blocks
+from engine.plan.choices import PlanChoices, boundaries_on_disk
 from engine.plan.derive_waits import Draft
 from engine.plan.ops import Lane, OfMicroBatch, OpKind
 from engine.plan.rounds import Round, Uses
@@ -52,11 +52,10 @@ class SpilledBoundaries:
 
     def __init__(self, blocks: Sequence[str], choices: PlanChoices, drafts: list[Draft]):
         self._drafts = drafts
-        count = choices.spilled_boundaries
-        bounded = bounded_blocks(len(blocks), choices)[:count]
-        self._blocks = frozenset(blocks[index] for index in bounded)
-        """The boundaries of these blocks are on the disk."""
-        numbers = range(min(DISK_RINGS, count * choices.micro_batches))
+        places = boundaries_on_disk(len(blocks), choices)
+        self._spilled = frozenset((blocks[index], micro_batch) for index, micro_batch in places)
+        """These boundaries are on the disk, by block and micro-batch."""
+        numbers = range(min(DISK_RINGS, choices.spilled_boundaries))
         self.rings = tuple(Buffer(BufferKind.DISK_RING, number=number) for number in numbers)
         """The boundaries pass through these buffers."""
         self._turns = itertools.cycle(self.rings)
@@ -66,11 +65,11 @@ class SpilledBoundaries:
         """Boundaries that are read and not fetched yet are in these buffers, in order."""
         self._round: Round | None = None
 
-    def ring_out(self, block: str) -> Buffer | None:
-        """Returns the ring buffer for the block's next boundary on its way to the disk; None where
-        it stays in RAM.
+    def ring_out(self, block: str, micro_batch: int) -> Buffer | None:
+        """Returns the ring buffer for a boundary on its way to the disk; None where it stays in
+        RAM.
         """
-        return next(self._turns) if block in self._blocks else None
+        return next(self._turns) if (block, micro_batch) in self._spilled else None
 
     def write(self, block: str, micro_batch: int, round_: Round, ring: Buffer) -> None:
         """Writes a boundary from its ring buffer to the disk."""
@@ -81,17 +80,15 @@ class SpilledBoundaries:
         """Reads the first boundaries of a round, one into each ring buffer. backward: the blocks
         that keep boundaries, in the order of backward.
         """
-        blocks = [block for block in backward if block in self._blocks]
-        self._waiting = itertools.product(blocks, round_.micro_batches)
+        of_round = itertools.product(backward, round_.micro_batches)
+        self._waiting = (each for each in of_round if each in self._spilled)
         self._round = round_
         for _ in self.rings:
             self.read_next()
 
-    def ring_in(self, block: str) -> Buffer | None:
-        """Returns the ring buffer that the block's next boundary was read into; None where it is in
-        RAM.
-        """
-        return self._read.popleft() if block in self._blocks else None
+    def ring_in(self, block: str, micro_batch: int) -> Buffer | None:
+        """Returns the ring buffer that a boundary was read into; None where it is in RAM."""
+        return self._read.popleft() if (block, micro_batch) in self._spilled else None
 
     def read_next(self) -> None:
         """Reads the next boundary of the round, if there is one, into the next ring buffer."""

@@ -113,7 +113,7 @@ class UnitOps:
     def _store_boundary(self, block: str, micro_batch: int, round_: Round, ring: Buffer) -> None:
         """Sends a boundary from a ring buffer to the host, and on to the disk if it waits there."""
         boundary = Content(ContentKind.BOUNDARY, block, micro_batch)
-        host = self.on_disk.ring_out(block)
+        host = self.on_disk.ring_out(block, micro_batch)
         writes = host_boundary(block, micro_batch, round_) if host is None else {host: boundary}
         place = {"micro_batch": micro_batch, "ring": ring, "host": host}
         self._emit(StoreBoundary, block, {ring: boundary}, writes, **place)
@@ -178,7 +178,7 @@ class UnitOps:
         ring = self.buffers.next_ring(BufferKind.FETCH_RING)
         boundaries.comes_in(micro_batch, ring)
         boundary = Content(ContentKind.BOUNDARY, block, micro_batch)
-        host = self.on_disk.ring_in(block)
+        host = self.on_disk.ring_in(block, micro_batch)
         reads = host_boundary(block, micro_batch, round_) if host is None else {host: boundary}
         place = {"micro_batch": micro_batch, "ring": ring, "host": host}
         self._emit(FetchBoundary, block, reads, {ring: boundary}, **place)

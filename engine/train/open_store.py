@@ -17,7 +17,7 @@ from engine.ranks.crew import Crew, CrewPlan
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.train.planning import TrainingJob
 from engine.train.session import Session
-from engine.words import GIB, counted, in_gib
+from engine.words import GIB, in_gib
 
 
 def open_crew(session: Session, job: TrainingJob, ranks: int) -> Crew | None:
@@ -82,8 +82,8 @@ def _tell_spilled(session: Session, engine: StreamingEngine, store: HostStore) -
         moments = f"of {len(store.spilled)} of {len(store.layouts)} units"
         kinds.append(f"moments {moments}, {in_gib(disk.nbytes)}")
     if boundaries.file_bytes:
-        blocks = counted(engine.choices.spilled_boundaries, "block")
-        kinds.append(f"boundaries of {blocks}, {in_gib(boundaries.file_bytes)}")
+        some = engine.choices.spilled_boundaries
+        kinds.append(f"{some:,} boundaries of a step, {in_gib(boundaries.file_bytes)}")
     on_disk = ", and ".join(kinds)
     session.log(
         "info",

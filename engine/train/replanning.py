@@ -228,6 +228,6 @@ _COUNTED = {
     "resident_blocks": "blocks resident",
     "settled_units": "units that live on the GPU",
     "spilled_units": "units with moments on the disk",
-    "spilled_boundaries": "blocks with boundaries on the disk",
+    "spilled_boundaries": "boundaries on the disk",
     "update_buffers": "update buffers",
 }

@@ -29,7 +29,7 @@ from tests.support.tiny import random_batches
 pytestmark = pytest.mark.computing
 
 LATE = ((Lane.READ,), (Lane.WRITE,), (Lane.H2D,), (Lane.D2H,), (Lane.COMPUTE,), DISK_LANES)
-EACH = dataclasses.replace(ON_HOST, spilled_boundaries=LAYERS, micro_batches=3)
+EACH = dataclasses.replace(ON_HOST, spilled_boundaries=3 * LAYERS, micro_batches=3)
 
 
 @pytest.fixture(autouse=True)

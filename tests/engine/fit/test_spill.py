@@ -156,7 +156,7 @@ def test_a_report_tells_what_is_on_the_disk_and_what_it_costs():
     held = {share.units: share.bytes for share in disk.shares if share.held == Held.MODEL}
     assert list(held) == on_disk and sum(held.values()) == found.step_bytes
     moments = {item.kind: item for item in report.disk.items}[MemoryItem.SPILLED_MOMENTS]
-    assert moments.note == f"{found.kinds[0].of}; on the disk of engine.disk"
+    assert moments.note == f"{found.kinds[0].words}; on the disk of engine.disk"
     text = pool_as_text(report.pool, None, {})
     assert sum("moments on disk" in line for line in text) == len(on_disk)
     # Where the runs are on another drive, the disk of the runs has no share of moments.
