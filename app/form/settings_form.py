@@ -76,7 +76,7 @@ LABELS = {
     "engine.gpus": "GPUs that compute together",
     "engine.gpu_memory_gib": "GPU memory cap (GiB)",
     "engine.states": "Where the model lives",
-    "engine.disk": "Disk for moments that fit nowhere else (folder)",
+    "engine.disk": "Disk for what fits nowhere else (folder)",
     "output.checkpoint": "Kind of checkpoints",
     "output.checkpoint_every": "Checkpoint every (steps)",
     "output.keep_checkpoints": "Checkpoints to keep",

@@ -291,16 +291,10 @@ class Needs:
         """Returns the items of boundaries in RAM, and of what those on the disk pass through."""
         full = self.chosen.micro_batch_size * self.config.data.max_seq_len
         rings = disk_rings_bytes(self.shape, self.chosen.choices, full)
-        words = "inputs of blocks, on their way to the disk and back"
-        found = [
-            Item(
-                MemoryItem.HOST_BOUNDARIES,
-                self.chosen.host_boundary_bytes - rings,
-                "inputs of blocks, for backward",
-            ),
-            Item(MemoryItem.DISK_RINGS, rings, words),
-        ]
-        return [item for item in found if item.bytes]
+        kept, words = self.chosen.host_boundary_bytes - rings, "inputs of blocks, for backward"
+        passing = "inputs of blocks, on their way to the disk and back"
+        both = (MemoryItem.HOST_BOUNDARIES, kept, words), (MemoryItem.DISK_RINGS, rings, passing)
+        return [Item(*values) for values in both if values[1]]
 
     def _program(self, resident: Resident | None) -> list[Item]:
         """Returns the items that the program itself takes."""

@@ -179,13 +179,13 @@ def _kinds_of_places(needs: Needs) -> list[Kind]:
 
 
 def kinds_of_spilling(needs: Needs) -> list[Kind]:
-    """Returns the kind of change that moves moments to the disk. It changes no result, but steps
-    take much longer, and the drive wears.
+    """Returns the kind of change that moves moments and boundaries to the disk. It changes no
+    result, but steps take longer, and the drive wears.
     """
     folder = offered_folder(needs.machine) if needs.config.engine.disk is None else None
     if folder is None:
         return []
-    words = "Keep moments that do not fit in RAM on the disk"
+    words = "Keep what does not fit in RAM on the disk"
     return [Kind((PartName.HOST,), [Option(words, {"engine.disk": folder})])]
 
 

@@ -34,6 +34,10 @@ class DiskPlanes:
         The same lane counts them.
         """
 
+    def count_boundary(self, nbytes: int) -> None:
+        """Counts a boundary of so many bytes that was written."""
+        self.written_boundary_bytes += nbytes
+
     @property
     def nbytes(self) -> int:
         """All files together have this many bytes."""

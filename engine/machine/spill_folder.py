@@ -1,5 +1,5 @@
-"""The folder `engine.disk` takes moments that fit nowhere else. This file says which folders can,
-and which disk a folder is on. No torch.
+"""The folder `engine.disk` takes moments and boundaries that fit nowhere else. This file says which
+folders can, and which disk a folder is on. No torch.
 
 - A file system that copies on write (btrfs, zfs, bcachefs) would write each piece to a new place:
   it fills up, slows down and wears the drive faster than the plan says.

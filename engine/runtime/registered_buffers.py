@@ -123,7 +123,7 @@ class KeptBoundaries:
         assert self._disk is not None
         pages = self._pages(op.host, numel)
         self._file.write(pages, self._places[op.unit, op.micro_batch])
-        self._disk.written_boundary_bytes += len(pages)
+        self._disk.count_boundary(len(pages))
 
     def read(self, op: ReadBoundary, numel: int) -> None:
         """Reads so many elements from that place to the op's buffer. Raises SpillError."""

@@ -45,16 +45,15 @@ def fold(*events):
     return snapshot
 
 
-def spans_of(homes=("embed", "block 2"), blocks=4, micro_batches=2, spilled=0, ranks=1):
+def spans_of(homes=("embed", "block 2"), blocks=4, micro_batches=2, **others):
     """Returns a step as the engine records it, for a plan whose ops take a millisecond each."""
     names = [f"block {k}" for k in range(blocks)]
     numel = dict.fromkeys(["embed", *names, "head"], 1000) | {"embed": 2500}
     choices = PlanChoices(
         micro_batches=micro_batches,
-        ranks=ranks,
         device_homes=homes,
         update_buffers=2,
-        spilled_units=spilled,
+        **others,
     )
     plan = build_step_plan(names, False, choices, PlaneSizes(numel))
     starts = simulate(plan, lambda op: 0.001).starts
@@ -82,12 +81,15 @@ def test_every_lane_with_spans_has_a_row(step):
         assert trace["x"] and set(trace["y"]) == {words}
 
 
-def test_the_disk_has_rows_where_moments_are_there():
-    timeline = StepTimeline(step=1, spans=spans_of((), spilled=2))
+@pytest.mark.parametrize(
+    "there", [dict(spilled_units=2), dict(spilled_boundaries=3, host_boundaries=True)], ids=str
+)
+def test_the_disk_has_rows_where_something_is_there(there):
+    timeline = StepTimeline(step=1, spans=spans_of((), **there))
     figure = timeline_figure(timeline)
     rows = figure["layout"]["yaxis"]["categoryarray"][::-1]
     assert rows == ["H2D", "Compute", "D2H", "Host", "Disk read", "Disk write"]
-    assert "Moments on the disk" in [entry["label"] for entry in timeline_legend(timeline)]
+    assert "Disk" in [entry["label"] for entry in timeline_legend(timeline)]
 
 
 def test_ranks_have_a_row_for_what_they_exchange():

@@ -154,16 +154,18 @@ def failing_at(step: int, call: str, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("call", ["preadv", "pwritev"])
-def test_the_newest_checkpoint_counts_where_the_disk_fails(
+def test_no_finished_step_is_lost_where_the_disk_fails(
     tmp_path: Path, in_ram, shrink, monkeypatch, call
 ):
+    """Boundaries are read and written before any update of their step."""
     shrink(DISK_RINGS)
     with monkeypatch.context() as broken:
         failing_at(5, call, broken)
         run = train(tmp_path, "fails", **ON_HOST | {"output.checkpoint_every": 3})
     ended = events_of(run, RunEnded)[-1]
     assert ended.state == "failed" and ended.error_type == "SpillError"
-    assert "Boundaries that engine.disk keeps in" in ended.reason and "step 3" in ended.reason
+    assert ended.reason.startswith("Boundaries that engine.disk keeps in ")
+    assert "step 4 is saved" in ended.reason
     assert "\n" not in ended.reason and list((tmp_path / "disk").iterdir()) == []
     again = resume_run(tmp_path / "fails", run.folder.id)
     execute(again)

@@ -1,4 +1,4 @@
-"""Changes to moments that are on the disk."""
+"""Changes to moments and boundaries that are on the disk."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ DISK = "engine/host/disk_planes.py"
 SPILLED = "tests/engine/runtime/test_spilled_units.py"
 BITS = f"{SPILLED}::test_the_bits_are_those_of_moments_in_ram"
 LATE = f"{SPILLED}::test_a_late_lane_changes_nothing"
+
+BOUNDARIES = "engine/plan/spilled_boundaries.py"
+KEPT = "engine/runtime/registered_buffers.py"
+WITH_BOUNDARIES = "tests/engine/runtime/test_spilled_boundaries.py"
+SAME_BOUNDARIES = f"{WITH_BOUNDARIES}::test_the_bits_are_those_of_boundaries_in_ram"
+LATE_BOUNDARIES = f"{WITH_BOUNDARIES}::test_a_late_lane_changes_nothing"
 
 SPILL_CHANGES = (
     Change(
@@ -42,5 +48,54 @@ SPILL_CHANGES = (
         "",
         "A step counts as applied while its moments are still being written.",
         (f"{SPILLED}::test_a_step_is_over_once_its_moments_are_on_the_disk",),
+    ),
+    Change(
+        "boundary-written-before-it-has-arrived",
+        BOUNDARIES,
+        "self._emit(WriteBoundary, (block, micro_batch), _in(ring, block, micro_batch), on_disk)",
+        "self._emit(WriteBoundary, (block, micro_batch), _in(ring, block, micro_batch), on_disk)\n"
+        "        self._drafts[-1].reads = {}",
+        "A boundary may be written from its buffer before the device has sent it there.",
+        (LATE_BOUNDARIES,),
+    ),
+    Change(
+        "boundary-read-before-it-is-written",
+        BOUNDARIES,
+        "self._emit(ReadBoundary, found, _on_disk(*found, self._round), _in(ring, *found))",
+        "self._emit(ReadBoundary, found, {}, _in(ring, *found))",
+        "A boundary may be read from the disk before it is written there.",
+        (LATE_BOUNDARIES,),
+    ),
+    Change(
+        "boundaries-in-one-place",
+        KEPT,
+        "{key: place * self._room for place, key in enumerate(on_disk)}",
+        "{key: 0 for place, key in enumerate(on_disk)}",
+        "All boundaries have one place in the file.",
+        (SAME_BOUNDARIES,),
+    ),
+    Change(
+        "boundaries-of-other-micro-batches-on-the-disk",
+        "engine/plan/choices.py",
+        "        for place in range(together)\n",
+        "        for place in reversed(range(together))\n",
+        "Other boundaries than those that the plan spreads evenly go to the disk.",
+        (f"{WITH_BOUNDARIES}::test_boundaries_on_the_disk_are_spread_over_the_pass",),
+    ),
+    Change(
+        "boundaries-written-are-not-counted",
+        KEPT,
+        "        self._disk.count_boundary(len(pages))\n",
+        "",
+        "The wear of the drive by boundaries is not counted.",
+        (f"{WITH_BOUNDARIES}::test_what_was_written_is_counted_in_whole_pages",),
+    ),
+    Change(
+        "buffers-of-boundaries-not-in-the-report",
+        "engine/fit/buffer_sizes.py",
+        "    return in_ram + disk_rings_bytes(shape, choices, tokens)\n",
+        "    return in_ram\n",
+        "The report leaves out the buffers that boundaries pass through.",
+        ("tests/engine/fit/test_overflow.py::test_the_bytes_are_the_engine_s",),
     ),
 )

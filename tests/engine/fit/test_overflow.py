@@ -1,0 +1,221 @@
+"""Boundaries on the disk in plans and reports: only the overflow goes there, where that is faster
+than moments, and its bytes, its time and its wear are told before a run starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine.fit.buffer_sizes import (
+    disk_rings_bytes,
+    host_boundary_bytes,
+    spilled_boundary_bytes,
+    state_bytes,
+)
+from engine.fit.choose import HOST_RESERVE_BYTES, choose, least_choices
+from engine.fit.cost import Cost, MicroBatch, step_seconds
+from engine.fit.job import Job, Target
+from engine.fit.memory_items import MemoryItem, PartName
+from engine.fit.needs import Needs, SessionFacts, Verdict
+from engine.fit.planner import FILLED_RESERVE_BYTES, Chosen
+from engine.fit.predict import predicted_seconds
+from engine.fit.report import estimate
+from engine.machine.disk_rates import with_disk
+from engine.machine.known_machines import named_machine
+from engine.model.measure_shape import shape_of
+from engine.plan.choices import PlanChoices
+from engine.plan.ops import GradientSum
+from engine.planes import spilled
+from engine.words import GIB
+from tests.support.chosen import QUICK, big_shape, config
+from tests.support.tiny import plain_model, streamed, tiny_config
+
+ENOUGH = 1 << 50
+
+
+def chosen_with(ram: float, rows: int, length: int = 1024, gpu: float = 23, disk: int = ENOUGH):
+    job = Job(big_shape(), config(engine__disk="/disk", train__batch_size=rows), length)
+    return choose(job, Target("cuda", gpu * GIB, round(ram * GIB), QUICK, disk), quick=True)
+
+
+def ram_of(found: Chosen, length: int = 1024) -> int:
+    tokens = found.micro_batch_size * length
+    boundaries = host_boundary_bytes(big_shape(), found.choices, tokens)
+    assert boundaries == found.host_boundary_bytes
+    return boundaries + state_bytes(big_shape(), found.choices)
+
+
+# ---------------------------------------------------------------------- plans
+
+
+def test_nothing_goes_to_the_disk_that_fits_in_ram():
+    assert chosen_with(200, 512).choices.spilled_boundaries == 0
+
+
+@pytest.mark.parametrize(
+    "ram, rows, length", [(128, 512, 1024), (100, 256, 1024), (160, 8, 1 << 17)]
+)
+def test_the_overflow_alone_goes_to_the_disk(ram, rows, length):
+    found = chosen_with(ram, rows, length, 79 if length > 1024 else 23)
+    choices = found.choices
+    assert choices.spilled_boundaries > 0 and choices.spilled_units == 0
+    free = ram * GIB - HOST_RESERVE_BYTES
+    assert ram_of(found, length) <= free
+    fewer = choices.changed(spilled_boundaries=choices.spilled_boundaries - 1)
+    tokens = found.micro_batch_size * length
+    more = host_boundary_bytes(big_shape(), fewer, tokens) + state_bytes(big_shape(), fewer)
+    assert more > free, "one boundary fewer would have fitted"
+
+
+def test_less_ram_sends_more_there():
+    counts = []
+    for ram in (130, 124, 118):
+        found = chosen_with(ram, 512)
+        tokens = found.micro_batch_size * 1024
+        counts.append(spilled_boundary_bytes(big_shape(), found.choices, tokens))
+    assert 0 < counts[0] < counts[1] < counts[2]
+
+
+def test_what_is_faster_goes_there():
+    """Large steps hide boundaries; small ones have few, so that moments must go."""
+    assert chosen_with(128, 512).choices.spilled_boundaries > 0
+    small = chosen_with(61, 16).choices
+    assert small.spilled_units > 0 and small.spilled_boundaries == 0
+
+
+def test_both_go_there_where_neither_alone_is_enough():
+    found = chosen_with(61, 256)
+    choices = found.choices
+    assert choices.spilled_units > 0 and choices.spilled_boundaries > 0
+    assert ram_of(found) <= 61 * GIB - HOST_RESERVE_BYTES
+
+
+def test_a_disk_without_room_takes_nothing():
+    for disk in (0, GIB):
+        choices = chosen_with(118, 512, disk=disk).choices
+        assert choices.spilled_boundaries == choices.spilled_units == 0
+    some = chosen_with(128, 512)
+    needed = spilled_boundary_bytes(big_shape(), some.choices, some.micro_batch_size * 1024)
+    assert chosen_with(128, 512, disk=needed).choices == some.choices
+
+
+def test_the_leanest_choices_spill_nothing_that_is_on_the_device():
+    job = Job(big_shape(), config(engine__disk="/disk", train__batch_size=512), 1024)
+    found = least_choices(job, Target("cuda", 23 * GIB, 118 * GIB, QUICK, ENOUGH))
+    assert any(each.choices.spilled_boundaries for each in found)
+    for each in found:
+        assert each.choices.host_boundaries or not each.choices.spilled_boundaries
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+@pytest.mark.parametrize("spilled", [0, 28, 56, 112])
+def test_the_closed_form_is_near_the_simulation(rounds, spilled):
+    """The disk of a step at 1 GB/s is idle, half busy or what the step waits for."""
+    rates = with_disk(QUICK, config(engine__disk="/disk"))
+    micro_batch = MicroBatch(8, 8192)
+    choices = PlanChoices(
+        micro_batches=4,
+        rounds=rounds,
+        host_boundaries=True,
+        gradient_sum=GradientSum.VERTICAL if rounds == 1 else GradientSum.DEVICE,
+        spilled_boundaries=spilled,
+        slots=3,
+        prefetch_depth=2,
+    )
+    cost = Cost(big_shape(), rates, micro_batch, compiled=False)
+    closed = step_seconds(cost, choices, waited=0.0)
+    simulated = predicted_seconds(big_shape(), choices, rates, micro_batch, "cuda")
+    assert closed == pytest.approx(simulated, rel=0.12)
+
+
+# ---------------------------------------------------------------------- bytes
+
+
+@pytest.mark.parametrize("pairs", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_bytes_are_the_engine_s(tmp_path, dtype, pairs):
+    plain, tokens = plain_model(tiny_config("qwen3")), 24 * 7
+    for count in (0, 1, 2, 4, 6 if pairs == 1 else 4):
+        choices = PlanChoices(
+            micro_batches=2, host_boundaries=True, boundary_blocks=pairs, spilled_boundaries=count
+        )
+        run = streamed(plain, choices, dtype=dtype, disk=tmp_path, tokens=tokens)
+        shape, kept = shape_of(run.model), run.engine.boundaries
+        assert run.engine.boundary_bytes == host_boundary_bytes(shape, choices, tokens)
+        assert kept.file_bytes == spilled_boundary_bytes(shape, choices, tokens)
+        rings = len(run.engine.plan.disk_rings) * spilled.whole_pages(
+            tokens * 32 * shape.item_bytes
+        )
+        assert disk_rings_bytes(shape, choices, tokens) == rings
+        run.close()
+
+
+# ---------------------------------------------------------------------- reports
+
+
+def report_of(**changes):
+    machine = named_machine("RTX 4090", 128)
+    quiet = {"output.checkpoint": "none", "output.export": False, "train.steps": 1000}
+    job = config(train__batch_size=512, **changes).with_values(quiet)
+    return estimate(job, machine, big_shape())
+
+
+def test_a_report_offers_and_tells_what_is_on_the_disk():
+    without, report = report_of(), report_of(engine__disk="/disk")
+    assert without.verdict == Verdict.DOES_NOT_FIT and without.spill is None
+    offered = without.remedies[-1]
+    assert offered.changes == {"engine.disk": "FOLDER"}
+    assert "of boundaries on the disk, written in each step" in offered.text
+    assert report.verdict != Verdict.DOES_NOT_FIT
+    (kind,) = report.spill.kinds
+    assert kind.kind == MemoryItem.SPILLED_BOUNDARIES
+    assert report.spill.run_bytes == 1000 * report.spill.step_bytes == 1000 * kind.bytes
+    items = {item.kind: item for item in report.host.items}
+    assert items[MemoryItem.DISK_RINGS].bytes > 0
+    assert items[MemoryItem.HOST_BOUNDARIES].bytes > 0
+    on_disk = {item.kind: item for item in report.disk.items}[MemoryItem.SPILLED_BOUNDARIES]
+    assert on_disk.bytes == kind.bytes
+    assert on_disk.note == f"{kind.words}; on the disk of engine.disk"
+    of_disk = next(part for part in report.pool.parts if part.name == PartName.DISK)
+    assert of_disk.total == report.disk.total
+
+
+def test_typical_rows_wear_the_drive_less_than_full_ones():
+    """Space is kept for full rows; a step writes what its rows need."""
+    machine, job = named_machine("RTX 4090", 128), config(engine__disk="/disk")
+    choices = PlanChoices(micro_batches=4, host_boundaries=True, spilled_boundaries=50)
+    chosen = Chosen(choices, 4, 128, (), 0)
+    facts = SessionFacts(typical_length=lambda _: 256, steps=10)
+    needs = Needs(job, machine, big_shape(), replace(chosen, host_boundary_bytes=GIB), facts)
+    assert needs.spill is not None
+    (kind,) = needs.spill.kinds
+    assert kind.bytes == 50 * 4 * 1024 * 3584 * 2 == 4 * kind.step_bytes
+    assert needs.spill.run_bytes == 10 * kind.step_bytes
+    assert needs.spill.sentences()[0].startswith(
+        "50 of the 112 boundaries of a step are on the disk, in /disk: "
+    )
+
+
+def test_a_spill_of_both_kinds_tells_each():
+    machine = named_machine("RTX 4090", 128)
+    job = config(engine__disk="/disk", train__steps=1000)
+    choices = PlanChoices(
+        micro_batches=4, host_boundaries=True, spilled_boundaries=50, spilled_units=3
+    )
+    needs = Needs(job, machine, big_shape(), Chosen(choices, 4, 128, (), GIB), SessionFacts())
+    assert needs.spill is not None
+    moments, boundaries = needs.spill.kinds
+    first, second, wear, _ = needs.spill.sentences()
+    assert first.startswith("Moments of the last 2 blocks and the head are on the disk, in /disk")
+    assert second.startswith("50 of the 112 boundaries of a step are on the disk, in /disk")
+    assert needs.spill.step_bytes == moments.bytes + boundaries.bytes
+    assert f"{1000 * needs.spill.step_bytes / 1e12:,.1f} TB" in wear
+    assert "of moments and " in needs.spill.in_words
+
+
+def test_what_is_filled_to_the_last_is_tried_before_the_disk():
+    found = chosen_with(200, 512)
+    ram = (ram_of(found) + HOST_RESERVE_BYTES - FILLED_RESERVE_BYTES // 2) / GIB
+    assert chosen_with(ram, 512).choices.spilled_boundaries == 0
