@@ -225,9 +225,10 @@ class _OpSeconds:
 
 def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     """Returns an estimate of a step's seconds in closed form: the longest of compute, the two ways
-    of the bus, what ranks exchange, and boundaries on the disk. It is fast; `simulate` is exact.
+    of the bus, and what ranks exchange. It is fast; `simulate` is exact.
 
-    waited: seconds in which the first forward pass waits for updates (`choose_homes`).
+    waited: seconds in which the first forward pass waits for updates (`choose_homes`), and blocks
+    for boundaries on the disk (`wait_for_boundaries`).
     """
     shape, rates = cost.shape, cost.rates
     recomputed = len(shape.blocks) - choices.kept_blocks
@@ -258,11 +259,6 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     # Ranks add up the sums of all rounds in the last one.
     added = seconds_to_receive(rates, (1 - 1 / choices.ranks) * 4 * shape.plane_numel)
     exchanged = max(seconds_to_receive(rates, received), added + compute - compute / choices.rounds)
-    # Boundaries are written while their blocks go forward, and read while these go backward.
-    passes = again, again + (cost.passes - cost.first_forwards[-1]) * recomputed / len(shape.blocks)
-    spilled = choices.spilled_boundaries * cost.hidden_bytes
-    for lane, hiding in zip((Lane.WRITE, Lane.READ), passes):
-        compute += max(0.0, cost.on_disk(lane, spilled) - choices.micro_batches * hiding)
     return max(compute, carried / rates.h2d, returned / rates.d2h, exchanged) + waited
 
 

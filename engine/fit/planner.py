@@ -18,7 +18,7 @@ from engine.fit.fill_memory import Candidate, MemoryFiller
 from engine.fit.memory_items import Item
 from engine.fit.predict import predicted_seconds
 from engine.fit.spreads import Spread
-from engine.fit.update_placement import choose_homes, wait_for_disk
+from engine.fit.update_placement import choose_homes, wait_for_boundaries, wait_for_disk
 from engine.machine.link_rates import of_rank
 from engine.machine.rates import Rates
 from engine.plan.choices import PlanChoices, recorded_passes, settled_blocks
@@ -269,7 +269,7 @@ class Planner:
         left out.
         """
         bounds = [
-            (step_seconds(self._cost(size), choices, waited=0.0), (size, choices))
+            (self._step_seconds(size, choices, waited=0.0), (size, choices))
             for size, choices in fitting
         ]
         least = math.inf
@@ -281,11 +281,18 @@ class Planner:
             if without_homes.update_buffers > choices.update_buffers:
                 # Another candidate uses the memory of the buffers that nothing needs.
                 continue
-            seconds = step_seconds(self._cost(size), choices, waited)
+            seconds = self._step_seconds(size, choices, waited)
             found.append(Way(seconds, size, choices))
             least = min(least, seconds)
         without_doubles = dict.fromkeys(found)
         return sorted(without_doubles, key=attrgetter("seconds"))
+
+    def _step_seconds(self, size: int, choices: PlanChoices, waited: float) -> float:
+        """Returns the seconds of a step in closed form. waited: those in which the first forward
+        pass waits for updates.
+        """
+        cost = self._cost(size)
+        return step_seconds(cost, choices, waited + wait_for_boundaries(cost, choices))
 
     def _with_homes(self, size: int, choices: PlanChoices) -> tuple[PlanChoices, float]:
         """Returns the choices with the units whose optimizer runs on the device, and how long the
@@ -316,7 +323,9 @@ class Planner:
         spread = min(equally_fast, key=lambda way: way.choices.rounds).spread
         alike = [way for way in found if way.spread == spread]
         near = [way for way in alike if way.seconds <= WORTH_SIMULATING * alike[0].seconds]
-        ways = self._simulated([*alike[:SIMULATED], max(near, key=_settled)])
+        by_kind = {way.choices.spilled_boundaries > 0: way for way in reversed(near)}
+        tried = [*alike[:SIMULATED], max(near, key=_settled), *by_kind.values()]
+        ways = self._simulated(sorted(tried, key=attrgetter("seconds")))
         least = min(way.seconds for way in ways)
         whole = len(self.sizer.shape.units)
 

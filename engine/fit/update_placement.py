@@ -18,10 +18,11 @@ from engine.machine.link_rates import START_SECONDS, exchange_seconds
 from engine.model.shape import UnitShape
 from engine.plan.arena import lay_out_arena
 from engine.plan.buffers import EMBED, HEAD
-from engine.plan.choices import PlanChoices, settled_blocks
+from engine.plan.choices import PlanChoices, seconds_of_pairs, settled_blocks
 from engine.plan.device_updates import LEAD
-from engine.plan.ops import DISK_LANES, GradientSum, OpKind
+from engine.plan.ops import DISK_LANES, GradientSum, Lane, OpKind
 from engine.plan.shards import Shards
+from engine.plan.spilled_boundaries import DISK_RINGS
 
 LEAST_BUFFERS = 4
 """With so many update buffers, copies to the device and back and an update can run at once."""
@@ -41,15 +42,36 @@ def choose_homes(cost: Cost, choices: PlanChoices) -> tuple[tuple[str, ...], flo
 
 def wait_for_disk(cost: Cost, choices: PlanChoices) -> float:
     """Returns how long the first forward pass waits for moments that go to the disk and back. The
-    disk works while the units before them go forward.
+    disk works while the units before them go forward, unless boundaries of these go there, too:
+    they wait until the moments are written.
     """
     shape = cost.shape
     spilled = spilled_units(shape, choices)
     size = sum(cost.moment_bytes(unit.name, unit.numel) for unit in spilled)
     seconds = max(cost.on_disk(lane, size) for lane in DISK_LANES)
+    if choices.spilled_boundaries:
+        return seconds
     before = max(0, len(shape.blocks) - max(0, choices.spilled_units - 1))
     passes = choices.micro_batches // choices.rounds
     return max(0.0, seconds - passes * cost.first_forwards[before])
+
+
+def wait_for_boundaries(cost: Cost, choices: PlanChoices) -> float:
+    """Returns the seconds of a step in which blocks wait for boundaries on the disk: they are
+    written while their blocks go forward, and read while these go backward. The second block of a
+    pair goes forward while the last few of the first one are written.
+    """
+    if not choices.spilled_boundaries:
+        return 0.0
+    blocks = len(cost.shape.blocks)
+    recomputed, pairs = blocks - choices.kept_blocks, len(seconds_of_pairs(blocks, choices))
+    forward = choices.micro_batches * cost.first_forwards[recomputed]
+    backward = choices.micro_batches * (cost.passes - cost.first_forwards[-1]) * recomputed / blocks
+    seconds = forward * pairs / recomputed
+    last = choices.rounds * pairs * DISK_RINGS * cost.on_disk(Lane.WRITE, cost.hidden_bytes)
+    hiding = {Lane.WRITE: forward - seconds + min(seconds, last), Lane.READ: forward + backward}
+    size = choices.spilled_boundaries * cost.hidden_bytes
+    return sum(max(0.0, cost.on_disk(lane, size) - hiding[lane]) for lane in DISK_LANES)
 
 
 class _Placement:
