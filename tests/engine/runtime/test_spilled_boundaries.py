@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 from engine.errors import SpillError
+from engine.machine.spill_folder import mount_of
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlaneSizes, boundaries_on_disk
 from engine.plan.ops import DISK_LANES, GradientSum, Lane, OpKind
 from engine.plan.spilled_boundaries import DISK_RINGS
 from engine.planes import spilled
 from engine.planes.spilled import PAGE
+from tests.engine.host.test_disk_planes import counted
 from tests.engine.plan.test_laws import BASE, DelayedBackend, assert_same_bits
 from tests.engine.runtime.test_settled_units import kept_planes
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
@@ -164,6 +166,22 @@ def test_what_was_written_is_counted_in_whole_pages(tmp_path):
     assert run.store.written_bytes == (0, 3 * PAGE)
     assert run.engine.boundaries.file_bytes > 3 * 50 * PAGE
     assert list(tmp_path.iterdir()) == []
+    run.close()
+
+
+def test_the_kernel_counts_the_bytes_that_steps_write(tmp_path):
+    mount = mount_of(tmp_path)
+    if mount is None or mount.kind not in ("ext4", "xfs"):
+        pytest.skip("the kernel counts bytes of disks alone")
+    choices = dataclasses.replace(ON_HOST, micro_batches=6, spilled_boundaries=6 * LAYERS)
+    run = run_of(choices, tmp_path)
+    before = counted()["write_bytes"]
+    for step in range(1, 6):
+        run.engine.train_step(step, random_batches(6, seed=step), 1e-2)
+    run.engine.drain()
+    written = counted()["write_bytes"] - before
+    assert run.store.written_bytes == (0, 5 * 6 * LAYERS * PAGE)
+    assert written == pytest.approx(5 * 6 * LAYERS * PAGE, rel=0.02)
     run.close()
 
 
