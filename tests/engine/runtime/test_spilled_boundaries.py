@@ -39,6 +39,7 @@ FRAMES = {
     "pairs": dict(boundary_blocks=2, slots=3, micro_batches=3),
     "parked": dict(parked_gradients=True, shared_outer_slot=True),
     "some live on the device": dict(settled_units=3),
+    "updated on the device": dict(device_homes=("block 1", "head"), update_buffers=2),
 }
 BOUNDED = {"two kept": 3, "pairs": 3}
 """So many of the blocks keep a boundary, where not all do."""
