@@ -204,6 +204,8 @@ SINCE_THEN = {
     "output.keep_best": "loss",
     "output.export_from": "best",
     "train.patience": 0,
+    "train.decay_steps": None,
+    "train.min_learning_rate": 0.0,
     "train.optimizer": "adamw",
     "engine.gradients": "auto",
     "engine.gpus": 1,

@@ -165,6 +165,8 @@ SHORT_HELP = {
         "float32; 10 for embeddings in 8 bits). Smaller moments change results slightly."
     ),
     "train.learning_rate": "Peak, AdamW.",
+    "train.decay_steps": "Of warmup_stable_decay, at the end; empty: a tenth of the run.",
+    "train.min_learning_rate": "Reached by the end of the run.",
     "engine.gpus": "Of this machine. Each computes its share of the rows of every step.",
     "engine.states": (
         "auto: the first units live on the GPU as far as it has room; they take no RAM and are not "

@@ -96,11 +96,21 @@ class OptimConfig:
     learning_rate: float = 1.0e-5
     """The learning rate of AdamW rises to this peak."""
 
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """After warm-up, the learning rate falls to 0 along a cosine or a line, or stays constant."""
+    schedule: Literal["cosine", "linear", "constant", "warmup_stable_decay"] = "cosine"
+    """After warm-up, the learning rate falls along a cosine or a line, or stays constant. With
+    `warmup_stable_decay` it stays, and falls along a cosine in the last `decay_steps`.
+    """
 
     warmup_steps: int = 10
     """The learning rate rises from 0 over this many steps."""
+
+    decay_steps: int | None = None
+    """With the schedule `warmup_stable_decay`, the learning rate falls over so many steps at the
+    end; null takes a tenth of the run.
+    """
+
+    min_learning_rate: float = 0.0
+    """The learning rate falls to this by the end of the run."""
 
     weight_decay: float = 0.01
     """The decoupled weight decay acts on weight matrices only (not on norms and biases)."""
@@ -173,6 +183,14 @@ class OptimConfig:
                 f"{self.learning_rate} is not a positive number; 1e-5 is usual.",
             )
         at_least("train.warmup_steps", self.warmup_steps, 0)
+        if self.decay_steps is not None:
+            at_least("train.decay_steps", self.decay_steps, 1)
+        if not 0 <= self.min_learning_rate <= self.learning_rate:
+            raise ConfigError(
+                "train.min_learning_rate",
+                f"{self.min_learning_rate} is not between 0 and train.learning_rate "
+                f"{self.learning_rate}; lower it.",
+            )
         if self.weight_decay < 0:
             raise ConfigError(
                 "train.weight_decay", f"{self.weight_decay} is negative; give 0 or more."

@@ -29,6 +29,7 @@ _SHOWN = (
     "train.learning_rate",
     "train.schedule",
     "train.warmup_steps",
+    "train.min_learning_rate",
     "train.optimizer",
     "train.weight_decay",
     "train.beta1",

@@ -205,7 +205,7 @@ OPTIMIZER = (
     Change(
         "decay-of-the-rate-counts-the-warm-up",
         SCHEDULE,
-        "decay_steps = max(1, total_steps - config.warmup_steps)",
+        "decay_steps = max(1, total_steps - steady)",
         "decay_steps = max(1, total_steps)",
         "The rate does not reach zero at the end.",
         (SCHEDULE_TESTS,),
