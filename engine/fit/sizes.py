@@ -246,7 +246,7 @@ class Sizer:
     def _program_items(self, choices: PlanChoices) -> tuple[Item, ...]:
         """Returns the items of what the program takes whatever it trains."""
         found = (_CUDA_CONTEXT,) if self.device == "cuda" else ()
-        return (*found, self._exchange(choices)) if choices.ranks > 1 else found
+        return (*found, self._exchange(choices)) if choices.all_ranks > 1 else found
 
     def _exchange(self, choices: PlanChoices) -> Item:
         """Returns the item of what one rank exchanges tensors with the others through. On the CPU a

@@ -126,6 +126,8 @@ def to_text(plan: StepPlan) -> str:
         ]
     if plan.shards.ranks > 1:
         facts.append(f"shard: {plan.shards.rank} of {plan.shards.ranks}")
+    if plan.hosts > 1:
+        facts.append(f"hosts: {plan.hosts}")
     if plan.rounded_in_sums:
         facts.append(f"gradients in their sums: {', '.join(plan.rounded_in_sums)}")
     if plan.outer_in_parked:
@@ -174,6 +176,7 @@ def _read_plan(text: str) -> StepPlan:
         stagings=_read_units(facts["stagings"]),
         rings=_read_buffers(facts["rings"]),
         shards=_read_shards(facts.get("shard", "")),
+        hosts=int(facts.get("hosts", 1)),
         gradient_rings=_read_buffers(facts.get("gradient rings", "")),
         state_rings=_read_buffers(facts.get("state rings", "")),
         spill_numel=int(facts.get("elements of a piece on the disk", 0)),

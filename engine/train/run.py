@@ -13,6 +13,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from engine.checkpoints.saved_steps import saved_steps
 from engine.config.changes import Change
@@ -31,6 +32,9 @@ from engine.train.paused_calls import PausedCalls
 from engine.train.requests import Requests
 from engine.train.resume import train_on_in_words
 from engine.train.webhook import message, tell
+
+if TYPE_CHECKING:
+    from engine.ranks.gathering import Gathering
 
 ENDINGS = ("stop", "discard")
 """These requests end a run."""
@@ -57,6 +61,8 @@ class Run:
         self.resume = resume
         self._before = before
         self.id = folder.id
+        self.gathered: Gathering | None = None
+        """Other processes that compute the run; None where it starts them itself."""
         self._owned = contextlib.ExitStack()
         with contextlib.ExitStack() as owned:
             owned.enter_context(folder.lock())
@@ -208,7 +214,7 @@ class Run:
         from engine.train.session import Session
         from engine.train.trainer import Trainer
 
-        session = Session(config, self.folder, self.recorder)
+        session = Session(config, self.folder, self.recorder, self.gathered)
         try:
             prepared = prepare(session, self.resume, self._check)
         except RamstreamError:

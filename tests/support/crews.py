@@ -48,7 +48,7 @@ class Led:
 
     @property
     def pids(self) -> list[int]:
-        return [process.pid for process in self.crew._processes]
+        return [member.process.pid for member in self.crew._members]
 
     def train(self, *numbers: int) -> None:
         for number in numbers:
@@ -146,7 +146,7 @@ def break_followers(rank: int, kind: str, deed: str) -> None:
 
     def do(self: Follower, message: Any) -> None:
         if type(message).__name__ == "Open":
-            own.append(message.rank)
+            own.append(message.place.rank)
         if type(message).__name__ == kind and own == [rank]:
             exec(deed, {"os": os, "follower": self, "message": message})
         plain(self, message)

@@ -32,7 +32,7 @@ RANK_CHANGES = (
     Change(
         "norm-of-one-rank",
         "engine/runtime/block_ops.py",
-        "norms = state.totals if context.plan.shards.ranks > 1 else state.norms",
+        "norms = state.totals if context.plan.is_shared else state.norms",
         "norms = state.norms",
         "Each rank clips by the norm of its own shards.",
         (AS_ONE_RANK,),
