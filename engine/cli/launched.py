@@ -28,6 +28,10 @@ from engine.train.run import Run, resume_run
 
 REFUSED_CODE = 2
 """A process that may not follow ends with this exit code, as for all other bad input."""
+OVER_FOR_GOOD = ("finished", "discarded")
+"""A run in one of these states does not go on. One that was stopped does: torchrun stops all
+processes and starts them again where a host comes.
+"""
 BEGUN_FOLDER = ".torchrun"
 """Which runs torchrun has begun is kept in this folder beside the runs."""
 
@@ -86,7 +90,7 @@ def _lead(launched: Launched, gathering: Gathering, command: TrainCommand) -> in
     begun.note(run)
     run.gathered = gathering
     code = show_run(run, command.runs_dir)
-    if code == 0:
+    if run.recorder.snapshot.state in OVER_FOR_GOOD:
         begun.forget()
     return code
 

@@ -47,6 +47,7 @@ class JoinedMember:
         self.place = hello.place
         self.host_name = hello.host_name if hello.place.hosts > 1 else ""
         self.is_here = is_here
+        self.pid = hello.pid
         self._stream = stream
         self._process = _handle_of(hello.pid) if is_here else None
         self._lock = threading.Lock()
@@ -126,6 +127,7 @@ class Gathering:
             self._announce(listener)
             threading.Thread(target=self._listen, args=(listener,), daemon=True).start()
             found = self._wait_for_all()
+            listener.shutdown(socket.SHUT_RDWR)  # the thread that listens ends
         problem = hello.problem or why_refused(hello, [each[2] for each in found])
         for stream, connection, other in found:
             connection.send(Refused(problem) if problem else Welcome())

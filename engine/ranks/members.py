@@ -35,6 +35,8 @@ class Member(Protocol):
     """It is on this host; empty where that is the leader's and there is no other."""
     is_here: bool
     """It is on the leader's host."""
+    pid: int
+    """Its host knows the process by this number."""
 
     def connect(self, take: Take, lost: Lost) -> Line:
         """Returns the line to it, which works as `Line` says."""
@@ -82,6 +84,7 @@ class StartedMember:
             raise
         finally:
             theirs.close()
+        self.pid = self.process.pid
         self._connection: Connection = ours
         self._line: Line | None = None
 
