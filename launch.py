@@ -30,7 +30,7 @@ from engine.paths import program_command
 
 DEFAULT_RUNS = "runs"
 TORCHRUN = "TORCHELASTIC_RUN_ID"
-"""torchrun sets this variable for every process that it starts."""
+"""A process that torchrun has started finds this variable in its environment."""
 
 
 def main(argv: list[str] | None = None) -> int:

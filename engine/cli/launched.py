@@ -1,4 +1,5 @@
-"""`launch.py train` as one of the processes that `torchrun` has started, on one host or several.
+"""`launch.py train` is here one of the processes that `torchrun` has started, on one host or
+several.
 
 The process with rank 0 leads: it reads data, owns the run and decides. All others follow it, and
 end with its exit code, so that torchrun starts all of them again after a failure
@@ -27,13 +28,13 @@ from engine.ranks.torchrun import Launched, read_launched
 from engine.train.run import Run, resume_run
 
 REFUSED_CODE = 2
-"""A process that may not follow ends with this exit code, as for all other bad input."""
+"""A process that may not follow has this exit code, which stands for all bad input."""
 OVER_FOR_GOOD = ("finished", "discarded")
 """A run in one of these states does not go on. One that was stopped does: torchrun stops all
 processes and starts them again where a host comes.
 """
 BEGUN_FOLDER = ".torchrun"
-"""Which runs torchrun has begun is kept in this folder beside the runs."""
+"""This folder beside the runs says which of them torchrun has begun."""
 
 
 def train_launched(command: TrainCommand, gpus: int | str | None = None) -> int:
@@ -51,7 +52,7 @@ def train_launched(command: TrainCommand, gpus: int | str | None = None) -> int:
     command = command.with_overrides([f"engine.gpus={launched.place.ranks}"])
     said, problem = _hello_of(launched.place, command)
     if launched.place.rank > 0:
-        _follow(launched, said)
+        return _follow(launched, said)
     try:
         gathering = Gathering(launched, said)
     except RamstreamError:
@@ -69,8 +70,8 @@ def train_launched(command: TrainCommand, gpus: int | str | None = None) -> int:
     return code
 
 
-def _follow(launched: Launched, said: Hello) -> None:
-    """Follows the process that leads, and ends this one."""
+def _follow(launched: Launched, said: Hello) -> int:
+    """Follows the process that leads, and ends this one. Returns an exit code if that refuses."""
     # torchrun passes signals on to every process. The leader obeys them, and ends this one.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -80,15 +81,15 @@ def _follow(launched: Launched, said: Hello) -> None:
         # The leader tells it to whoever looks at its host.
         if launched.place.is_first_on_host and launched.place.host > 0:
             print(f"ramstream: {error}", file=sys.stderr, flush=True)
-        os._exit(REFUSED_CODE)
-    run_follower(connection)
+        return REFUSED_CODE
+    return run_follower(connection)
 
 
 def _lead(launched: Launched, gathering: Gathering, command: TrainCommand) -> int:
     begun = _Begun(command.runs_dir, launched.run)
     run = begun.again(command) or asked_run(command)
     begun.note(run)
-    run.gathered = gathering
+    run.compute_with(gathering)
     code = show_run(run, command.runs_dir)
     if run.recorder.snapshot.state in OVER_FOR_GOOD:
         begun.forget()

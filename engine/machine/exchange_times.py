@@ -1,4 +1,6 @@
-"""What ranks receive from each other in the ops of a plan, and how long that takes. No torch."""
+"""What ranks receive from each other in the ops of a plan, and how long that takes, is said here.
+No torch.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ SUM_BYTES = 4
 
 
 class ExchangeTimes:
-    """An `ExchangeTimes` estimates how long the exchanges of one rank's plan take. numels: each
-    unit has so many elements. item: a weight takes this many bytes.
+    """An `ExchangeTimes` says how long the exchanges of one rank's plan take, by estimate. numels:
+    each unit has so many elements. item: a weight takes this many bytes.
     """
 
     def __init__(self, plan: StepPlan, numels: Mapping[str, int], item: int, rates: Rates):

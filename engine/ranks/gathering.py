@@ -146,7 +146,7 @@ class Gathering:
         return self.meeting.within(self._store)
 
     def end(self, code: int) -> None:
-        """Ends all processes that follow, with this exit code."""
+        """Makes all processes that follow end with this exit code."""
         for member in self.members:
             member.send_end(code)
         until = time.monotonic() + END_SECONDS

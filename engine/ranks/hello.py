@@ -1,6 +1,6 @@
-"""Processes that `torchrun` has started say who they are before they follow the one that leads. It
-compares what they say with what it knows of itself: all of them must run the same program with the
-same settings.
+"""Every process that `torchrun` has started tells the one that leads who it is. That compares what
+all of them tell with what it knows of itself: they must run the same program with the same
+settings.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Hello:
     settings: Mapping[str, Any]
     """Its command line gives these settings, by dotted name."""
     problem: str = ""
-    """Its command line cannot be used, for this reason."""
+    """This is why its command line cannot be used, if so."""
 
 
 @dataclass(frozen=True)

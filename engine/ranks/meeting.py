@@ -44,7 +44,7 @@ class Meeting:
 
 
 def prepare_to_meet(hosts: int) -> None:
-    """Sets what PyTorch reads from the environment before ranks meet."""
+    """Makes the environment say what PyTorch reads there before ranks meet."""
     values = ANYWHERE if hosts > 1 else ANYWHERE | ON_ONE_HOST
     for name, value in values.items():
         os.environ.setdefault(name, value)

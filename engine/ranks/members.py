@@ -29,7 +29,7 @@ Lost = Callable[[str], None]
 
 
 class Member(Protocol):
-    """A `Member` of a crew. Any thread may call its methods."""
+    """A `Member` belongs to a crew. Any thread may call its methods."""
 
     host_name: str
     """It is on this host; empty where that is the leader's and there is no other."""

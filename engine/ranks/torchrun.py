@@ -30,7 +30,7 @@ class Launched:
     has_store: bool
     """The store is torchrun's; else that of the process that leads."""
     run: str
-    """torchrun calls its run by this name."""
+    """The run of torchrun has this name."""
 
     def store(self) -> distributed.TCPStore:
         """Returns the store that all processes reach. Raises RankError where it is not there."""

@@ -61,8 +61,7 @@ class Run:
         self.resume = resume
         self._before = before
         self.id = folder.id
-        self.gathered: Gathering | None = None
-        """Other processes that compute the run; None where it starts them itself."""
+        self._gathered: Gathering | None = None
         self._owned = contextlib.ExitStack()
         with contextlib.ExitStack() as owned:
             owned.enter_context(folder.lock())
@@ -83,6 +82,12 @@ class Run:
         """All requests to end the run are kept here, obeyed or not."""
         self._looking = threading.Lock()
         self.recorder.wait_for_disk_space(self._count_endings)
+
+    def compute_with(self, gathered: Gathering) -> None:
+        """Makes `gathered` the processes that compute the run together with this one, which then
+        starts none itself.
+        """
+        self._gathered = gathered
 
     def request(self, command: str | Change) -> None:
         """Requests stop, discard, pause, resume or save, or a change.
@@ -214,7 +219,7 @@ class Run:
         from engine.train.session import Session
         from engine.train.trainer import Trainer
 
-        session = Session(config, self.folder, self.recorder, self.gathered)
+        session = Session(config, self.folder, self.recorder, self._gathered)
         try:
             prepared = prepare(session, self.resume, self._check)
         except RamstreamError:
