@@ -30,7 +30,7 @@ from engine.paths import program_command
 
 DEFAULT_RUNS = "runs"
 TORCHRUN = "TORCHELASTIC_RUN_ID"
-"""A process that torchrun has started finds this variable in its environment."""
+"""This variable is set in every process that torchrun starts."""
 
 
 def main(argv: list[str] | None = None) -> int:
