@@ -124,10 +124,7 @@ def to_text(plan: StepPlan) -> str:
             f"bytes of the arena: {plan.arena_bytes}",
             f"places of update buffers: {', '.join(map(str, plan.buffer_places))}",
         ]
-    if plan.shards.ranks > 1:
-        facts.append(f"shard: {plan.shards.rank} of {plan.shards.ranks}")
-    if plan.hosts > 1:
-        facts.append(f"hosts: {plan.hosts}")
+    facts += _facts_of_ranks(plan)
     if plan.rounded_in_sums:
         facts.append(f"gradients in their sums: {', '.join(plan.rounded_in_sums)}")
     if plan.outer_in_parked:
@@ -151,6 +148,16 @@ def to_text(plan: StepPlan) -> str:
         facts.append(f"held: {_places_text(plan.held)}")
     lines = [fact.rstrip() for fact in facts] + ["", *map(_op_text, plan.ops)]
     return "\n".join(lines) + "\n"
+
+
+def _facts_of_ranks(plan: StepPlan) -> list[str]:
+    """Returns the lines that say which of several ranks a plan is of."""
+    facts = []
+    if plan.shards.ranks > 1:
+        facts.append(f"shard: {plan.shards.rank} of {plan.shards.ranks}")
+    if plan.hosts > 1:
+        facts.append(f"hosts: {plan.hosts}")
+    return facts
 
 
 def from_text(text: str) -> StepPlan:

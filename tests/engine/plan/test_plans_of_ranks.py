@@ -284,11 +284,19 @@ def test_dropping_any_single_wait_between_hosts_is_found(name):
     assert dropped >= {OpKind.REDUCE_SCATTER, OpKind.SUMMARY, OpKind.PREFETCH, OpKind.BACKWARD}
 
 
-def test_choices_of_one_rank_are_refused_for_several_hosts():
-    for name in ONE_RANK_ONLY:
-        value = 1 if name in ("spilled_units", "spare_buffers") else True
-        with pytest.raises(ValueError):
-            build_step_plan(BLOCKS, False, PlanChoices(hosts=2, **{name: value}), PlaneSizes(NUMEL))
+@pytest.mark.parametrize(
+    "name, changes",
+    [
+        ("spilled_units", dict(spilled_units=1)),
+        ("gradients_in_sums", DEVICE | dict(parked_gradients=True, gradients_in_sums=True)),
+        ("graphs", dict(settled_units=2 + len(BLOCKS), graphs=True)),
+    ],
+)
+def test_choices_of_one_rank_are_refused_for_several_hosts(name, changes):
+    choices = PlanChoices(micro_batches=2, **changes)
+    build_step_plan(BLOCKS, False, choices, PlaneSizes(NUMEL))
+    with pytest.raises(ValueError, match=f"^{name} is for one rank, not for 2$"):
+        build_step_plan(BLOCKS, False, choices.changed(hosts=2), PlaneSizes(NUMEL))
 
 
 def test_the_grid_shows_the_exchange():
