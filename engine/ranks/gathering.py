@@ -126,8 +126,10 @@ class Gathering:
         with _listening() as listener:
             self._announce(listener)
             threading.Thread(target=self._listen, args=(listener,), daemon=True).start()
-            found = self._wait_for_all()
-            listener.shutdown(socket.SHUT_RDWR)  # the thread that listens ends
+            try:
+                found = self._wait_for_all()
+            finally:
+                listener.shutdown(socket.SHUT_RDWR)  # the thread that listens ends
         problem = hello.problem or why_refused(hello, [each[2] for each in found])
         for stream, connection, other in found:
             connection.send(Refused(problem) if problem else Welcome())
