@@ -353,6 +353,9 @@ def plan_in_words(choices: dict[str, Any]) -> str:
     parts = [f"{counted(choices['micro_batches'], 'micro-batch')} of {rows}"]
     if "rounds" in choices:
         parts.append(counted(choices["rounds"], "round"))
+    if choices.get("hosts", 1) > 1:
+        each = counted(choices["ranks"], "rank")
+        parts.append(f"on {choices['hosts']} hosts of {each} each")
     if choices.get("settled_units"):
         parts.append(f"{counted(choices['settled_units'], 'unit')} living on the GPU")
     if choices.get("spilled_units"):

@@ -253,7 +253,10 @@ class Sizer:
         sum that is added up has a copy there (`engine.exchange`).
         """
         if self.device == "cuda":
-            return Item(MemoryItem.EXCHANGE, EXCHANGE_BYTES, "NCCL; assumed, not measured")
+            # With several hosts there are groups of all ranks, of those of a host, and between hosts.
+            groups = 1 if choices.hosts == 1 else 2 + (choices.ranks > 1)
+            size = groups * EXCHANGE_BYTES
+            return Item(MemoryItem.EXCHANGE, size, "NCCL; assumed, not measured")
         units = self.shape.padded(choices.ranks).units
         size = 4 * max(unit.numel for unit in units)
         return Item(MemoryItem.EXCHANGE, size, "the largest sum, from all processes")

@@ -25,7 +25,7 @@ from torch import distributed
 from engine.errors import RankError
 from engine.ranks.hello import Hello, Refused, Welcome, why_refused
 from engine.ranks.line import Line, LostLineError
-from engine.ranks.meeting import Meeting
+from engine.ranks.meeting import LOOPBACK, Meeting
 from engine.ranks.members import END_SECONDS, ENDED, Lost, Take
 from engine.ranks.messages import End
 from engine.ranks.torchrun import FIND_SECONDS, Launched
@@ -123,7 +123,7 @@ class Gathering:
         self._store = launched.store()
         # Every attempt of torchrun meets under a name of its own.
         self.meeting = Meeting(launched.port, launched.address, f"ramstream/{secrets.token_hex(8)}")
-        with _listening() as listener:
+        with _listening(self.place.hosts) as listener:
             self._announce(listener)
             threading.Thread(target=self._listen, args=(listener,), daemon=True).start()
             try:
@@ -199,10 +199,11 @@ def follow(launched: Launched, hello: Hello) -> Connection:
     found, or refuses to lead it.
     """
     store, until = launched.store(), time.monotonic() + FIND_SECONDS
+    address = launched.address if launched.place.hosts > 1 else LOOPBACK
     while True:
         told = json.loads(store.get(KEY))
         try:
-            stream = socket.create_connection((launched.address, told["port"]), FIND_SECONDS)
+            stream = socket.create_connection((address, told["port"]), FIND_SECONDS)
             stream.settimeout(None)
             connection = _connection_of(stream)
             answer_challenge(connection, bytes.fromhex(told["secret"]))
@@ -213,8 +214,8 @@ def follow(launched: Launched, hello: Hello) -> Connection:
         except (OSError, EOFError, AuthenticationError) as error:
             if time.monotonic() > until:
                 raise RankError(
-                    f"The process that leads could not be reached at {launched.address}; check "
-                    "that its host can be reached from this one."
+                    f"The process that leads could not be reached at {address}; check that its "
+                    "host can be reached from this one."
                 ) from error
             time.sleep(TRY_SECONDS)
     if isinstance(answer, Refused):
@@ -222,8 +223,12 @@ def follow(launched: Launched, hello: Hello) -> Connection:
     return connection
 
 
-def _listening() -> socket.socket:
-    """Returns a socket at which processes of all hosts can connect."""
+def _listening(hosts: int) -> socket.socket:
+    """Returns a socket at which processes of all hosts can connect, and of no other host if there
+    is one.
+    """
+    if hosts == 1:
+        return socket.create_server((LOOPBACK, 0), backlog=512)
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
             return socket.create_server(

@@ -27,6 +27,8 @@ def open_crew(session: Session, job: TrainingJob, ranks: int) -> Crew | None:
     """
     if ranks * session.hosts == 1:
         return None
+    # The settings have as many ranks as torchrun has started.
+    assert session.gathered is None or session.gathered.place.ranks == ranks
     device, cap = job.backend.device.type, session.config.engine.gpu_memory_gib
     limit = None if cap is None else max(0, round(cap * GIB) - CUDA_CONTEXT_BYTES)
     threads = max(1, default_threads() // ranks)

@@ -51,6 +51,8 @@ def trained(folder: Path, preset: str, hosts: int, ranks: int) -> Path:
         codes, out, err = started.ended()
     assert codes == [0] * hosts and out.count("Finished all 8 steps") == 1, (out, err)
     assert "Traceback" not in err
+    words = f"on {hosts} hosts of {ranks} rank{'s' if ranks > 1 else ''} each"
+    assert (words in out) == (hosts > 1)
     (built,) = events_in(runs, PlanBuilt)
     assert (built.choices["hosts"], built.choices["ranks"]) == (hosts, ranks)
     assert not list(runs.glob(".torchrun"))

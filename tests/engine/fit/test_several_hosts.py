@@ -15,9 +15,11 @@ from engine.fit.buffer_sizes import fixed_items, update_buffer
 from engine.fit.choose import choose
 from engine.fit.cost import MicroBatch
 from engine.fit.job import Job, Target
+from engine.fit.memory_items import MemoryItem, PartName
 from engine.fit.needs import SessionFacts, needs_of
 from engine.fit.planner import Chosen
 from engine.fit.predict import predicted_step
+from engine.fit.sizes import EXCHANGE_BYTES
 from engine.host.host_store import HostStore
 from engine.machine.link_rates import ASSUMED_NETWORK, seconds_between_hosts
 from engine.machine.several_gpus import named_with_several
@@ -30,7 +32,7 @@ from engine.plan.validate import validate
 from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.device_state import DeviceBuffers, DeviceState
 from engine.words import GIB
-from tests.engine.fit.test_several_gpus import GRID
+from tests.engine.fit.test_several_gpus import GRID, bytes_of
 from tests.support.chosen import QUICK, big_shape, config
 from tests.support.tiny import tiny_config
 
@@ -70,6 +72,11 @@ def test_each_host_holds_all_planes_and_computes_its_part_of_the_rows():
     assert (one.hosts, two.hosts, one.ranks, two.ranks) == (1, 2, 2, 2)
     rows = [each.chosen.micro_batch_size * each.chosen.choices.micro_batches for each in (one, two)]
     assert rows == [32, 16]
+    kind = MemoryItem.WEIGHT_HIGH
+    assert bytes_of(one, PartName.HOST, kind) == bytes_of(two, PartName.HOST, kind) > 0
+    # There is a group of all ranks, one on the host, and one between the hosts.
+    groups = [bytes_of(each, PartName.GPU, MemoryItem.EXCHANGE) for each in (one, two)]
+    assert groups == [EXCHANGE_BYTES, 3 * EXCHANGE_BYTES]
 
 
 def test_sums_take_their_time_between_hosts():
