@@ -123,6 +123,15 @@ def refuse_contradictions(job: Job) -> None:
         _refuse_one_gpu_s(job)
 
 
+def is_possible(job: Job) -> bool:
+    """Tells whether `refuse_contradictions` finds none."""
+    try:
+        refuse_contradictions(job)
+    except ConfigError:
+        return False
+    return True
+
+
 def _refuse_uneven_hosts(job: Job) -> None:
     """Raises ConfigError where the ranks of all hosts would get unequal shares of a step."""
     train, ranks = job.config.train, job.all_ranks

@@ -14,13 +14,12 @@ from functools import cached_property
 from typing import Any
 
 from engine.config.settings import TrainConfig
-from engine.errors import ConfigError
 from engine.fit.buffer_sizes import disk_rings_bytes, plane_items, state_bytes
 from engine.fit.checkpoint_needs import copy_bytes
 from engine.fit.choose import choose, least_choices
 from engine.fit.cost import MicroBatch, largest_product
 from engine.fit.disk_items import best_items, disk_items
-from engine.fit.job import Job, Target, numbers_of_ranks, refuse_contradictions
+from engine.fit.job import Job, Target, is_possible, numbers_of_ranks
 from engine.fit.memory_items import MEMORY, Item, MemoryItem, PartName
 from engine.fit.planner import Chosen
 from engine.fit.predict import predicted_seconds
@@ -414,7 +413,7 @@ def _on_ranks(job: Job, machine: Machine, rates: Rates | None) -> list[tuple[Job
     numbers = numbers_of_ranks(config, gpu_count(config, machine), job.rounding)
     for ranks in numbers:
         on_ranks = replace(job, ranks=ranks)
-        if ranks > 1 == numbers[0] and not _is_possible(on_ranks):
+        if ranks > 1 == numbers[0] and not is_possible(on_ranks):
             continue
         target = Target(
             device=device_of(config, machine),
@@ -426,14 +425,6 @@ def _on_ranks(job: Job, machine: Machine, rates: Rates | None) -> list[tuple[Job
         )
         found.append((on_ranks, target))
     return found
-
-
-def _is_possible(job: Job) -> bool:
-    try:
-        refuse_contradictions(job)
-    except ConfigError:
-        return False
-    return True
 
 
 def _slowness(needs: Needs) -> tuple[bool, float]:
