@@ -27,6 +27,7 @@ from torch import distributed
 
 from engine.errors import first_line
 from engine.exchange.place import Place
+from engine.exchange.streams import Streams
 
 PATIENT_DAYS = 365
 """A collective may take so many days. Whether the other ranks still live is watched elsewhere
@@ -89,26 +90,41 @@ class GroupExchange:
 
     def __init__(self, place: Place):
         self.place = place
-        everyone = range(place.all_ranks)
-        self._all = _group(everyone)
-        self._own_host, self._other_hosts = self._all, None
-        if place.hosts > 1:
-            # Every rank makes all groups, in the same order, and keeps those that it is in.
-            by_host = [_group(everyone[at : at + place.ranks]) for at in everyone[:: place.ranks]]
-            by_number = [_group(everyone[at :: place.ranks]) for at in range(place.ranks)]
-            self._own_host = by_host[place.host]
-            self._other_hosts = by_number[place.on_host]
+        self._streams = Streams()
+        with self._streams.noting() if place.hosts > 1 else contextlib.nullcontext():
+            self._make_groups()
         self._adds_on_the_way = distributed.get_backend(self._all) != "gloo"
         # Later versions of torch have other names for these functions, and warn of the old ones.
         warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
 
+    def _make_groups(self) -> None:
+        """Makes the groups. Every rank makes all of them, in the same order, and keeps those that
+        it is in.
+        """
+        place, everyone = self.place, range(self.place.all_ranks)
+        self._all = _group(everyone)
+        self._own_host: distributed.ProcessGroup | None = self._all
+        self._other_hosts: distributed.ProcessGroup | None = None
+        if place.hosts > 1:
+            by_host = [_group(everyone[at : at + place.ranks]) for at in everyone[:: place.ranks]]
+            by_number = [_group(everyone[at :: place.ranks]) for at in range(place.ranks)]
+            self._own_host = by_host[place.host]
+            self._other_hosts = by_number[place.on_host]
+
     def abort(self) -> None:
-        """Ends collectives that wait for a rank that will not come. Any thread may call this."""
+        """Ends collectives that wait for a rank that will not come. Any thread may call this. The
+        processes of one host are ended by their leader, and so are their connections.
+        """
         if not self._adds_on_the_way:
+            self._streams.cut()
             return
         for group in {self._all, self._own_host, self._other_hosts}:
             if group is not None:
                 group.abort()
+
+    def close(self) -> None:
+        """Lets go of the groups."""
+        self._streams.close()
 
     def all_gather(self, whole: torch.Tensor) -> None:
         with reaching_others():

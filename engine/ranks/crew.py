@@ -334,6 +334,8 @@ class Crew:
             member.say_goodbye()
         for member in self._members:
             member.part()
+        if self._exchange is not None:
+            self._exchange.close()
         self._exchange = None
         # The ranks may have met in part. After one was lost, the group cannot say goodbye to it.
         if distributed.is_initialized():

@@ -13,13 +13,13 @@ import pytest
 
 from engine.errors import RankError
 from engine.host.shared_memory import OpenedMemory, SharedPlanes
-from engine.ranks import build_engine
+from engine.ranks import build_engine, line
 from tests.engine.ranks.test_crew import rebuilt
 from tests.support.crews import Led, led, wait_for_end
 from tests.support.tiers import in_tiers
 from tests.support.tiny import random_batches
 
-SWEEP = "each case starts one to three processes, for five seconds or more"
+SWEEP = "it starts one to three processes, for five seconds or more"
 CASES = [(2, 1, {}), (2, 2, {"settled_units": 3}), (2, 2, {}), (3, 1, {"settled_units": 2})]
 
 
@@ -97,3 +97,18 @@ def test_a_process_of_any_host_that_is_killed_is_told_and_all_others_end(model, 
     told = str(error.value)
     assert told.startswith(f"Rank {rank} of 4, on {os.uname().nodename}, is lost: its process or ")
     assert "\n" not in told
+
+
+@pytest.mark.everything(SWEEP)
+def test_a_process_of_another_host_that_hangs_is_lost_once_it_was_silent(model, monkeypatch):
+    """Nobody on this host can end it, and gloo waits for it without an end."""
+    monkeypatch.setattr(line, "SILENT_SECONDS", 3.0)
+    with led(model, 1, 2, 2) as crew:
+        (pid,) = crew.pids
+        crew.train(1)
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(RankError, match="^Rank 1 of 2, on .*, is lost: it has been silent fo"):
+            for number in range(2, 10_000):
+                crew.train(number)
+        os.kill(pid, signal.SIGKILL)  # its connection ends it, once it goes on
+        wait_for_end(pid)
