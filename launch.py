@@ -29,6 +29,8 @@ from engine.errors import ConfigError, RamstreamError
 from engine.paths import program_command
 
 DEFAULT_RUNS = "runs"
+TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""This variable is set in every process that torchrun starts."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -87,20 +89,25 @@ def _app(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from engine.cli.train import run_in_terminal
+    from engine.cli.train import TrainCommand, run_in_terminal
 
     if arguments.resume is not None and arguments.from_run is not None:
         raise ConfigError(
             "--resume, --from", "a run goes on or a new one starts from it; leave one of them out."
         )
     gpus = [] if arguments.gpus is None else [f"engine.gpus={arguments.gpus}"]
-    return run_in_terminal(
+    command = TrainCommand(
         arguments.preset,
         [*arguments.set, *gpus],
         arguments.runs_dir,
         arguments.resume,
         arguments.from_run,
     )
+    if TORCHRUN in os.environ:
+        from engine.cli.launched import train_launched
+
+        return train_launched(command, arguments.gpus)
+    return run_in_terminal(command)
 
 
 def _check(arguments: argparse.Namespace) -> int:

@@ -226,7 +226,7 @@ REASONS: dict[str, dict[str, str]] = {
         f"{each} of the module is set": "Triton looks up the names of a kernel in its module"
         for each in ("tl", "moments_of", "written", "encoded")
     },
-    "engine/ranks/crew.py": {
+    "engine/ranks/meeting.py": {
         "os.environ is changed": "gloo and NCCL take the network of a group in no other way"
     },
     "engine/ranks/follower.py": {

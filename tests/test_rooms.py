@@ -85,6 +85,7 @@ LATE = {
         {
             "engine.runtime.open_backend",
             "engine.memory.explain",
+            "engine.ranks.gathering",
             "engine.train.failures",
             "engine.train.prepare",
             "engine.train.session",

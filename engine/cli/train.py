@@ -9,7 +9,8 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -53,44 +54,63 @@ BAD_INPUT = {error.__name__ for error in (ConfigError, DataError, ModelError, Fi
 """These errors mean that the run was given bad input."""
 
 
-def run_in_terminal(
-    preset: Path | None,
-    overrides: list[str],
-    runs_dir: Path,
-    resume: str | None = None,
-    start_from: str | None = None,
-) -> int:
-    """Trains `preset`, or resumes the run `resume`; returns the exit code.
+@dataclass(frozen=True)
+class TrainCommand:
+    """A `TrainCommand` is what a person asks for: a run of `preset`, to go on with the run
+    `resume`, or a run that starts from the weights of the run `start_from`, whose settings it takes
+    if there is no preset.
+    """
 
-    A new run may start from the weights of the run `start_from`, whose settings it takes if there
-    is no preset.
+    preset: Path | None
+    overrides: Sequence[str]
+    runs_dir: Path
+    resume: str | None = None
+    start_from: str | None = None
 
-    The code is 0 if the run finished or was stopped, 2 if the model, data or settings cannot be
-    used, and 1 if the run failed for another reason. The first Ctrl-C (or SIGTERM, or a closed
-    terminal) stops and saves the run; the second ends the process at once. Raises ConfigError for
+    def with_overrides(self, more: Sequence[str]) -> TrainCommand:
+        """Returns the command with further settings, which count more than those before."""
+        return replace(self, overrides=[*self.overrides, *more])
+
+
+def run_in_terminal(command: TrainCommand) -> int:
+    """Trains as the command says; returns the exit code, as `show_run` does. Raises ConfigError for
     bad input, and DataError for a data file that does not exist.
     """
-    if resume is not None:
+    return show_run(asked_run(command), command.runs_dir)
+
+
+def asked_run(command: TrainCommand) -> Run:
+    """Returns the run of a command, ready to execute. Raises as `run_in_terminal` does."""
+    preset, overrides, runs_dir = command.preset, command.overrides, command.runs_dir
+    if command.resume is not None:
         if preset is not None:
             raise ConfigError(
                 "--resume",
                 "a resumed run keeps its own settings; leave the preset out, and change single "
                 "settings with --set.",
             )
-        run = resume_run(runs_dir, resume, overrides)
-    elif start_from is not None:
-        run = start_run(trained_on(runs_dir, start_from, preset, overrides), runs_dir)
-    elif preset is None:
+        return resume_run(runs_dir, command.resume, overrides)
+    if command.start_from is not None:
+        return start_run(trained_on(runs_dir, command.start_from, preset, overrides), runs_dir)
+    if preset is None:
         raise ConfigError(
             "train",
             "no preset is given; name a YAML preset, or use --resume RUN_ID or --from RUN_ID.",
         )
-    else:
-        config = TrainConfig.load(preset, overrides)
-        for part, _ in config.data.parts():
-            # A run would find this too, but only after torch and transformers are imported.
-            refuse_missing_file(part.only_source)
-        run = start_run(config, runs_dir)
+    config = TrainConfig.load(preset, overrides)
+    for part, _ in config.data.parts():
+        # A run would find this too, but only after torch and transformers are imported.
+        refuse_missing_file(part.only_source)
+    return start_run(config, runs_dir)
+
+
+def show_run(run: Run, runs_dir: Path) -> int:
+    """Executes a run and shows it; returns the exit code.
+
+    The code is 0 if the run finished or was stopped, 2 if the model, data or settings cannot be
+    used, and 1 if the run failed for another reason. The first Ctrl-C (or SIGTERM, or a closed
+    terminal) stops and saves the run; the second ends the process at once.
+    """
     screen = _Screen(run)
     run.recorder.subscribe(screen.show)
     numbers = [signal.SIGINT, signal.SIGTERM]
@@ -148,7 +168,7 @@ def _end_without_device() -> None:
 
 
 def trained_on(
-    runs_dir: Path, run_id: str, preset: Path | None, overrides: list[str]
+    runs_dir: Path, run_id: str, preset: Path | None, overrides: Sequence[str]
 ) -> TrainConfig:
     """Returns the settings of a new run that starts from the newest weights of run `run_id`.
 
@@ -333,6 +353,9 @@ def plan_in_words(choices: dict[str, Any]) -> str:
     parts = [f"{counted(choices['micro_batches'], 'micro-batch')} of {rows}"]
     if "rounds" in choices:
         parts.append(counted(choices["rounds"], "round"))
+    if choices.get("hosts", 1) > 1:
+        each = counted(choices["ranks"], "rank")
+        parts.append(f"on {choices['hosts']} hosts of {each} each")
     if choices.get("settled_units"):
         parts.append(f"{counted(choices['settled_units'], 'unit')} living on the GPU")
     if choices.get("spilled_units"):

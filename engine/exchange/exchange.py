@@ -1,9 +1,13 @@
 """An `Exchange` carries tensors between the ranks of a run. Every rank calls the same methods in
 the same order.
 
-`GroupExchange` uses a process group of `torch.distributed`: NCCL between GPUs, gloo between
-processes on CPUs. All calls of a plan come from one lane, so there is one communicator, and no two
-collectives can wait for each other.
+`GroupExchange` uses process groups of `torch.distributed`: NCCL between GPUs, gloo between
+processes on CPUs. All calls of a plan come from one lane, so no two collectives can wait for each
+other.
+
+With several hosts there are three groups: that of all ranks, that of the ranks of this host, and
+that of the ranks with the same number on every host. Weights are gathered within a host. Sums are
+added within a host first, and then between the hosts, which get the same bits.
 
 Sums do not depend on how the system connects the ranks, where that is cheap: gloo sends every shard
 to its owner, who adds the shards in the order of ranks. NCCL adds them on the way, in an order that
@@ -15,16 +19,23 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Protocol
 
 import torch
 from torch import distributed
 
 from engine.errors import first_line
+from engine.exchange.place import Place
+from engine.exchange.streams import Streams
 
 PATIENT_DAYS = 365
 """A collective may take so many days. Whether the other ranks still live is watched elsewhere
 (`engine.ranks`), since a rank may wait for hours while a run is paused.
+"""
+PIECE_NUMEL = 1 << 22
+"""Sums of several hosts are added in pieces of this many elements, which bounds the memory that it
+takes.
 """
 
 
@@ -33,23 +44,32 @@ class ExchangeError(RuntimeError):
 
 
 class Exchange(Protocol):
-    """An `Exchange` connects `ranks` processes, of which this one is number `rank`."""
+    """An `Exchange` connects all ranks, of which this one has `place`."""
 
-    ranks: int
-    rank: int
+    place: Place
 
     def all_gather(self, whole: torch.Tensor) -> None:
-        """Completes `whole` [ranks x n], in which this rank has filled its own n elements."""
+        """Completes `whole` [ranks of a host x n], in which this rank has filled its own n
+        elements.
+        """
 
     def reduce_scatter(self, sums: torch.Tensor) -> None:
-        """Adds the float32 `sums` [ranks x n] of all ranks. This rank's own n elements get the
-        result; what the others hold afterwards has no meaning.
+        """Adds the float32 `sums` [ranks of a host x n] of all ranks on all hosts. This rank's own
+        n elements get the result; what the others hold afterwards has no meaning.
         """
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns the sum of the `values` of all ranks, in their shape and dtype, added in the
-        order of ranks.
+        """Returns the sum of the `values` of all ranks of this host, in their shape and dtype,
+        added in the order of ranks.
         """
+
+    def sum_of_hosts(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns the sum of the `values` of the hosts, in their shape and dtype, added in the
+        order of hosts.
+        """
+
+    def broadcast(self, piece: torch.Tensor) -> None:
+        """Makes `piece` [n] on every rank what it is on rank 0."""
 
 
 @contextlib.contextmanager
@@ -64,50 +84,109 @@ def reaching_others() -> Iterator[None]:
 
 
 class GroupExchange:
-    """A `GroupExchange` is an exchange by a process group; None stands for that of all ranks."""
+    """A `GroupExchange` is an exchange by process groups. That of `torch.distributed` must have all
+    ranks, each of which makes its exchange.
+    """
 
-    def __init__(self, group: distributed.ProcessGroup | None = None):
-        self._group = group
-        self.ranks = distributed.get_world_size(group)
-        self.rank = distributed.get_rank(group)
-        self._adds_on_the_way = distributed.get_backend(group) != "gloo"
+    def __init__(self, place: Place):
+        self.place = place
+        self._streams = Streams()
+        with self._streams.noting() if place.hosts > 1 else contextlib.nullcontext():
+            self._make_groups()
+        self._adds_on_the_way = distributed.get_backend(self._all) != "gloo"
         # Later versions of torch have other names for these functions, and warn of the old ones.
         warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
 
-    def abort(self) -> None:
-        """Ends collectives that wait for a rank that will not come. Any thread may call this."""
-        if self._adds_on_the_way and self._group is not None:
-            self._group.abort()
+    def _make_groups(self) -> None:
+        """Makes the groups. Every rank makes all of them, in the same order, and keeps those that
+        it is in.
+        """
+        place, everyone = self.place, range(self.place.all_ranks)
+        self._all = _group(everyone)
+        self._own_host: distributed.ProcessGroup | None = self._all
+        self._other_hosts: distributed.ProcessGroup | None = None
+        if place.hosts > 1:
+            by_host = [_group(everyone[at : at + place.ranks]) for at in everyone[:: place.ranks]]
+            by_number = [_group(everyone[at :: place.ranks]) for at in range(place.ranks)]
+            self._own_host = by_host[place.host]
+            self._other_hosts = by_number[place.on_host]
 
-    def _own(self, whole: torch.Tensor) -> torch.Tensor:
-        """Returns the elements of this rank."""
-        size = whole.numel() // self.ranks
-        return whole[self.rank * size : (self.rank + 1) * size]
+    def abort(self) -> None:
+        """Ends collectives that wait for a rank that will not come. Any thread may call this. The
+        processes of one host are ended by their leader, and so are their connections.
+        """
+        if not self._adds_on_the_way:
+            self._streams.cut()
+            return
+        for group in {self._all, self._own_host, self._other_hosts}:
+            if group is not None:
+                group.abort()
+
+    def close(self) -> None:
+        """Lets go of the groups."""
+        self._streams.close()
 
     def all_gather(self, whole: torch.Tensor) -> None:
         with reaching_others():
-            distributed.all_gather_into_tensor(whole, self._own(whole), self._group)
+            distributed.all_gather_into_tensor(whole, self._own(whole), self._own_host)
 
     def reduce_scatter(self, sums: torch.Tensor) -> None:
         own = self._own(sums)
+        if self.place.ranks > 1:
+            self._add_on_host(sums, own)
+        if self._other_hosts is None:
+            return
         if self._adds_on_the_way:
             with reaching_others():
-                distributed.reduce_scatter_tensor(own, sums, group=self._group)
+                distributed.all_reduce(own, group=self._other_hosts)
+            return
+        for piece in own.split(PIECE_NUMEL):
+            piece.copy_(self.sum_of_hosts(piece))
+
+    def _add_on_host(self, sums: torch.Tensor, own: torch.Tensor) -> None:
+        if self._adds_on_the_way:
+            with reaching_others():
+                distributed.reduce_scatter_tensor(own, sums, group=self._own_host)
             return
         shards = torch.empty_like(sums)
         with reaching_others():
-            distributed.all_to_all_single(shards, sums, group=self._group)
-        first, *others = shards.view(self.ranks, -1)
+            distributed.all_to_all_single(shards, sums, group=self._own_host)
+        first, *others = shards.view(self.place.ranks, -1)
         own.copy_(first)
         for shard in others:
             own.add_(shard)
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
-        everyone = values.new_empty(self.ranks, values.numel())
-        flat = everyone.view(-1)
-        self._own(flat).copy_(values.reshape(-1))
-        self.all_gather(flat)
-        total = everyone[0].clone()
-        for other in everyone[1:]:
-            total += other
-        return total.view(values.shape)
+        return _sum(values, self.place.ranks, self._own_host)
+
+    def sum_of_hosts(self, values: torch.Tensor) -> torch.Tensor:
+        return _sum(values, self.place.hosts, self._other_hosts)
+
+    def broadcast(self, piece: torch.Tensor) -> None:
+        with reaching_others():
+            distributed.broadcast(piece, 0, group=self._all)
+
+    def _own(self, whole: torch.Tensor) -> torch.Tensor:
+        """Returns the elements of this rank."""
+        size, at = whole.numel() // self.place.ranks, self.place.on_host
+        return whole[at * size : (at + 1) * size]
+
+
+def _group(ranks: range) -> distributed.ProcessGroup:
+    """Makes a group of some ranks. Once they have met, ranks wait for each other as long as a run
+    is paused.
+    """
+    return distributed.new_group(list(ranks), timeout=timedelta(days=PATIENT_DAYS))
+
+
+def _sum(values: torch.Tensor, ranks: int, group: distributed.ProcessGroup | None) -> torch.Tensor:
+    """Returns the sum of the `values` of the ranks of a group, added in their order."""
+    if ranks == 1:
+        return values.clone()
+    everyone = values.new_empty(ranks, values.numel())
+    with reaching_others():
+        distributed.all_gather_into_tensor(everyone.view(-1), values.reshape(-1), group)
+    total = everyone[0].clone()
+    for other in everyone[1:]:
+        total += other
+    return total.view(values.shape)

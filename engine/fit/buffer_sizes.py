@@ -123,7 +123,7 @@ def _staging_bytes(shape: ModelShape, choices: PlanChoices) -> int:
         return 0
     settled = choices.settled_units
     is_in_sums = choices.gradient_sum == GradientSum.DEVICE and shape.item_bytes == 2
-    is_in_sums = is_in_sums and choices.ranks == 1
+    is_in_sums = is_in_sums and choices.all_ranks == 1
     waiting = 0 if is_in_sums else shape.first_numels[settled]
     if choices.parked_gradients:
         numel = waiting + shape.plane_numel - shape.first_numels[settled]
@@ -198,7 +198,7 @@ def _sums_in_words(shape: ModelShape, choices: PlanChoices) -> str:
     if shape.tied:
         return "embed, head and the largest block" + (", twice" if more else "")
     words = "one unit at a time" + (", two blocks together" if more else "")
-    if choices.ranks > 1:
+    if choices.all_ranks > 1:
         words = "one unit at a time, and one that is added up over the GPUs"
     if choices.outer_in_parked:
         return f"{words}; embed in pieces, the head among parked gradients"

@@ -198,7 +198,7 @@ class _PlannerMaker:
         unfit = choices.parked_gradients or choices.gradient_sum == GradientSum.HOST
         if unfit or self._spills or self._quick or parking(self._job, self._target) is not None:
             return None
-        frame = PlanChoices(parked_gradients=True, ranks=choices.ranks)
+        frame = PlanChoices(parked_gradients=True, ranks=choices.ranks, hosts=choices.hosts)
         return self._planner(frame, Spread(way.size, choices.micro_batches, choices.rounds))
 
     def _planner(self, frame: PlanChoices, only: Spread | None = None) -> Planner:

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 from engine.config.settings import Optimizer
 from engine.machine.disk_rates import ASSUMED_RATE
+from engine.machine.exchange_times import ExchangeTimes
 from engine.machine.link_rates import (
     COMPUTE_SECONDS,
-    exchange_seconds,
     of_rank,
+    seconds_between_hosts,
     seconds_to_receive,
 )
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
@@ -52,7 +53,6 @@ from engine.plan.ops import (
     Update,
     UpdateInPlace,
 )
-from engine.plan.rank_ops import AllGather, ReduceScatter
 from engine.plan.step_plan import StepPlan
 from engine.planes.layout import PLANE_ITEM_BYTES
 from engine.planes.moments import MOMENTS
@@ -121,7 +121,8 @@ class _OpSeconds:
         self._item = shape.item_bytes
         self._numel = {unit.name: shards.numel(unit.numel) for unit in shape.units}
         """So much of each unit is copied and updated: all of it, or a shard."""
-        self._received = {unit.name: shards.received(unit.numel) for unit in shape.units}
+        numels = {unit.name: unit.numel for unit in shape.units}
+        self._exchange = ExchangeTimes(plan, numels, self._item, rates)
         low = PLANE_ITEM_BYTES[shape.dtype].get("weight_low", 0)
         self._weight_bytes = {
             unit.name: self._numel[unit.name] * self._item + unit.exact_numel * low / shards.ranks
@@ -133,7 +134,7 @@ class _OpSeconds:
         self._summary = next((op.index for op in plan.ops if isinstance(op, Summary)), 0)
         self._slower = 1.0
         """COMPUTE takes so many times as long beside exchanges."""
-        lost = COMPUTE_SECONDS * sum(map(self._received_bytes, plan.ops))
+        lost = COMPUTE_SECONDS * sum(map(self._exchange.received, plan.ops))
         if lost:
             compute = sum(self._of_compute(op) for op in plan.ops if op.lane == Lane.COMPUTE)
             self._slower += lost / max(lost, compute)
@@ -149,14 +150,8 @@ class _OpSeconds:
         if op.lane == Lane.COMPUTE:
             return self._slower * self._of_compute(op)
         if op.lane == Lane.EXCHANGE:
-            return exchange_seconds(self._rates, self._received_bytes(op))
+            return self._exchange.seconds(op)
         return self._of_host_or_copy(op)
-
-    def _received_bytes(self, op: Op) -> int:
-        """Returns the bytes that a rank receives in the op; what it is told of norms is nothing."""
-        if isinstance(op, AllGather):
-            return self._received[op.unit] * self._item
-        return 4 * self._received[op.unit] if isinstance(op, ReduceScatter) else 0
 
     def _of_piece(self, op: OfPiece) -> float:
         start, stop = op.piece
@@ -225,7 +220,7 @@ class _OpSeconds:
 
 def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     """Returns an estimate of a step's seconds in closed form: the longest of compute, the two ways
-    of the bus, and what ranks exchange. It is fast; `simulate` is exact.
+    of the bus, and what ranks and hosts exchange. It is fast; `simulate` is exact.
 
     waited: seconds in which the first forward pass waits for updates (`choose_homes`), and blocks
     for boundaries on the disk (`wait_for_boundaries`).
@@ -257,8 +252,10 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     gradients = choices.rounds if choices.gradient_sum == GradientSum.HOST else 1
     returned = gradients * (shape.plane_numel - settled) * shape.item_bytes / choices.ranks
     # Ranks add up the sums of all rounds in the last one.
-    added = seconds_to_receive(rates, (1 - 1 / choices.ranks) * 4 * shape.plane_numel)
-    exchanged = max(seconds_to_receive(rates, received), added + compute - compute / choices.rounds)
+    between = seconds_between_hosts(choices.hosts, 4 * shape.plane_numel)
+    added = seconds_to_receive(rates, (1 - 1 / choices.ranks) * 4 * shape.plane_numel) + between
+    exchanged = seconds_to_receive(rates, received) + between
+    exchanged = max(exchanged, added + compute - compute / choices.rounds)
     return max(compute, carried / rates.h2d, returned / rates.d2h, exchanged) + waited
 
 

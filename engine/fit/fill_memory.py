@@ -93,7 +93,7 @@ class MemoryFiller:
         elsewhere: Elsewhere,
     ):
         self._frame = frame
-        self._has_one_rank = sizer.job.ranks == 1
+        self._has_one_rank = sizer.job.all_ranks == 1
         may_settle = elsewhere.settles and (self._has_one_rank or not sizer.shape.has_exact)
         self._settles = may_settle and sizer.job.config.engine.states == AUTO
         self._disk_bytes = elsewhere.disk_bytes

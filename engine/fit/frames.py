@@ -21,12 +21,13 @@ def frames_of(job: Job, target: Target, quick: bool) -> list[list[PlanChoices]]:
     memory of their own, and every block keeps its boundary.
     """
     parks, level = parking(job, target), job.config.engine.save_level
-    plain = PlanChoices(ranks=job.ranks, whole_reads=reads_whole(target.rates, job.ranks))
+    whole = reads_whole(target.rates, job.ranks)
+    plain = PlanChoices(ranks=job.ranks, hosts=job.hosts, whole_reads=whole)
     usual = [] if parks else [plain]
     parked = [] if parks is False else [replace(plain, parked_gradients=True)]
     if parked and not job.shape.tied:
         parked.append(replace(parked[0], shared_outer_slot=True))
-    if job.ranks > 1:
+    if job.all_ranks > 1:
         return [group for group in (usual, parked) if group]
     outer = []
     if parked and _can_park_outer(job.shape):

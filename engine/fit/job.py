@@ -31,12 +31,19 @@ class Job:
     decides.
     """
     ranks: int = 1
-    """So many ranks compute each step together (`numbers_of_ranks`)."""
+    """So many ranks of a host compute each step together (`numbers_of_ranks`)."""
+    hosts: int = 1
+    """So many hosts do."""
+
+    @property
+    def all_ranks(self) -> int:
+        """Returns how many ranks compute each step, those of all hosts together."""
+        return self.hosts * self.ranks
 
     @property
     def rows(self) -> int:
         """Returns the rows of a step that one rank computes."""
-        return self.config.train.batch_size // self.ranks
+        return self.config.train.batch_size // self.all_ranks
 
 
 @dataclass(frozen=True)
@@ -110,14 +117,43 @@ def refuse_contradictions(job: Job) -> None:
         )
     if engine.rounds != AUTO:
         _refuse_uneven_rounds(job, engine.rounds)
-    if job.ranks > 1:
+    if job.hosts > 1:
+        _refuse_uneven_hosts(job)
+    if job.all_ranks > 1:
         _refuse_one_gpu_s(job)
+
+
+def is_possible(job: Job) -> bool:
+    """Tells whether `refuse_contradictions` finds none."""
+    try:
+        refuse_contradictions(job)
+    except ConfigError:
+        return False
+    return True
+
+
+def _refuse_uneven_hosts(job: Job) -> None:
+    """Raises ConfigError where the ranks of all hosts would get unequal shares of a step."""
+    train, ranks = job.config.train, job.all_ranks
+    if train.batch_size % ranks:
+        raise ConfigError(
+            "train.batch_size",
+            f"{train.batch_size} is no multiple of the {ranks} ranks that {job.hosts} hosts have, "
+            f"which would get unequal shares of a step; choose a multiple of {ranks}.",
+        )
+    size = train.micro_batch_size
+    if size != AUTO and job.rows % size:
+        raise ConfigError(
+            "train.micro_batch_size",
+            f"{size} does not divide the {job.rows} rows that each of {ranks} ranks gets; choose a "
+            f"divisor of {job.rows}.",
+        )
 
 
 def _refuse_uneven_rounds(job: Job, rounds: int) -> None:
     size, each = job.config.train.micro_batch_size, ""
-    if job.ranks > 1:
-        each = f" that each of {job.ranks} GPUs gets"
+    if job.all_ranks > 1:
+        each = f" that each of {job.all_ranks} GPUs gets"
     if size != AUTO:
         micro_batches = job.rows // size
         if micro_batches % rounds:
@@ -128,7 +164,7 @@ def _refuse_uneven_rounds(job: Job, rounds: int) -> None:
             )
     elif job.rows % rounds:
         what = f"the {job.rows} rows of a step{each}"
-        if job.ranks == 1:
+        if job.all_ranks == 1:
             what = f"train.batch_size {job.rows}"
         raise ConfigError(
             "engine.rounds", f"{rounds} does not divide {what}; choose a divisor or auto."
@@ -140,12 +176,17 @@ def _refuse_one_gpu_s(job: Job) -> None:
     if job.config.engine.save_level == "boundary_pairs":
         raise ConfigError(
             "engine.save_level",
-            f"boundary_pairs is for one GPU, not for {job.ranks}; choose auto or boundary_host, or "
-            "set engine.gpus to 1.",
+            f"boundary_pairs is for one GPU, not for {job.all_ranks}; choose auto or "
+            f"boundary_host, or {_alone(job)}.",
         )
     if job.config.engine.disk is not None:
         raise ConfigError(
             "engine.disk",
-            f"nothing can be on the disk where {job.ranks} GPUs compute; set engine.disk to "
-            "null, or engine.gpus to 1.",
+            f"nothing can be on the disk where {job.all_ranks} GPUs compute; set engine.disk to "
+            f"null, or {_alone(job)}.",
         )
+
+
+def _alone(job: Job) -> str:
+    """Returns what a person must do so that one GPU computes."""
+    return "set engine.gpus to 1" if job.hosts == 1 else "start one process on one host"

@@ -14,13 +14,12 @@ from functools import cached_property
 from typing import Any
 
 from engine.config.settings import TrainConfig
-from engine.errors import ConfigError
 from engine.fit.buffer_sizes import disk_rings_bytes, plane_items, state_bytes
 from engine.fit.checkpoint_needs import copy_bytes
 from engine.fit.choose import choose, least_choices
 from engine.fit.cost import MicroBatch, largest_product
 from engine.fit.disk_items import best_items, disk_items
-from engine.fit.job import Job, Target, numbers_of_ranks, refuse_contradictions
+from engine.fit.job import Job, Target, is_possible, numbers_of_ranks
 from engine.fit.memory_items import MEMORY, Item, MemoryItem, PartName
 from engine.fit.planner import Chosen
 from engine.fit.predict import predicted_seconds
@@ -103,6 +102,8 @@ class SessionFacts:
     """
     checkpoints_before: int = 0
     """This many checkpoints of earlier sessions of the run are on the disk."""
+    hosts: int = 1
+    """The run is computed on so many hosts like this machine."""
 
 
 NOTHING_MORE = SessionFacts()
@@ -232,8 +233,13 @@ class Needs:
 
     @property
     def ranks(self) -> int:
-        """Returns how many ranks compute a step. The part of GPU memory is that of each."""
+        """Returns how many ranks of a host compute. The part of GPU memory is that of each."""
         return self.chosen.choices.ranks
+
+    @property
+    def hosts(self) -> int:
+        """Returns on how many hosts. The part of RAM is that of each."""
+        return self.chosen.choices.hosts
 
     @property
     def micro_batch(self) -> MicroBatch:
@@ -356,7 +362,7 @@ def needs_of(
     shape = shape.with_optimizer(config.train.optimizer)
     known = facts.rates
     rates = rates_of(config, machine) if known is None else with_link(known, machine)
-    job = Job(shape, config, config.data.max_seq_len, facts.rounding)
+    job = Job(shape, config, config.data.max_seq_len, facts.rounding, hosts=facts.hosts)
     facts = replace(facts, rates=rates)
     found = [
         Needs(config, machine, shape, choose(each, target, quick), facts)
@@ -371,20 +377,25 @@ def needs_of(
     if tight:
         # The planner fills the free memory, which is not a reason for a warning.
         alike = config.with_values({"engine.gpus": needs.ranks})
-        least = least_needs(alike, machine, shape)
+        least = least_needs(alike, machine, shape, hosts=facts.hosts)
         for name in tight:
             needs.compare_with(least, name)
     return needs
 
 
 def least_needs(
-    config: TrainConfig, machine: Machine, shape: ModelShape, checkpoints_before: int = 0
+    config: TrainConfig,
+    machine: Machine,
+    shape: ModelShape,
+    checkpoints_before: int = 0,
+    hosts: int = 1,
 ) -> Needs:
     """Returns the needs of a job with the leanest plan. Of the plans with boundaries on the host
-    and on the device, it is the one that fits better. `checkpoints_before`: as in `SessionFacts`.
+    and on the device, it is the one that fits better. `checkpoints_before` and `hosts` are as in
+    `SessionFacts`.
     """
     shape = shape.with_optimizer(config.train.optimizer)
-    job = Job(shape, config, config.data.max_seq_len)
+    job = Job(shape, config, config.data.max_seq_len, hosts=hosts)
     ways: list[Chosen] = []
     for each, target in _on_ranks(job, machine, None):
         ways += least_choices(each, target)
@@ -402,7 +413,7 @@ def _on_ranks(job: Job, machine: Machine, rates: Rates | None) -> list[tuple[Job
     numbers = numbers_of_ranks(config, gpu_count(config, machine), job.rounding)
     for ranks in numbers:
         on_ranks = replace(job, ranks=ranks)
-        if ranks > 1 == numbers[0] and not _is_possible(on_ranks):
+        if ranks > 1 == numbers[0] and not is_possible(on_ranks):
             continue
         target = Target(
             device=device_of(config, machine),
@@ -414,14 +425,6 @@ def _on_ranks(job: Job, machine: Machine, rates: Rates | None) -> list[tuple[Job
         )
         found.append((on_ranks, target))
     return found
-
-
-def _is_possible(job: Job) -> bool:
-    try:
-        refuse_contradictions(job)
-    except ConfigError:
-        return False
-    return True
 
 
 def _slowness(needs: Needs) -> tuple[bool, float]:

@@ -80,6 +80,7 @@ class Chosen:
             "gradient_sum": self.choices.gradient_sum.value,
             "rounds": self.choices.rounds,
             "ranks": self.choices.ranks,
+            "hosts": self.choices.hosts,
             "compiled": self.choices.compiled,
         }
 
@@ -155,7 +156,7 @@ class Planner:
         sizer, blocks = self.sizer, len(self.sizer.shape.blocks)
         choices = way.choices.changed(graphs=True)
         is_whole = settled_blocks(blocks, choices) == blocks and not choices.host_boundaries
-        is_whole = is_whole and choices.ranks == 1
+        is_whole = is_whole and choices.all_ranks == 1
         few = recorded_passes(blocks, choices) <= MOST_RECORDED
         if not (is_whole and few and sizer.compiled and sizer.fits(way.size, choices)):
             return way

@@ -325,7 +325,7 @@ def _is_in_sum(place: Placement, shape: ModelShape, choices: PlanChoices) -> boo
     """Tells whether a gradient that waits on the device does so in the memory of its fp32 sum."""
     is_settled = place.weights == PartName.GPU
     are_kept = choices.gradient_sum == GradientSum.DEVICE and shape.item_bytes == 2
-    are_kept = are_kept and choices.ranks == 1
+    are_kept = are_kept and choices.all_ranks == 1
     return choices.gradients_in_sums or (is_settled and are_kept)
 
 

@@ -191,7 +191,9 @@ def _time(needs: Needs, steps: int | None, measured: bool) -> dict[str, Any]:
     config, seconds = needs.config, needs.step_seconds
     tokens = config.train.batch_size * needs.step_length
     known = known_machine(needs.machine) if needs.device == "cuda" else None
-    watts = needs.ranks * known.power_watts + HOST_WATTS if known is not None else None
+    watts = None
+    if known is not None:
+        watts = needs.hosts * (needs.ranks * known.power_watts + HOST_WATTS)
     run = seconds * steps if seconds and steps else None
     energy = run * watts / 3.6e6 if run and watts else None
     price = config.output.price_per_kwh

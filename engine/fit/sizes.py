@@ -246,14 +246,17 @@ class Sizer:
     def _program_items(self, choices: PlanChoices) -> tuple[Item, ...]:
         """Returns the items of what the program takes whatever it trains."""
         found = (_CUDA_CONTEXT,) if self.device == "cuda" else ()
-        return (*found, self._exchange(choices)) if choices.ranks > 1 else found
+        return (*found, self._exchange(choices)) if choices.all_ranks > 1 else found
 
     def _exchange(self, choices: PlanChoices) -> Item:
         """Returns the item of what one rank exchanges tensors with the others through. On the CPU a
         sum that is added up has a copy there (`engine.exchange`).
         """
         if self.device == "cuda":
-            return Item(MemoryItem.EXCHANGE, EXCHANGE_BYTES, "NCCL; assumed, not measured")
+            # Several hosts have groups of all ranks, of those of a host, and between hosts.
+            groups = 1 if choices.hosts == 1 else 2 + (choices.ranks > 1)
+            size = groups * EXCHANGE_BYTES
+            return Item(MemoryItem.EXCHANGE, size, "NCCL; assumed, not measured")
         units = self.shape.padded(choices.ranks).units
         size = 4 * max(unit.numel for unit in units)
         return Item(MemoryItem.EXCHANGE, size, "the largest sum, from all processes")

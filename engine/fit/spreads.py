@@ -73,7 +73,7 @@ def _one_micro_batch_a_round(job: Job, quick: bool) -> Iterator[Spread]:
         size = -(-rows // rounds)
         if size * job.row_length < LEAST_TOKENS:
             return
-        is_uneven = job.ranks > 1 and rows % size > 0
+        is_uneven = job.all_ranks > 1 and rows % size > 0
         if -(-rows // size) == rounds and not is_uneven:
             yield Spread(size, rounds, rounds)
 

@@ -44,7 +44,7 @@ from engine.host.host_threads import Workers, ranges
 from engine.host.moment_conversion import Bytes, convert_moments
 from engine.host.plane_places import PlanePlaces
 from engine.host.ram_planes import Key, PlaneMemory, RamPlanes
-from engine.host.sharded_planes import OtherShards
+from engine.host.sharded_planes import OtherShards, OwnShards
 from engine.plan.buffers import EMBED, HEAD
 from engine.plan.shards import WHOLE, Shards
 from engine.planes.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES, ParameterSpec, UnitLayout
@@ -130,16 +130,18 @@ class HostStore:
         settled: Collection[str],
         on_device: DevicePlanes,
     ) -> None:
-        """Opens planes that another process has allocated in `memory`, and takes over those of
-        `settled` that are on the device. kinds: the optimizer whose moments there are, and whether
-        planes of gradients are.
+        """Opens planes that another process has allocated in `memory`, or allocates them there, and
+        takes over those of `settled` from the device. On a host that the leader does not reach,
+        they are allocated there. kinds: the optimizer whose moments there are, and whether planes
+        of gradients are.
         """
-        self._ram.use(memory, is_owner=False)
+        self._ram.use(memory)
         self._where.keep(*kinds)
         self._where.adopt(settled, on_device)
-        in_ram = [unit for unit in self.layouts if unit not in self.settled]
         names = [plane for plane in self.planes if plane != "grad" or kinds[1]]
-        self._where.allocate(in_ram, names, "planes", untold)
+        is_there = not isinstance(on_device, OwnShards)
+        units = [unit for unit in self.layouts if unit not in self.settled or not is_there]
+        self._where.allocate(units, names, "planes", untold)
         self._has_states = True
 
     def release_states(self) -> None:
@@ -178,7 +180,7 @@ class HostStore:
         """Takes the memory of planes from `memory`, which other processes share, before anything is
         allocated.
         """
-        self._ram.use(memory, is_owner=True)
+        self._ram.use(memory)
 
     def divide(self, others: OtherShards | None) -> None:
         """Says that units which live on the device do so on those of other ranks, too; None where

@@ -17,7 +17,7 @@ from engine.errors import SpillError
 from engine.host.device_planes import DevicePlanes, PlaneDevice
 from engine.host.disk_planes import DiskPlanes
 from engine.host.ram_planes import Key, RamPlanes, Wanted
-from engine.host.sharded_planes import OtherShards, ShardedPlanes
+from engine.host.sharded_planes import DeviceShares, OtherShards, ShardedPlanes
 from engine.planes.layout import PLANE_ITEM_BYTES, UnitLayout
 from engine.planes.moments import FP32_MOMENTS, MOMENTS
 from engine.progress import Progress, untold
@@ -172,9 +172,10 @@ class PlanePlaces:
         """Returns the planes on a device, of which there are none yet."""
         if self._others is None:
             return DevicePlanes(device)
-        return ShardedPlanes(
-            device, self._layouts, self._dtype, lambda: self.optimizer, self._others
+        shares = DeviceShares(
+            self._layouts, self._dtype, lambda: self.optimizer, self._others.ranks
         )
+        return ShardedPlanes(device, shares, self._others)
 
     def _move(self, unit: str, settled: frozenset[str], spilled: frozenset[str]) -> None:
         """Moves the planes of a unit to where they belong once these units live on the device and

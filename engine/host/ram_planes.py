@@ -42,6 +42,9 @@ class Wanted(NamedTuple):
 class PlaneMemory(Protocol):
     """A `PlaneMemory` is where the memory of planes comes from."""
 
+    is_new: bool
+    """It is memory that the store gets, and not that of another process."""
+
     def map(self, key: Key, size: int) -> mmap.mmap:
         """Returns `size` new bytes for a plane. Raises OSError or OverflowError where the system
         refuses.
@@ -59,6 +62,8 @@ class PlaneMemory(Protocol):
 
 class PrivateMemory:
     """A `PrivateMemory` is memory that no other process has."""
+
+    is_new = True
 
     def map(self, key: Key, size: int) -> mmap.mmap:  # noqa: ARG002  no plane is told apart
         return map_memory(size)
@@ -88,8 +93,6 @@ class RamPlanes:
         self._unregister = unregister
         self._workers = workers
         self.memory: PlaneMemory = PrivateMemory()
-        self.is_owner = True
-        """The memory is new, and not that of another process."""
         self._maps: dict[Key, mmap.mmap] = {}
         self.arrays: dict[Key, np.ndarray] = {}
         self.tensors: dict[Key, torch.Tensor] = {}
@@ -102,12 +105,10 @@ class RamPlanes:
             # registered.
             weakref.finalize(self, _unregister_all, self._registered, unregister).atexit = False
 
-    def use(self, memory: PlaneMemory, is_owner: bool) -> None:
-        """Takes the memory of planes from `memory`. is_owner: it is new memory, and not that of
-        another process. Nothing may be allocated yet.
-        """
+    def use(self, memory: PlaneMemory) -> None:
+        """Takes the memory of planes from `memory`. Nothing may be allocated yet."""
         assert not self.arrays
-        self.memory, self.is_owner = memory, is_owner
+        self.memory = memory
 
     @property
     def nbytes(self) -> int:
@@ -126,7 +127,7 @@ class RamPlanes:
         """
         total = sum(plane.nbytes for plane in wanted.values())
         available = sample_host_memory()[1]
-        if self.is_owner and total > available:
+        if self.memory.is_new and total > available:
             raise FitError(
                 f"The {what} need {_gib(total)} of host memory, but only {_gib(available)} is "
                 "available; close other programs or choose a smaller model."

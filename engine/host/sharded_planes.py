@@ -54,31 +54,86 @@ class HeldBytes(NamedTuple):
         return HeldBytes(first, max(first, min(self.end, end)))
 
 
-class ShardedPlanes(DevicePlanes):
-    """A `ShardedPlanes` owns the planes of rank 0, and reaches those of the `others`.
+class DeviceShares:
+    """A `DeviceShares` says which part of a plane is on the device of each rank of a host.
 
     layouts: those of all units, by name. optimizer: it returns the one whose moments these are.
+    ranks: a host has so many.
     """
 
     def __init__(
         self,
-        device: PlaneDevice,
         layouts: Mapping[str, UnitLayout],
         dtype: str,
         optimizer: Callable[[], Optimizer],
-        others: OtherShards,
+        ranks: int,
     ):
-        super().__init__(device)
         self._layouts = layouts
         self._dtype = dtype
         self._optimizer = optimizer
+        self._ranks = ranks
+
+    def of_rank(self, rank: int, wanted: Mapping[Key, Wanted]) -> dict[Key, Wanted]:
+        """Returns what a rank is to hold of planes that are wanted whole."""
+        found = {}
+        for key, plane in wanted.items():
+            begin, end = self.held(key, rank)
+            size = end - begin
+            if key[1] == WHOLE_PLANE:
+                # All shards have the same size, so the last one may reach beyond the plane.
+                numel = Shards(self._ranks).padded(self._layouts[key[0]].numel)
+                size = numel * PLANE_ITEM_BYTES[self._dtype][WHOLE_PLANE]
+            found[key] = Wanted(size, plane.kind, plane.is_for_dma)
+        return found
+
+    def held(self, key: Key, rank: int) -> HeldBytes:
+        """Returns which bytes of a plane a rank holds."""
+        unit, plane = key
+        layout = self._layouts[unit]
+        item = PLANE_ITEM_BYTES[self._dtype][plane]
+        if plane == WHOLE_PLANE:
+            return HeldBytes(0, layout.numel * item)
+        start, stop = Shards(self._ranks, rank).bounds(layout.numel)
+        if plane in MOMENTS and self._optimizer() != FP32_MOMENTS:
+            if start == stop:
+                return HeldBytes(0, 0)
+            return HeldBytes(*layout.moment_bytes(self._optimizer(), start, stop))
+        return HeldBytes(start * item, stop * item)
+
+
+class OwnShards(DevicePlanes):
+    """An `OwnShards` owns what one rank holds of planes. Whoever writes them does so as if they
+    were whole: the rank keeps what is its own.
+    """
+
+    def __init__(self, device: PlaneDevice, shares: DeviceShares, rank: int):
+        super().__init__(device)
+        self._shares = shares
+        self._rank = rank
+
+    def allocate(self, wanted: Mapping[Key, Wanted]) -> None:
+        super().allocate(self._shares.of_rank(self._rank, wanted))
+
+    def write(self, key: Key, begin: int, content: np.ndarray) -> None:
+        held = self._shares.held(key, self._rank)
+        first, last = held.within(begin, begin + content.size)
+        if first < last:
+            super().write(key, first - held.begin, content[first - begin : last - begin])
+
+
+class ShardedPlanes(DevicePlanes):
+    """A `ShardedPlanes` owns the planes of rank 0, and reaches those of the `others`."""
+
+    def __init__(self, device: PlaneDevice, shares: DeviceShares, others: OtherShards):
+        super().__init__(device)
+        self._shares = shares
         self._others = others
 
     def allocate(self, wanted: Mapping[Key, Wanted]) -> None:
-        super().allocate(self._of_rank(0, wanted))
+        super().allocate(self._shares.of_rank(0, wanted))
         try:
             for rank in range(1, self._others.ranks):
-                self._others.allocate(rank, self._of_rank(rank, wanted))
+                self._others.allocate(rank, self._shares.of_rank(rank, wanted))
         except BaseException:
             super().release(wanted)
             raise
@@ -93,7 +148,7 @@ class ShardedPlanes(DevicePlanes):
             return super().read(key, begin, end)
         content = np.empty(end - begin, np.uint8)
         for rank in range(self._others.ranks):
-            held = self._held(key, rank)
+            held = self._shares.held(key, rank)
             first, last = held.within(begin, end)
             if first < last:
                 place = first - held.begin, last - held.begin
@@ -104,7 +159,7 @@ class ShardedPlanes(DevicePlanes):
 
     def write(self, key: Key, begin: int, content: np.ndarray) -> None:
         for rank in range(self._others.ranks):
-            held = self._held(key, rank)
+            held = self._shares.held(key, rank)
             first, last = held.within(begin, begin + content.size)
             part = content[first - begin : last - begin]
             if not part.size:
@@ -113,32 +168,3 @@ class ShardedPlanes(DevicePlanes):
                 super().write(key, first - held.begin, part)
             else:
                 self._others.write(rank, key, first - held.begin, part)
-
-    # ------------------------------------------------------------------ who holds what
-
-    def _of_rank(self, rank: int, wanted: Mapping[Key, Wanted]) -> dict[Key, Wanted]:
-        """Returns what a rank is to hold of planes that are wanted whole."""
-        found = {}
-        for key, plane in wanted.items():
-            begin, end = self._held(key, rank)
-            size = end - begin
-            if key[1] == WHOLE_PLANE:
-                # All shards have the same size, so the last one may reach beyond the plane.
-                numel = Shards(self._others.ranks).padded(self._layouts[key[0]].numel)
-                size = numel * PLANE_ITEM_BYTES[self._dtype][WHOLE_PLANE]
-            found[key] = Wanted(size, plane.kind, plane.is_for_dma)
-        return found
-
-    def _held(self, key: Key, rank: int) -> HeldBytes:
-        """Returns which bytes of a plane a rank holds."""
-        unit, plane = key
-        layout = self._layouts[unit]
-        item = PLANE_ITEM_BYTES[self._dtype][plane]
-        if plane == WHOLE_PLANE:
-            return HeldBytes(0, layout.numel * item)
-        start, stop = Shards(self._others.ranks, rank).bounds(layout.numel)
-        if plane in MOMENTS and self._optimizer() != FP32_MOMENTS:
-            if start == stop:
-                return HeldBytes(0, 0)
-            return HeldBytes(*layout.moment_bytes(self._optimizer(), start, stop))
-        return HeldBytes(start * item, stop * item)

@@ -33,6 +33,8 @@ class SharedPlanes:
 class OwnedMemory:
     """An `OwnedMemory` makes planes that other processes may open."""
 
+    is_new = True
+
     def __init__(self) -> None:
         self._files: dict[Key, int] = {}
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -74,6 +76,8 @@ class OwnedMemory:
 
 class OpenedMemory:
     """An `OpenedMemory` gives access to planes of another process."""
+
+    is_new = False
 
     def __init__(self, planes: SharedPlanes):
         self._planes = planes

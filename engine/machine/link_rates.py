@@ -15,6 +15,10 @@ ASSUMED_LINK = 8e9
 """Where no rate of the link is known, a rank receives this many bytes a second: GPUs without access
 to each other's memory exchange tensors through that of the host. It is an assumption.
 """
+ASSUMED_NETWORK = 12.5e9
+"""A host is assumed to send and to receive this many bytes a second at once, as over 100 Gbit/s.
+All of its ranks share that.
+"""
 COMPUTE_SECONDS = 1.4e-3 / (233e6 + 466e6)
 """COMPUTE loses this many seconds for each byte that its rank receives, since both share the
 multiprocessors and the memory of the GPU. On two H200, six large products took 38.0 ms instead of
@@ -30,6 +34,13 @@ def seconds_to_receive(rates: Rates, size: float) -> float:
 def exchange_seconds(rates: Rates, size: float) -> float:
     """Returns the seconds of one exchange in which every rank receives `size` bytes."""
     return START_SECONDS + seconds_to_receive(rates, size)
+
+
+def seconds_between_hosts(hosts: int, size: float) -> float:
+    """Returns the seconds in which each of several hosts gets the sum of the `size` bytes that each
+    of them has. In a ring, every host sends and receives nearly twice as much.
+    """
+    return 2 * (1 - 1 / hosts) * size / ASSUMED_NETWORK
 
 
 def reads_whole(rates: Rates | None, ranks: int) -> bool:

@@ -62,6 +62,7 @@ def build_step_plan(
         stagings=buffers.staging_units(),
         rings=buffers.rings(),
         shards=writer.shards,
+        hosts=choices.hosts,
         gradient_rings=buffers.gradient_rings(),
         graphs=choices.micro_batches // choices.rounds if choices.graphs else 0,
         state_rings=writer.spilled.rings(),
@@ -164,17 +165,16 @@ def _refuse_contradictions(
 
 def _refuse_wrong_ranks(choices: PlanChoices, sizes: PlaneSizes | None) -> None:
     """Raises ValueError where several ranks cannot compute a step with these choices."""
-    if choices.ranks == 1:
-        if choices.whole_reads:
-            raise ValueError("one rank reads whole units anyway")
-        if sizes is not None and sizes.rank:
-            raise ValueError(f"there is no rank {sizes.rank} of one")
-        return
-    if sizes is None or not 0 <= sizes.rank < choices.ranks:
+    if choices.ranks == 1 and choices.whole_reads:
+        raise ValueError("one rank of a host reads whole units anyway")
+    rank = sizes.rank if sizes is not None else 0
+    if not 0 <= rank < choices.ranks or (sizes is None and choices.ranks > 1):
         raise ValueError(f"the plan is of none of {choices.ranks} ranks")
+    if choices.all_ranks == 1:
+        return
     for name in ONE_RANK_ONLY:
         if getattr(choices, name):
-            raise ValueError(f"{name} is for one rank, not for {choices.ranks}")
+            raise ValueError(f"{name} is for one rank, not for {choices.all_ranks}")
     if choices.gradient_sum == GradientSum.HOST or choices.boundary_blocks > 1:
         raise ValueError("sums on the host and pairs of blocks are for one rank")
 

@@ -20,9 +20,11 @@ class PlanChoices:
     micro_batches: int = 1
     """A step has this many micro-batches."""
     ranks: int = 1
-    """The step is computed by this many ranks: processes that have a device each. All other choices
-    are those of one rank; it has `micro_batches` of its own.
+    """On each host, the step is computed by this many ranks: processes that have a device each. All
+    other choices are those of one rank; it has `micro_batches` of its own.
     """
+    hosts: int = 1
+    """The step is computed on this many hosts. Each has all planes, divided among its own ranks."""
     whole_reads: bool = False
     """It is true where each of several ranks reads whole units from RAM. Otherwise a rank reads its
     shard, and gets the others from the devices of the other ranks.
@@ -107,6 +109,11 @@ class PlanChoices:
     them must keep their activations.
     """
 
+    @property
+    def all_ranks(self) -> int:
+        """Returns how many ranks compute the step, those of all hosts together."""
+        return self.hosts * self.ranks
+
     def changed(self, **values: Any) -> PlanChoices:
         """Returns the choices with some others, as `dataclasses.replace` does. It takes a tenth of
         the time, and the planner asks a hundred thousand times. Raises TypeError for a name that is
@@ -184,7 +191,7 @@ def summed_apart(blocks: int, choices: PlanChoices) -> range:
     """Returns which of so many blocks, counted from 0, have their fp32 sums in a second buffer:
     with several ranks every second one, counted from the last; else the seconds of pairs.
     """
-    if choices.ranks > 1:
+    if choices.all_ranks > 1:
         return range((blocks + 1) % 2, blocks, 2)
     return seconds_of_pairs(blocks, choices)
 
@@ -216,4 +223,4 @@ class PlaneSizes:
     those.
     """
     rank: int = 0
-    """The plan is that of this rank."""
+    """The plan is that of the rank with this number on its host."""

@@ -10,8 +10,8 @@ from engine.plan.ops import Lane, Op, OpKind
 
 @dataclass(frozen=True, slots=True)
 class AllGather(Op):
-    """An `AllGather` completes the weights in a slot: every rank has brought its own shard there,
-    and gets those of the others.
+    """An `AllGather` completes the weights in a slot: every rank of a host has brought its own
+    shard there, and gets those of the others.
     """
 
     kind, lane = OpKind.ALL_GATHER, Lane.EXCHANGE
@@ -20,8 +20,8 @@ class AllGather(Op):
 
 @dataclass(frozen=True, slots=True)
 class Meet(Op):
-    """A `Meet` is over once every rank has updated its shard of a unit. Each rank may then read the
-    unit whole from memory that all of them share.
+    """A `Meet` is over once every rank of a host has updated its shard of a unit. Each rank may
+    then read the unit whole from memory that all of them share.
     """
 
     kind, lane = OpKind.MEET, Lane.EXCHANGE
@@ -29,8 +29,8 @@ class Meet(Op):
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter(Op):
-    """A `ReduceScatter` adds the fp32 sums of all ranks, of which every rank gets its own shard. It
-    rounds the shard into a staging buffer and computes its norm.
+    """A `ReduceScatter` adds the fp32 sums of all ranks on all hosts. On each host, every rank gets
+    its own shard of the result, rounds it into a staging buffer and computes its norm.
     """
 
     kind, lane = OpKind.REDUCE_SCATTER, Lane.EXCHANGE
@@ -40,6 +40,8 @@ class ReduceScatter(Op):
 
 @dataclass(frozen=True, slots=True)
 class AllReduce(Op):
-    """An `AllReduce` adds the losses and the squared norms of all ranks."""
+    """An `AllReduce` adds the losses of all ranks, and the squared norms of those of a host, which
+    have all shards.
+    """
 
     kind, lane = OpKind.ALL_REDUCE, Lane.EXCHANGE

@@ -67,7 +67,8 @@ class StepBuffers:
         """Each block computes from this slot."""
         # Gradients in fp32 do not fit into half of their sums.
         are_small = sizes.item_bytes == 2 and choices.gradient_sum == GradientSum.DEVICE
-        are_small = are_small and choices.ranks == 1  # a shard of a sum has no half to spare
+        # Several ranks round a sum elsewhere, of which they may own a shard alone.
+        are_small = are_small and choices.all_ranks == 1
         self.rounded_in_sums = self.settled if are_small else ()
         """The rounded gradients of these units are in the memory of their sums."""
         if choices.gradients_in_sums:

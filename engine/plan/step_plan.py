@@ -24,7 +24,9 @@ class StepPlan:
     stagings: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
     rings: tuple[Buffer, ...] = ()
     shards: Shards = WHOLE
-    """It says how planes are divided among ranks, and which rank the plan is of."""
+    """It says how planes are divided among the ranks of a host, and which rank the plan is of."""
+    hosts: int = 1
+    """The step is computed on this many hosts."""
     gradient_rings: tuple[Buffer, ...] = ()
     """Pieces of parked gradients pass through these buffers on the host."""
     graphs: int = 0
@@ -78,6 +80,11 @@ class StepPlan:
     """The norm of the gradient of embed is that of pieces of this many elements; 0 if it is taken
     as a whole.
     """
+
+    @property
+    def is_shared(self) -> bool:
+        """Returns whether several ranks compute the step."""
+        return self.hosts * self.shards.ranks > 1
 
 
 @dataclass(frozen=True)

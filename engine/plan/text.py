@@ -124,8 +124,7 @@ def to_text(plan: StepPlan) -> str:
             f"bytes of the arena: {plan.arena_bytes}",
             f"places of update buffers: {', '.join(map(str, plan.buffer_places))}",
         ]
-    if plan.shards.ranks > 1:
-        facts.append(f"shard: {plan.shards.rank} of {plan.shards.ranks}")
+    facts += _facts_of_ranks(plan)
     if plan.rounded_in_sums:
         facts.append(f"gradients in their sums: {', '.join(plan.rounded_in_sums)}")
     if plan.outer_in_parked:
@@ -151,6 +150,16 @@ def to_text(plan: StepPlan) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _facts_of_ranks(plan: StepPlan) -> list[str]:
+    """Returns the lines that say which of several ranks a plan is of."""
+    facts = []
+    if plan.shards.ranks > 1:
+        facts.append(f"shard: {plan.shards.rank} of {plan.shards.ranks}")
+    if plan.hosts > 1:
+        facts.append(f"hosts: {plan.hosts}")
+    return facts
+
+
 def from_text(text: str) -> StepPlan:
     """Returns the plan whose `to_text` is `text`. Raises ValueError for any other text."""
     try:
@@ -174,6 +183,7 @@ def _read_plan(text: str) -> StepPlan:
         stagings=_read_units(facts["stagings"]),
         rings=_read_buffers(facts["rings"]),
         shards=_read_shards(facts.get("shard", "")),
+        hosts=int(facts.get("hosts", 1)),
         gradient_rings=_read_buffers(facts.get("gradient rings", "")),
         state_rings=_read_buffers(facts.get("state rings", "")),
         spill_numel=int(facts.get("elements of a piece on the disk", 0)),

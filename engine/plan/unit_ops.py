@@ -350,7 +350,7 @@ class UnitOps:
         if self._choices.gradient_sum == GradientSum.DEVICE and not round_.is_last:
             return
         grad, staging = self.buffers.grad(unit), self.buffers.next_staging(unit)
-        if self._choices.ranks > 1:
+        if self._choices.all_ranks > 1:
             self._scatter(unit, grad, staging)
             self._offload(unit, staging, round_)
             return
@@ -377,8 +377,8 @@ class UnitOps:
         self._offload(unit, staging, round_)
 
     def _scatter(self, unit: str, grad: Buffer, staging: Buffer) -> None:
-        """Adds the sums of all ranks, and rounds this rank's shard. What is left in the sum is no
-        sum of any rank.
+        """Adds the sums of all ranks on all hosts, and rounds this rank's shard. What is left in
+        the sum is no sum of any rank.
         """
         reads = {grad: Content(ContentKind.SUM, unit)} | self.device.arena_of(unit)
         writes = {grad: Content(ContentKind.SHARD, unit), staging: Content(ContentKind.SUM, unit)}

@@ -169,7 +169,7 @@ class StepWriter(UnitOps):
     def _emit_summary(self) -> None:
         reads = {Buffer(BufferKind.NORM, unit): READY for unit in self._units()}
         reads[LOSS] = READY
-        if self._choices.ranks > 1:
+        if self._choices.all_ranks > 1:
             self._emit(AllReduce, STEP, reads, {TOTALS: READY})
             reads = {TOTALS: READY}
         self._emit(Summary, STEP, reads, {SUMMARY: READY})

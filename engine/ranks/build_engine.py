@@ -7,14 +7,17 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine.config.settings import ModelConfig, OptimConfig
+from engine.exchange.exchange import ExchangeError
 from engine.host.host_adamw import AdamWSettings, HostAdamW
 from engine.host.host_store import HostStore
+from engine.host.shared_memory import SharedPlanes
 from engine.model.units import StreamedModel
 from engine.plan.choices import settled_of
 from engine.ranks.crew import Crew
 from engine.ranks.held_steps import LeadingHeld
 from engine.ranks.leading_engine import LeadingEngine
-from engine.ranks.messages import Build, CloseEngine, Done
+from engine.ranks.messages import Build, CloseEngine, Done, Held, Hold, Holds
+from engine.ranks.plane_copies import send_planes
 from engine.runtime.backend import Backend
 from engine.runtime.engine_settings import EngineSettings
 
@@ -63,22 +66,30 @@ def build_engines(
     blocks = [unit.name for unit in parts.model.blocks]
     # The other ranks open the planes where they are now.
     parts.store.settle(settled_of(blocks, settings.choices), parts.backend)
-    optimizer, has_gradients = parts.store.states
-    message = Build(
-        model,
-        crew.memory.planes,
-        optimizer,
-        has_gradients,
-        tuple(parts.store.settled),
-        adamw,
-        settings.choices,
-        settings.tokens,
-        settings.loss_chunk,
-        settings.max_grad_norm,
-        settings.seed,
-        torch.get_num_threads(),
-    )
-    crew.send(lambda _: message)
+    # Files of the model need not be on other hosts.
+    config = parts.model.config if crew.plan.hosts > 1 else None
+    held = Held(model, config, *parts.store.states, tuple(parts.store.settled))
+    planes = _planes_of_hosts(crew, held)
+
+    def message(rank: int) -> Build:
+        return Build(
+            held,
+            planes[crew.place.of(rank).host],
+            adamw,
+            settings.choices,
+            settings.tokens,
+            settings.loss_chunk,
+            settings.max_grad_norm,
+            settings.seed,
+            torch.get_num_threads(),
+        )
+
+    crew.send(message)
+    if crew.plan.hosts > 1:
+        try:
+            send_planes(parts.store, crew.exchange, parts.backend.device)
+        except ExchangeError as error:
+            raise crew.explained(error) from error
     own = replace(settings, exchange=crew.exchange)
     try:
         engine = LeadingEngine(parts.model, parts.store, parts.backend, own, parts.adamw)
@@ -89,3 +100,12 @@ def build_engines(
     engine.lead(crew)
     crew.collect(Done)
     return engine
+
+
+def _planes_of_hosts(crew: Crew, held: Held) -> list[SharedPlanes]:
+    """Has the planes of the other hosts made, and returns where those of each host are."""
+    place = crew.place
+    firsts = [place.of(host * place.ranks) for host in range(1, place.hosts)]
+    crew.send_to([each.rank for each in firsts], Hold(held))
+    answers = crew.collect_from([each.rank for each in firsts], Holds)
+    return [crew.memory.planes, *(answer.planes for answer in answers)]

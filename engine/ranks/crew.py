@@ -14,31 +14,26 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import subprocess
-import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from multiprocessing import Pipe
 from typing import Any, TypeVar
 
 from torch import distributed
 
 from engine.errors import RamstreamError, RankError, first_line
-from engine.exchange.exchange import PATIENT_DAYS, ExchangeError, GroupExchange, reaching_others
+from engine.exchange.exchange import ExchangeError, GroupExchange
+from engine.exchange.place import Place
 from engine.host.shared_memory import OwnedMemory
-from engine.machine.cgroups import private_memory
-from engine.paths import PROGRAM_ROOT
+from engine.ranks.gathering import Gathering
 from engine.ranks.line import Line, LostLineError
+from engine.ranks.meeting import LOOPBACK, Meeting, join, prepare_to_meet
+from engine.ranks.members import Member, StartedMember
 from engine.ranks.messages import (
     Applied,
     DeviceMemory,
     Done,
-    End,
     Failed,
     Go,
     Open,
@@ -47,22 +42,10 @@ from engine.ranks.messages import (
 )
 from engine.ranks.remote_shards import RemoteShards
 
-JOIN_SECONDS = 120
-"""The processes must find each other within so many seconds."""
-END_SECONDS = 10
-"""A process that was asked to end has so many seconds."""
 CAUSE_SECONDS = 3.0
 """The leader has so many seconds to find the cause where a process cannot reach the others."""
 KNOWN_SECONDS = 5.0
 """Why a collective has failed is known within so many seconds, if another rank is the cause."""
-HERE = {
-    "GLOO_SOCKET_IFNAME": "lo",
-    "NCCL_SOCKET_IFNAME": "lo",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-}
-"""Ranks of one machine use its loopback to meet, whatever networks it has. When a rank is lost,
-torch would end the leader's process too, which has to tell of it and to save the run.
-"""
 
 R = TypeVar("R")
 
@@ -72,22 +55,36 @@ class CrewPlan:
     """A `CrewPlan` says what a crew is made of."""
 
     ranks: int
+    """Each host has so many."""
     device: str
     """The ranks compute on this: `cpu` or `cuda`."""
     threads: int
     """Each rank may use this many cores."""
     memory_limit: int | None = None
     """The allocator of each device may take this many bytes; None where there is no limit."""
+    hosts: int = 1
+
+    @property
+    def place(self) -> Place:
+        """Returns the place of the process that leads."""
+        return Place(0, self.ranks, self.hosts)
 
 
 class Crew:
-    """A `Crew` leads `plan.ranks` - 1 processes that it starts, over planes in `memory`. Raises
-    RankError where one of them cannot be started. `log` gets the traceback of a process that
-    failed.
+    """A `Crew` leads all processes of a plan but this one, over planes in `memory`. It starts them
+    on this host, unless they are `gathered` already. Raises RankError where one of them cannot be
+    started. `log` gets the traceback of a process that failed.
     """
 
-    def __init__(self, plan: CrewPlan, memory: OwnedMemory, log: Callable[[str], None]):
+    def __init__(
+        self,
+        plan: CrewPlan,
+        memory: OwnedMemory,
+        log: Callable[[str], None],
+        gathered: Gathering | None = None,
+    ):
         self.plan = plan
+        self.place = plan.place
         self._log = log
         self.memory = memory
         """The planes that all ranks share are in this memory."""
@@ -104,15 +101,13 @@ class Crew:
         self._wrote = threading.Condition()
         self.shards = RemoteShards(plan.ranks, self._send_to, lambda: self._problem)
         """The shards of units that live on the other devices are reached through this."""
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._members: list[Member] = []
         self._lines: list[Line] = []
         self._exchange: GroupExchange | None = None
-        for name, value in HERE.items():
-            os.environ.setdefault(name, value)
+        prepare_to_meet(plan.hosts)
         try:
-            for rank in range(1, plan.ranks):
-                self._start(rank)
-            self._join()
+            self._connect(self._start() if gathered is None else gathered.members)
+            self._join(gathered)
         except BaseException:
             self.close()
             raise
@@ -125,49 +120,41 @@ class Crew:
 
     # ------------------------------------------------------------------ starting
 
-    def _start(self, rank: int) -> None:
-        ours, theirs = Pipe()
-        path = os.pathsep.join(filter(None, (str(PROGRAM_ROOT), os.environ.get("PYTHONPATH"))))
-        program = f"from engine.ranks.follower import main; main({theirs.fileno()})"
-        try:
-            process = subprocess.Popen(
-                # -P keeps the working directory off the module path, as in `HelperProcess`.
-                [sys.executable, "-P", "-c", program],
-                # Ctrl-C in a terminal reaches the leader alone, which stops and saves the run.
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                env=os.environ | {"PYTHONPATH": path},
-            )
-        except OSError as error:
-            ours.close()
-            named = self._named(rank)
-            raise RankError(f"{named} cannot be started ({first_line(error)}).") from error
-        finally:
-            theirs.close()
-        self._processes.append(process)
-        self._lines.append(
-            Line(
-                ours,
-                lambda message: self._take(rank, message),
-                lambda why: self._lost(rank, why),
-            )
+    def _start(self) -> Sequence[Member]:
+        for rank in range(1, self.plan.ranks):
+            try:
+                self._members.append(StartedMember())
+            except OSError as error:
+                named = self._named(rank)
+                raise RankError(f"{named} cannot be started ({first_line(error)}).") from error
+        return self._members
+
+    def _connect(self, members: Sequence[Member]) -> None:
+        self._members = list(members)
+        for rank, member in enumerate(members, 1):
+            self._lines.append(self._line_to(rank, member))
+
+    def _line_to(self, rank: int, member: Member) -> Line:
+        return member.connect(
+            lambda message: self._take(rank, message), lambda why: self._lost(rank, why)
         )
 
-    def _join(self) -> None:
+    def _join(self, gathered: Gathering | None) -> None:
         """Makes the process group of all ranks."""
-        plan = self.plan
-        store = distributed.TCPStore(
-            "127.0.0.1", 0, plan.ranks, is_master=True, wait_for_workers=False
-        )
-        self.send(
-            lambda rank: Open(
-                plan.device, rank, plan.ranks, store.port, plan.threads, plan.memory_limit
+        plan, place = self.plan, self.place
+        if gathered is not None:
+            meeting, store = gathered.meeting, gathered.store
+        else:
+            own = distributed.TCPStore(
+                LOOPBACK, 0, plan.ranks, is_master=True, wait_for_workers=False
             )
+            meeting, store = Meeting(own.port), own
+        self.send(
+            lambda rank: Open(plan.device, place.of(rank), meeting, plan.threads, plan.memory_limit)
         )
         self.collect(Done)  # their devices are open
         try:
-            self._exchange = join(plan.device, store, 0, plan.ranks)
+            self._exchange = join(plan.device, store, place)
         except ExchangeError as error:
             raise self.explained(error) from error
         self.collect(Done)
@@ -182,15 +169,24 @@ class Crew:
 
     def send(self, message_for: Callable[[int], Any]) -> None:
         """Sends to each rank but this one what `message_for` returns for it. Raises RankError."""
-        for rank in range(1, self.plan.ranks):
+        for rank in range(1, self.place.all_ranks):
             self._send_to(rank, message_for(rank))
+
+    def send_to(self, ranks: Sequence[int], message: Any) -> None:
+        """Sends a message to some ranks. Raises RankError."""
+        for rank in ranks:
+            self._send_to(rank, message)
 
     def collect(self, kind: type[R]) -> list[R]:
         """Returns the answer of each rank but this one, in order. Raises RankError."""
+        return self.collect_from(range(1, self.place.all_ranks), kind)
+
+    def collect_from(self, ranks: Sequence[int], kind: type[R]) -> list[R]:
+        """Returns the answers of some ranks, in order. Raises RankError."""
         answers: list[R] = []
-        for line in self._lines:
+        for rank in ranks:
             try:
-                answer = line.next()
+                answer = self._lines[rank - 1].next()
             except LostLineError as error:
                 raise self.explained(error) from error
             assert isinstance(answer, kind), answer
@@ -239,11 +235,14 @@ class Crew:
             return dict(sorted(self._memory.items()))
 
     def host_memory(self) -> dict[int, int]:
-        """Returns the bytes of host memory that each other rank has for itself, by rank. Any thread
-        may call this. What ranks share counts as the leader's, which has allocated it.
+        """Returns the bytes of this host's memory that each other rank on it has for itself, by
+        rank. Any thread may call this. What ranks share counts as the leader's, which has allocated
+        it.
         """
         return {
-            rank: private_memory(process.pid) for rank, process in enumerate(self._processes, 1)
+            rank: member.host_memory()
+            for rank, member in enumerate(self._members, 1)
+            if member.is_here
         }
 
     # ------------------------------------------------------------------ what goes wrong
@@ -266,7 +265,8 @@ class Crew:
         return RankError(self._problem)
 
     def _named(self, rank: int) -> str:
-        return f"Rank {rank} of {self.plan.ranks}"
+        host = self._members[rank - 1].host_name if 0 < rank <= len(self._members) else ""
+        return f"Rank {rank} of {self.place.all_ranks}" + (f", on {host}," if host else "")
 
     def _take(self, rank: int, message: Any) -> bool:
         match message:
@@ -308,10 +308,8 @@ class Crew:
         """Finds out why a process is lost. The thread that reads from it calls this."""
         if self._ending or self._problem or rank in self._have_told:
             return
-        process = self._processes[rank - 1]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            why = _exit_in_words(process.wait(END_SECONDS if why == "it has ended" else 0.1))
-        self._fail(f"{self._named(rank)} is lost: {why}.")
+        cause = self._members[rank - 1].why_lost(why)
+        self._fail(f"{self._named(rank)} is lost: {cause}.")
 
     def _fail(self, sentence: str) -> None:
         """Keeps the first problem, and ends all ranks but this one."""
@@ -319,9 +317,8 @@ class Crew:
             if self._problem or self._ending:
                 return
             self._problem = sentence
-        for process in self._processes:
-            # A process that is stopped obeys this signal alone.
-            process.kill()
+        for member in self._members:
+            member.kill()
         if self._exchange is not None:
             self._exchange.abort()
         self._known.set()
@@ -329,45 +326,18 @@ class Crew:
             self._wrote.notify_all()
 
     def close(self) -> None:
-        """Makes all ranks but this one end, and leaves their group. It may be called twice."""
+        """Makes the ranks that this one has started end, and leaves the group. It may be called
+        twice.
+        """
         self._ending = True
-        for line in self._lines:
-            with contextlib.suppress(LostLineError):
-                line.send(End())
-        for process in self._processes:
-            try:
-                process.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        for line in self._lines:
-            line.close()
+        for member in self._members:
+            member.say_goodbye()
+        for member in self._members:
+            member.part()
+        if self._exchange is not None:
+            self._exchange.close()
         self._exchange = None
         # The ranks may have met in part. After one was lost, the group cannot say goodbye to it.
         if distributed.is_initialized():
             with contextlib.suppress(RuntimeError):
                 distributed.destroy_process_group()
-
-
-def join(device: str, store: distributed.Store, rank: int, ranks: int) -> GroupExchange:
-    """Joins the process group of a run, and returns its exchange. Every rank calls this. Raises
-    ExchangeError where a rank does not come.
-    """
-    backend = "gloo" if device == "cpu" else "nccl"
-    patience = timedelta(seconds=JOIN_SECONDS)
-    with reaching_others():
-        distributed.init_process_group(
-            backend, store=store, rank=rank, world_size=ranks, timeout=patience
-        )
-        # Once they have met, ranks wait for each other as long as a run is paused.
-        return GroupExchange(distributed.new_group(timeout=timedelta(days=PATIENT_DAYS)))
-
-
-def _exit_in_words(code: int) -> str:
-    """Returns how a process has ended, in words."""
-    if code >= 0:
-        return f"its process ended with exit code {code}"
-    name = signal.Signals(-code).name
-    if code == -signal.SIGKILL:
-        return f"its process was killed ({name}), by a person, or by the system for lack of memory"
-    return f"its process was ended by the signal {name}"

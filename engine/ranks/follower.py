@@ -6,24 +6,19 @@ import contextlib
 import gc
 import os
 import traceback
-from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch import distributed
 
 from engine.errors import NonFiniteError, RamstreamError, first_line
 from engine.exchange.exchange import ExchangeError, GroupExchange
 from engine.host.device_planes import DevicePlanes
 from engine.host.host_adamw import HostAdamW
-from engine.host.host_store import HostStore
-from engine.host.shared_memory import OpenedMemory
-from engine.model.build import build_model
-from engine.model.pretrained_files import load_config
-from engine.ranks.crew import JOIN_SECONDS, join
+from engine.ranks.follower_store import FollowerStore, Opener
 from engine.ranks.held_steps import FollowingHeld
 from engine.ranks.line import Line, LostLineError
+from engine.ranks.meeting import join, prepare_to_meet
 from engine.ranks.messages import (
     Build,
     CloseEngine,
@@ -34,6 +29,8 @@ from engine.ranks.messages import (
     Evaluate,
     Failed,
     Go,
+    Hold,
+    Holds,
     Losses,
     Open,
     ShardMessage,
@@ -60,19 +57,21 @@ class Follower:
         self._on_device: DevicePlanes | None = None
         self._backend: Backend | None = None
         self._exchange: GroupExchange | None = None
-        self._threads = 1
-        self._store: HostStore | None = None
+        self._opener: Opener | None = None
+        self._opened: FollowerStore | None = None
         self._adamw: HostAdamW | None = None
         self._engine: StreamingEngine | None = None
         self._reporter: Reporter | None = None
         self._is_new = True
 
-    def serve(self) -> None:
-        """Does what the leader asks, until it asks to end."""
+    def serve(self) -> int:
+        """Does what the leader asks, until it asks to end. Returns the exit code that it asks
+        for.
+        """
         while True:
             message = self._line.next()
             if isinstance(message, End):
-                return
+                return message.code
             self._do(message)
 
     def fail(self, error: BaseException) -> None:
@@ -107,6 +106,8 @@ class Follower:
         match message:
             case Open():
                 self._open(message)
+            case Hold():
+                self._hold(message)
             case Build():
                 self._build(message)
             case CloseEngine():
@@ -136,47 +137,38 @@ class Follower:
         return self._reporter
 
     def _open(self, message: Open) -> None:
-        self._backend = open_backend(message.device, message.rank)
-        self._reporter = Reporter(self._backend)
+        place = message.place
+        prepare_to_meet(place.hosts)
+        backend = open_backend(message.device, place.on_host)
+        self._backend = backend
+        self._reporter = Reporter(backend, tells_host=place.host > 0)
         if message.memory_limit is not None:
-            self._backend.limit_memory(message.memory_limit)
-        self._threads = message.threads
-        self._on_device = DevicePlanes(self._backend)
-        store = distributed.TCPStore(
-            "127.0.0.1",
-            message.port,
-            message.ranks,
-            is_master=False,
-            timeout=timedelta(seconds=JOIN_SECONDS),
-        )
+            backend.limit_memory(message.memory_limit)
+        self._on_device = DevicePlanes(backend)
+        self._opener = Opener(place, backend, self._on_device, message.threads)
+        store = message.meeting.store()
         self._line.send(Done())
-        self._exchange = join(message.device, store, message.rank, message.ranks)
+        self._exchange = join(message.device, store, place)
         self._line.send(Done())
 
+    def _hold(self, message: Hold) -> None:
+        assert self._opener is not None  # the leader has had the device opened
+        self._opened, planes = FollowerStore.made(self._opener, message.held)
+        self._line.send(Holds(planes))
+
     def _build(self, message: Build) -> None:
-        assert self._backend is not None and self._exchange is not None
-        backend = self._backend
-        model = build_model(load_config(message.model.source), message.model)
-        on_device = backend.device.type != "cpu"
-        if not on_device:
+        assert self._opener is not None and self._exchange is not None
+        opener, backend = self._opener, self._opener.backend
+        if backend.device.type == "cpu":
             torch.set_num_threads(message.torch_threads)
-        store = HostStore(
-            model.layouts,
-            model.dtype,
-            backend.register if on_device else None,
-            backend.unregister if on_device else None,
-            self._threads,
-        )
-        assert self._on_device is not None
-        store.open_planes(
-            OpenedMemory(message.planes),
-            (message.optimizer, message.has_gradients),
-            message.settled,
-            self._on_device,
-        )
+        if self._opened is None:
+            self._opened = FollowerStore.opened(opener, message.held, message.planes)
+        opened = self._opened
+        if opener.place.hosts > 1:
+            opened.fill(self._exchange, backend.device)
+        store = opened.store
         store.hold_by(self._held)
-        self._store = store
-        self._adamw = HostAdamW(store, message.adamw, self._threads)
+        self._adamw = HostAdamW(store, message.adamw, opener.threads)
         settings = EngineSettings(
             message.choices,
             message.tokens,
@@ -185,7 +177,7 @@ class Follower:
             message.seed,
             self._exchange,
         )
-        self._engine = StreamingEngine(model, store, backend, settings, self._adamw)
+        self._engine = StreamingEngine(opened.model, store, backend, settings, self._adamw)
         self._is_new = True
         self._line.send(Done())
 
@@ -194,9 +186,9 @@ class Follower:
             self._engine.close()
         if self._adamw is not None:
             self._adamw.close()
-        if self._store is not None:
-            self._store.close_planes_in_ram()  # the leader frees those on the device
-        self._engine = self._adamw = self._store = None
+        if self._opened is not None:
+            self._opened.close()
+        self._engine = self._adamw = self._opened = None
         gc.collect()
         if self._backend is not None:
             self._backend.reset_peak()
@@ -228,12 +220,16 @@ def main(descriptor: int) -> None:
     """Runs the process of one rank. The connection to the leader has this file descriptor."""
     # The leader may have been started in the background with signals ignored; a follower ends by
     # its connection alone.
-    follower = Follower(Connection(descriptor))
-    code = 0
+    run(Connection(descriptor))
+
+
+def run(connection: Connection) -> NoReturn:
+    """Follows the leader at the other end of the connection, and ends the process."""
+    follower = Follower(connection)
+    code = 1
     try:
-        follower.serve()
+        code = follower.serve()
     except BaseException as error:  # noqa: BLE001  told to the leader, whatever it is
-        code = 1
         with contextlib.suppress(LostLineError):
             follower.fail(error)
     # Threads may still wait in a collective, and have nothing left to do.

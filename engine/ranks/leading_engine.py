@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from engine.errors import NonFiniteError, RankError
-from engine.plan.shards import Shards
 from engine.ranks.crew import Crew
 from engine.ranks.messages import CloseEngine, Done, Drain, DryRun, Evaluate, Losses, Train
 from engine.runtime.engine_settings import AppliedStep
@@ -47,7 +46,12 @@ class LeadingEngine(StreamingEngine):
         with self._together():
             self.crew.send(
                 lambda rank: Train(
-                    number, self._share(batches, rank), learning_rate, skipped, is_told
+                    number,
+                    self._share(batches, rank),
+                    learning_rate,
+                    skipped,
+                    # Only the ranks of a host have a clock in common.
+                    is_told and self.place.of(rank).host == self.place.host,
                 )
             )
             self.train_share(number, self._share(batches, 0), learning_rate, on_applied)
@@ -74,10 +78,10 @@ class LeadingEngine(StreamingEngine):
         """Returns the losses of micro-batches as `StreamingEngine.losses_of` does. Each rank
         computes some of them.
         """
-        size = -(-len(batches) // self.shards.ranks)
+        size = -(-len(batches) // self.place.all_ranks)
         starts = range(size, len(batches), size)
         parts = [batches[start : start + size] for start in starts]
-        parts += [[]] * (self.shards.ranks - 1 - len(parts))
+        parts += [[]] * (self.place.all_ranks - 1 - len(parts))
         with self._together():
             self.crew.send(lambda rank: Evaluate(parts[rank - 1]))
         try:
@@ -97,7 +101,7 @@ class LeadingEngine(StreamingEngine):
         super().close()
 
     def _share(self, batches: Sequence[Any], rank: int) -> StepShare:
-        return StepShare.of(batches, Shards(self.shards.ranks, rank))
+        return StepShare.of(batches, self.place.of(rank).share)
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:

@@ -9,12 +9,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from engine.config.settings import ModelConfig, Optimizer
+from engine.exchange.place import Place
 from engine.host.host_adamw import AdamWSettings
 from engine.host.ram_planes import Key, Wanted
 from engine.host.shared_memory import SharedPlanes
 from engine.plan.choices import PlanChoices
 from engine.plan.step_plan import Span
 from engine.plan.waits import Wait
+from engine.ranks.meeting import Meeting
 from engine.runtime.step import StepShare
 
 # ---------------------------------------------------------------- from the leader
@@ -26,10 +28,8 @@ class Open:
 
     device: str
     """It is `cpu` or `cuda`."""
-    rank: int
-    ranks: int
-    port: int
-    """The leader's store of the process group listens at this port of the loopback."""
+    place: Place
+    meeting: Meeting
     threads: int
     """A rank may use this many cores."""
     memory_limit: int | None
@@ -37,16 +37,36 @@ class Open:
 
 
 @dataclass(frozen=True)
-class Build:
-    """A follower builds its engine over the planes of the leader. It answers `Done`."""
+class Held:
+    """A `Held` says what the planes hold, and of which model."""
 
     model: ModelConfig
-    planes: SharedPlanes
+    config: Any
+    """It is the model's configuration, of transformers; None where it is read from its source."""
     optimizer: Optimizer
     has_gradients: bool
     """The planes include gradients."""
     settled: tuple[str, ...]
     """These units live on the devices."""
+
+
+@dataclass(frozen=True)
+class Hold:
+    """The first rank of another host than the leader's makes the planes of its host. It answers
+    `Holds`.
+    """
+
+    held: Held
+
+
+@dataclass(frozen=True)
+class Build:
+    """A follower builds its engine over the planes of its host, which hosts other than the leader's
+    get filled before. It answers `Done`.
+    """
+
+    held: Held
+    planes: SharedPlanes
     adamw: AdamWSettings
     choices: PlanChoices
     tokens: int
@@ -104,7 +124,9 @@ class Drain:
 
 @dataclass(frozen=True)
 class End:
-    """A follower is to end."""
+    """A follower is to end, with this exit code."""
+
+    code: int = 0
 
 
 # ---------------------------------------------------------------- shards on devices
@@ -164,6 +186,13 @@ class Done:
 
 
 @dataclass(frozen=True)
+class Holds:
+    """The planes of a host are there. Its other ranks find them where this says."""
+
+    planes: SharedPlanes
+
+
+@dataclass(frozen=True)
 class Timeline:
     """The ops of a step ran at these times on a rank, and its COMPUTE lane waited in these. Times
     are those of `time.perf_counter`, a clock that all processes of a machine share.
@@ -184,6 +213,8 @@ class DeviceMemory:
     in_use: int = 0
     """All programs on the card together use this."""
     total: int = 0
+    host: int = 0
+    """The process has this many bytes of RAM for itself. Only those on other hosts tell."""
 
 
 @dataclass(frozen=True)

@@ -27,25 +27,32 @@ def samples_of_ranks(
         )
     } | crew.device_memory()
     hosts = {0: private_memory()} | crew.host_memory()
-    watts = [*powers, *[0.0] * len(hosts)]
+    watts = dict(enumerate(powers))
     return [
         RankSample(
             rank=rank,
-            host=hosts[rank],
+            host=hosts.get(rank, device.host),
             gpu_allocated=device.allocated,
             gpu_reserved=device.reserved,
             gpu_peak=device.peak,
             gpu_driver=device.in_use,
             gpu_total=device.total,
-            power=watts[rank],
+            power=watts.get(rank, 0.0),
         )
         for rank, device in devices.items()
     ]
 
 
-def gpus_of(device: str, crew: Crew | None) -> int:
-    """Returns how many devices compute a run on `device`; ranks on the CPU share one."""
+def gpus_here(device: str, crew: Crew | None) -> int:
+    """Returns how many devices of this host compute a run on `device`; ranks on the CPU share
+    one.
+    """
     return 1 if crew is None or device == "cpu" else crew.plan.ranks
+
+
+def gpus_of(device: str, crew: Crew | None) -> int:
+    """Returns how many devices of all hosts compute a run on `device`."""
+    return 1 if crew is None or device == "cpu" else crew.place.all_ranks
 
 
 def fullest_gpu(backend: Backend, crew: Crew | None) -> Callable[[], Mapping[str, int]] | None:

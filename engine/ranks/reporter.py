@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
+from engine.machine.cgroups import private_memory
 from engine.plan.step_plan import Span
 from engine.plan.waits import waits_of
 from engine.ranks.messages import Applied, DeviceMemory, Timeline
@@ -16,10 +18,13 @@ MEMORY_SECONDS = 1.0
 
 
 class Reporter:
-    """A `Reporter` makes the reports of one rank, which computes on `backend`."""
+    """A `Reporter` makes the reports of one rank, which computes on `backend`. tells_host: they
+    tell of its RAM, too.
+    """
 
-    def __init__(self, backend: Backend):
+    def __init__(self, backend: Backend, tells_host: bool = False):
         self._backend = backend
+        self._tells_host = tells_host
         self._before: Sequence[Span] | None = None
         self._mark = 0.0
         self._told_memory_at = 0.0
@@ -42,6 +47,8 @@ class Reporter:
         if now - self._told_memory_at >= MEMORY_SECONDS:
             self._told_memory_at = now
             memory = device_memory(self._backend)
+            if self._tells_host:
+                memory = replace(memory, host=private_memory())
         return Applied(step.step, timeline, memory)
 
 

@@ -184,7 +184,7 @@ def _summary(context: OpContext, _op: Summary, step: StepUnderWay) -> None:
     if step.graphs is not None:
         step.graphs.finish()
     clip, state = context.state.clip, context.state
-    norms = state.totals if context.plan.shards.ranks > 1 else state.norms
+    norms = state.totals if context.plan.is_shared else state.norms
     clip.copy_(clip_of(norms, step.inputs.max_grad_norm, clip))
     # The target is pinned memory, so the launching thread does not wait. `clip` waits for this op.
     context.summary[:-1].copy_(norms, non_blocking=True)

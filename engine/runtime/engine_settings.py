@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.exchange.exchange import Exchange
+from engine.exchange.place import ALONE, Place
 from engine.plan.choices import PlanChoices
 from engine.plan.shards import Shards
 from engine.plan.step_plan import Span
@@ -27,9 +28,14 @@ class EngineSettings:
     """The other ranks are reached through it; None where there are none."""
 
     @property
+    def place(self) -> Place:
+        """Returns which of all ranks this is."""
+        return self.exchange.place if self.exchange else ALONE
+
+    @property
     def shards(self) -> Shards:
-        """Returns how the planes are divided, and which rank this is."""
-        return Shards(self.choices.ranks, self.exchange.rank if self.exchange else 0)
+        """Returns how the planes are divided on a host, and which rank of it this is."""
+        return Shards(self.choices.ranks, self.place.on_host)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """The ops between ranks are implemented here (lane EXCHANGE).
 
-- `all_gather` completes the weights in a slot, of which every rank has brought its own shard.
-- `meet` waits until every rank has updated its shard of a unit in RAM.
-- `reduce_scatter` adds the fp32 sums of all ranks. Each rank rounds its own shard and computes its
-  norm.
+- `all_gather` completes the weights in a slot, of which every rank of a host has brought its own
+  shard.
+- `meet` waits until every rank of a host has updated its shard of a unit in RAM.
+- `reduce_scatter` adds the fp32 sums of all ranks. Each rank of a host rounds its own shard and
+  computes its norm.
 - `all_reduce` adds the losses and the squared norms, so that every rank finds the same clip factor.
 """
 
@@ -64,5 +65,9 @@ def reduce_scatter(context: OpContext, op: ReduceScatter, _step: StepUnderWay) -
 
 
 def all_reduce(context: OpContext, _op: AllReduce, _step: StepUnderWay) -> None:
-    """Adds the losses and the squared norms of all ranks."""
-    context.state.totals.copy_(context.exchange.all_reduce(context.state.norms))
+    """Adds the losses of all ranks, and the squared norms of those of a host: the shards of another
+    host are the same.
+    """
+    totals = context.exchange.all_reduce(context.state.norms)
+    totals[-1:] = context.exchange.sum_of_hosts(totals[-1:])
+    context.state.totals.copy_(totals)

@@ -84,12 +84,12 @@ class StepShare:
     """In the whole step, this many micro-batches come before these."""
 
     @classmethod
-    def of(cls, batches: Sequence[Any], shards: Shards) -> StepShare:
-        """Returns the share of a rank. Ranks take equally many micro-batches, in order, so that row
-        i of a step is the same row for any number of them.
+    def of(cls, batches: Sequence[Any], part: Shards) -> StepShare:
+        """Returns the share of a rank, one of all ranks on all hosts. Ranks take equally many
+        micro-batches, in order, so that row i of a step is the same row for any number of them.
         """
-        count = len(batches) // shards.ranks
-        first = shards.rank * count
+        count = len(batches) // part.ranks
+        first = part.rank * count
         tokens = sum(int(batch.loss_tokens) for batch in batches)
         return cls(batches[first : first + count], tokens, first)
 

@@ -81,7 +81,7 @@ class StreamingEngine:
         self.model = model
         self.backend = backend
         self.choices = settings.choices
-        self.shards = settings.shards
+        self.place, self.shards = settings.place, settings.shards
         self._max_grad_norm = settings.max_grad_norm
         self._seed = settings.seed
         self._adamw = adamw
@@ -178,7 +178,7 @@ class StreamingEngine:
         A loss or norm that is not finite raises NonFiniteError here, in a later call, or in
         `drain`. Nothing of that step is applied.
         """
-        share = StepShare.of(batches, self.shards)
+        share = StepShare.of(batches, self.place.share)
         self.train_share(number, share, learning_rate, on_applied, check)
 
     def train_share(
@@ -215,7 +215,7 @@ class StreamingEngine:
             )
 
         self._train.run(step, finish, check)
-        if self.shards.ranks > 1:
+        if self.plan.is_shared:
             self._train.wait_for(OpKind.CLIP)
 
     def _training_step(
@@ -255,7 +255,7 @@ class StreamingEngine:
         are as for `train_step`. Every submitted step must have been applied. Raises the same error
         as a training step that does not fit.
         """
-        self.dry_run_share(StepShare.of(batches, self.shards), check)
+        self.dry_run_share(StepShare.of(batches, self.place.share), check)
 
     def dry_run_share(self, share: StepShare, check: Callable[[], None] | None = None) -> None:
         """Computes what this rank computes of a step, as `dry_run` does."""

@@ -27,7 +27,7 @@ from engine.plan.waits import (
     waits_as_records,
     waits_of,
 )
-from engine.ranks.rank_samples import gpus_of, samples_of_ranks
+from engine.ranks.rank_samples import gpus_here, samples_of_ranks
 from engine.runs import field_types
 from engine.runs.events import LogLine, MemorySampled, StepFinished, StepTimeline, UnitNorms
 from engine.runtime.engine_settings import AppliedStep
@@ -79,7 +79,7 @@ class Observer:
         self._problems_told: set[tuple[str, str]] = set()
         self._limit_told = False
         self._timelines = len(session.recorder.snapshot.timeline_steps)
-        gpus = gpus_of(prepared.backend.device.type, prepared.crew)
+        gpus = gpus_here(prepared.backend.device.type, prepared.crew)
         self._gpus = [GpuSampler(gpu) for gpu in range(gpus)] if self._on_gpu else []
         self._host_total = host_limit()
         if prepared.crew is not None:

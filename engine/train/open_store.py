@@ -21,16 +21,20 @@ from engine.words import GIB, in_gib
 
 
 def open_crew(session: Session, job: TrainingJob, ranks: int) -> Crew | None:
-    """Starts the processes that compute a run together with this one; None where it computes alone.
-    Raises RankError where one of them cannot be started.
+    """Starts the processes of this host that compute a run together with this one, or takes those
+    that are gathered, on all hosts; None where it computes alone. Raises RankError where one of
+    them cannot be started.
     """
-    if ranks == 1:
+    if ranks * session.hosts == 1:
         return None
+    # The settings have as many ranks as torchrun has started.
+    assert session.gathered is None or session.gathered.place.ranks == ranks
     device, cap = job.backend.device.type, session.config.engine.gpu_memory_gib
     limit = None if cap is None else max(0, round(cap * GIB) - CUDA_CONTEXT_BYTES)
     threads = max(1, default_threads() // ranks)
-    plan = CrewPlan(ranks, device, threads, limit)
-    return Crew(plan, OwnedMemory(), lambda trace: session.log("error", trace))
+    plan = CrewPlan(ranks, device, threads, limit, session.hosts)
+    memory, gathered = OwnedMemory(), session.gathered
+    return Crew(plan, memory, lambda trace: session.log("error", trace), gathered)
 
 
 def open_store(

@@ -134,7 +134,9 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     # A resumed run continues bit for bit, if the memory that there is now allows that.
     parked, together = report.choices["parked_gradients"], report.choices["boundary_blocks"]
     ranks = report.choices["ranks"]
-    planned_job = Job(shape, config, row_length, rounding, parked, together, ranks)
+    planned_job = Job(
+        shape, config, row_length, rounding, parked, together, ranks, hosts=session.hosts
+    )
     product = largest_product(shape, chosen.micro_batch_size * row_length)
     matmul_rates = rates
     if isinstance(backend, CpuBackend):
@@ -224,6 +226,7 @@ def _judged(
             job.total_steps,
             lambda chosen: typical_length(session.config, job.data, chosen),
             before,
+            session.hosts,
         )
         return estimate(config, machine, shape, facts)
 
@@ -248,8 +251,16 @@ def _possible_rounding(
     session: Session, rounding: dict[str, Any], machine: Machine
 ) -> dict[str, Any]:
     """Returns the rounding of the run's last session if this machine has as many GPUs as that took,
-    else nothing, and the log says so.
+    and as many hosts compute the run, else nothing, and the log says so.
     """
+    hosts = rounding.get("hosts", 1)
+    if rounding and hosts != session.hosts:
+        session.log(
+            "warning",
+            f"The run was computed on {counted(hosts, 'host')} and is now on {session.hosts}, so "
+            "the step is planned anew: sums are added in another order from here on.",
+        )
+        return {}
     gpus = gpu_count(session.config, machine)
     if not rounding or rounding.get("ranks", 1) in numbers_of_ranks(session.config, gpus, {}):
         return rounding

@@ -13,6 +13,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from engine.checkpoints.saved_steps import saved_steps
 from engine.config.changes import Change
@@ -31,6 +32,9 @@ from engine.train.paused_calls import PausedCalls
 from engine.train.requests import Requests
 from engine.train.resume import train_on_in_words
 from engine.train.webhook import message, tell
+
+if TYPE_CHECKING:
+    from engine.ranks.gathering import Gathering
 
 ENDINGS = ("stop", "discard")
 """These requests end a run."""
@@ -57,6 +61,7 @@ class Run:
         self.resume = resume
         self._before = before
         self.id = folder.id
+        self._gathered: Gathering | None = None
         self._owned = contextlib.ExitStack()
         with contextlib.ExitStack() as owned:
             owned.enter_context(folder.lock())
@@ -77,6 +82,12 @@ class Run:
         """All requests to end the run are kept here, obeyed or not."""
         self._looking = threading.Lock()
         self.recorder.wait_for_disk_space(self._count_endings)
+
+    def compute_with(self, gathered: Gathering) -> None:
+        """Makes `gathered` the processes that compute the run together with this one, which then
+        starts none itself.
+        """
+        self._gathered = gathered
 
     def request(self, command: str | Change) -> None:
         """Requests stop, discard, pause, resume or save, or a change.
@@ -208,7 +219,7 @@ class Run:
         from engine.train.session import Session
         from engine.train.trainer import Trainer
 
-        session = Session(config, self.folder, self.recorder)
+        session = Session(config, self.folder, self.recorder, self._gathered)
         try:
             prepared = prepare(session, self.resume, self._check)
         except RamstreamError:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.config.settings import TrainConfig
+from engine.ranks.gathering import Gathering
 from engine.runs.events import JobProgressed, LogLine
 from engine.runs.folder import RunFolder
 from engine.runs.recorder import RunRecorder
@@ -24,6 +25,15 @@ class Session:
     config: TrainConfig
     folder: RunFolder
     recorder: RunRecorder
+    gathered: Gathering | None = None
+    """`torchrun` has started these processes, which compute the run together with this one; None
+    where this one starts others itself.
+    """
+
+    @property
+    def hosts(self) -> int:
+        """Returns how many hosts compute the run."""
+        return 1 if self.gathered is None else self.gathered.place.hosts
 
     def progress(self, job: str, check: Callable[[], None] | None = None) -> RecordedProgress:
         """Returns a `Progress` that records the progress of `job` and calls `check` each time."""

@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from engine.checkpoints.weights import load_pretrained
 from engine.config.settings import ModelConfig
+from engine.exchange.place import Place
 from engine.host.host_adamw import AdamWSettings, HostAdamW
 from engine.host.host_store import HostStore
 from engine.host.shared_memory import OwnedMemory
 from engine.model.build import build_model
 from engine.model.pretrained_files import load_config
 from engine.model.units import StreamedModel
-from engine.plan.choices import PlanChoices
+from engine.paths import PROGRAM_ROOT
+from engine.plan.choices import PlanChoices, settled_of
+from engine.ranks import plane_copies
 from engine.ranks.build_engine import LeadersParts, build_engines, lead
 from engine.ranks.crew import Crew, CrewPlan
+from engine.ranks.follower import run
+from engine.ranks.gathering import Gathering, follow
+from engine.ranks.hello import hello
 from engine.ranks.leading_engine import LeadingEngine
+from engine.ranks.meeting import LOOPBACK
+from engine.ranks.torchrun import Launched
 from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.engine_settings import EngineSettings
 from tests.support.folders import make_model
@@ -48,7 +60,7 @@ class Led:
 
     @property
     def pids(self) -> list[int]:
-        return [process.pid for process in self.crew._processes]
+        return [member.pid for member in self.crew._members]
 
     def train(self, *numbers: int) -> None:
         for number in numbers:
@@ -57,25 +69,34 @@ class Led:
 
 
 @contextlib.contextmanager
-def led(folder: Path, ranks: int = 2, batches: int = 4, **choices: Any) -> Iterator[Led]:
-    """Gives a crew whose ranks train the model in `folder`, which is made if it is not there."""
+def led(
+    folder: Path, ranks: int = 2, batches: int = 4, hosts: int = 1, **choices: Any
+) -> Iterator[Led]:
+    """Gives a crew whose ranks train the model in `folder`, which is made if it is not there.
+    hosts: so many have `ranks` ranks each, in processes that are gathered.
+    """
     if not folder.exists():
         make_model(folder)
+    settled = settled_of([f"block {number}" for number in range(3)], PlanChoices(**choices))
     how = ModelConfig(source=str(folder), dtype="float32", init="random")
     model, backend, logged = build_model(load_config(how.source), how), CpuBackend(), []
     with contextlib.ExitStack() as parts:
-        crew = Crew(CrewPlan(ranks, "cpu", 1), OwnedMemory(), logged.append)
+        gathering = parts.enter_context(gathered(Place(0, ranks, hosts))) if hosts > 1 else None
+        plan = CrewPlan(ranks, "cpu", 1, hosts=hosts)
+        crew = Crew(plan, OwnedMemory(), logged.append, gathering)
         parts.callback(crew.close)
         store = HostStore(model.layouts, "float32", threads=1)
         parts.callback(store.close)
         lead(store, crew)
+        store.settle(settled, backend)
         store.allocate_weights()
         load_pretrained(model, how.source, store)
         store.allocate_states()
         settings = AdamWSettings(eps=1e-5)
         adamw = HostAdamW(store, settings, threads=1)
         parts.callback(adamw.close)
-        planned = PlanChoices(micro_batches=batches // ranks, ranks=ranks, **choices)
+        own = batches // (hosts * ranks)
+        planned = PlanChoices(micro_batches=own, ranks=ranks, hosts=hosts, **choices)
         engine = build_engines(
             crew,
             LeadersParts(model, store, backend, adamw),
@@ -84,6 +105,59 @@ def led(folder: Path, ranks: int = 2, batches: int = 4, **choices: Any) -> Itera
         )
         parts.callback(engine.close)
         yield Led(crew, engine, model, store, logged, folder, batches)
+
+
+# --------------------------------------------------------------------- other hosts
+
+PIECE_BYTES = 5000
+FOLLOWER = "import sys; from tests.support.crews import follow_as; follow_as(*sys.argv[1:])"
+
+
+@contextlib.contextmanager
+def gathered(place: Place) -> Iterator[Gathering]:
+    """Gives the processes of all ranks but `place`, as torchrun would start them on its hosts. All
+    hosts are this machine. Planes are sent to them in many pieces.
+    """
+    with mock.patch.object(plane_copies, "PIECE_BYTES", PIECE_BYTES):
+        yield from _gathered(place)
+
+
+def _gathered(place: Place) -> Iterator[Gathering]:
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+    numbers = [f"{place.ranks}", f"{place.hosts}", f"{port}"]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", FOLLOWER, f"{rank}", *numbers],
+            cwd=PROGRAM_ROOT,
+            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(1, place.all_ranks)
+    ]
+    gathering = None
+    try:
+        gathering = Gathering(launched_as(place, port), hello(place, {}))
+        yield gathering
+    finally:
+        if gathering is not None:
+            gathering.end(0)
+        for process in processes:
+            try:
+                process.wait(PATIENCE if gathering is not None else 0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def launched_as(place: Place, port: int) -> Launched:
+    return Launched(place, LOOPBACK, port, has_store=False, run="a test")
+
+
+def follow_as(rank: str, ranks: str, hosts: str, port: str) -> None:
+    """Follows the leader of a test, as this rank."""
+    place = Place(int(rank), int(ranks), int(hosts))
+    plane_copies.PIECE_BYTES = PIECE_BYTES
+    run(follow(launched_as(place, int(port)), hello(place, {})))
 
 
 # --------------------------------------------------------------------- who is left
@@ -146,7 +220,7 @@ def break_followers(rank: int, kind: str, deed: str) -> None:
 
     def do(self: Follower, message: Any) -> None:
         if type(message).__name__ == "Open":
-            own.append(message.rank)
+            own.append(message.place.rank)
         if type(message).__name__ == kind and own == [rank]:
             exec(deed, {"os": os, "follower": self, "message": message})
         plain(self, message)

@@ -11,18 +11,23 @@ import torch
 from torch import distributed
 
 from engine.exchange.exchange import GroupExchange
+from engine.exchange.place import Place
 
 PATIENCE = 120
 """Seconds after which the processes are given up."""
 
 
-def in_processes(ranks: int, work: Callable[[GroupExchange], object], folder: Path) -> list:
+def in_processes(
+    ranks: int, work: Callable[[GroupExchange], object], folder: Path, hosts: int = 1
+) -> list:
     """Does `work`, a function of a module, in a process for each rank. Returns what each returned,
     which must be something that `torch.save` writes and `torch.load` reads.
     """
     context = multiprocessing.get_context("spawn")
     processes = [
-        context.Process(target=_serve, args=(ranks, rank, work, folder), daemon=True)
+        context.Process(
+            target=_serve, args=(Place(rank, ranks // hosts, hosts), work, folder), daemon=True
+        )
         for rank in range(ranks)
     ]
     for process in processes:
@@ -35,14 +40,14 @@ def in_processes(ranks: int, work: Callable[[GroupExchange], object], folder: Pa
     return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
 
 
-def _serve(ranks: int, rank: int, work: Callable[[GroupExchange], object], folder: Path) -> None:
+def _serve(place: Place, work: Callable[[GroupExchange], object], folder: Path) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo",
         init_method=(folder / "meeting").as_uri(),
-        world_size=ranks,
-        rank=rank,
+        world_size=place.all_ranks,
+        rank=place.rank,
         timeout=timedelta(seconds=PATIENCE),
     )
-    torch.save(work(GroupExchange()), folder / f"{rank}.pt")
+    torch.save(work(GroupExchange(place)), folder / f"{place.rank}.pt")
     distributed.destroy_process_group()

@@ -5,10 +5,12 @@ exchange tensors in memory.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import torch
+
+from engine.exchange.place import Place
 
 T = TypeVar("T")
 PATIENCE = 60
@@ -34,56 +36,80 @@ class Meeting:
 
 
 class ThreadExchange:
-    """An `Exchange` between threads, which sums in the order of ranks."""
+    """An `Exchange` between threads, which sums in the order of ranks, and then of hosts."""
 
-    def __init__(self, meeting: Meeting, rank: int):
+    def __init__(self, meeting: Meeting, rank: int, hosts: int = 1):
         self._meeting = meeting
-        self.ranks, self.rank = meeting.ranks, rank
+        self.place = Place(rank, meeting.ranks // hosts, hosts)
+        self.rank = rank
+        """It is the number among all ranks."""
+
+    def _of_host(self, brought: list[torch.Tensor]) -> list[torch.Tensor]:
+        first = self.place.host * self.place.ranks
+        return brought[first : first + self.place.ranks]
 
     def all_gather(self, whole: torch.Tensor) -> None:
-        parts = whole.view(self.ranks, -1)
+        parts = whole.view(self.place.ranks, -1)
 
         def take(brought: list[torch.Tensor]) -> None:
-            for part, other in zip(parts, brought):
+            for part, other in zip(parts, self._of_host(brought)):
                 part.copy_(other)
 
-        self._meeting.exchange(self.rank, parts[self.rank], take)
+        self._meeting.exchange(self.rank, parts[self.place.on_host], take)
 
     def reduce_scatter(self, sums: torch.Tensor) -> None:
-        own = sums.view(self.ranks, -1)[self.rank]
+        own = sums.view(self.place.ranks, -1)[self.place.on_host]
 
         def take(brought: list[torch.Tensor]) -> None:
-            first, *others = [other.view(self.ranks, -1)[self.rank] for other in brought]
-            own.copy_(first)
-            for other in others:
-                own.add_(other)
+            parts = [other.view(self.place.ranks, -1)[self.place.on_host] for other in brought]
+            own.copy_(added(added(host) for host in self._by_host(parts)))
 
         self._meeting.exchange(self.rank, sums, take)
 
+    def _by_host(self, brought: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+        size = self.place.ranks
+        return [brought[first : first + size] for first in range(0, len(brought), size)]
+
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
         total = torch.zeros_like(values)
-
-        def take(brought: list[torch.Tensor]) -> None:
-            for other in brought:
-                total.add_(other)
-
-        self._meeting.exchange(self.rank, values, take)
+        self._meeting.exchange(
+            self.rank, values, lambda brought: total.copy_(added(self._of_host(brought)))
+        )
         return total
+
+    def sum_of_hosts(self, values: torch.Tensor) -> torch.Tensor:
+        total, own = torch.zeros_like(values), slice(self.place.on_host, None, self.place.ranks)
+        self._meeting.exchange(self.rank, values, lambda brought: total.copy_(added(brought[own])))
+        return total
+
+    def broadcast(self, piece: torch.Tensor) -> None:
+        self._meeting.exchange(self.rank, piece, lambda brought: piece.copy_(brought[0]))
 
     def abort(self) -> None:
         """Ends the waits of all ranks, those in their lanes too: this one has failed."""
         self._meeting.abort()
 
 
-def on_ranks(ranks: int, work: Callable[[ThreadExchange], T]) -> list[T]:
-    """Does `work` on every rank at once, and returns what each returned. Raises the first error."""
+def added(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Returns the sum of tensors of one shape, added in order."""
+    first, *others = parts
+    total = first.clone()
+    for other in others:
+        total += other
+    return total
+
+
+def on_ranks(ranks: int, work: Callable[[ThreadExchange], T], hosts: int = 1) -> list[T]:
+    """Does `work` on every rank at once, and returns what each returned. Raises the first error.
+    ranks: those of all hosts together.
+    """
     meeting = Meeting(ranks)
     results: list = [None] * ranks
     errors: list[BaseException] = []
 
     def run(rank: int) -> None:
         try:
-            results[rank] = work(ThreadExchange(meeting, rank))
+            results[rank] = work(ThreadExchange(meeting, rank, hosts))
         except BaseException as error:
             if not isinstance(error, threading.BrokenBarrierError):
                 errors.append(error)

@@ -62,7 +62,9 @@ class Trained:
     steps: list[tuple[float, float]]
     """Each step has its loss and its norm, which all ranks found alike."""
     planes: dict[tuple[str, str], torch.Tensor]
-    """Each plane, by unit and name, is put together from the shards of all ranks."""
+    """Each plane, by unit and name, is put together from the shards of the ranks of a host. Those
+    of all hosts have the same bits.
+    """
 
     def assert_same_bits(self, other: Trained) -> None:
         assert self.planes.keys() == other.planes.keys()
@@ -94,7 +96,7 @@ def open_rank(
             backend=backend,
             dtype=job.dtype,
             config=config,
-            exchange=exchange if exchange.ranks > 1 else None,
+            exchange=exchange if exchange.place.all_ranks > 1 else None,
             **job.engine,
         )
 
@@ -128,12 +130,14 @@ def train(
     ranks: int,
     job: Job = Job(),
     backends: Callable[[int], Backend] | None = None,
+    hosts: int = 1,
     **choices: Any,
 ) -> Trained:
-    """Trains with so many ranks, each of which has its part of the micro-batches. No step is
-    drained before the last. backends: makes that of each rank, by its number.
+    """Trains with so many ranks on each host, each of which has its part of the micro-batches. No
+    step is drained before the last. backends: makes that of each rank, by its number.
     """
-    planned = PlanChoices(micro_batches=job.micro_batches // ranks, ranks=ranks, **choices)
+    own = job.micro_batches // (hosts * ranks)
+    planned = PlanChoices(micro_batches=own, ranks=ranks, hosts=hosts, **choices)
 
     def work(exchange: ThreadExchange) -> tuple[list[tuple[float, float]], dict]:
         backend = backends(exchange.rank) if backends else None
@@ -154,7 +158,12 @@ def train(
             run.close()
         return [(each.loss, each.grad_norm) for each in applied], shards
 
-    return joined(on_ranks(ranks, work))
+    found = on_ranks(hosts * ranks, work, hosts)
+    of_hosts = [joined(found[first : first + ranks]) for first in range(0, len(found), ranks)]
+    for other in of_hosts[1:]:
+        assert other.steps == of_hosts[0].steps
+        other.assert_same_bits(of_hosts[0])
+    return of_hosts[0]
 
 
 def joined(found: Sequence[tuple[list[tuple[float, float]], dict]]) -> Trained:

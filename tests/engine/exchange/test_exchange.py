@@ -7,9 +7,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.exchange import exchange as exchange_room
 from engine.exchange.exchange import Exchange
+from engine.exchange.place import Place
 from tests.support.group_ranks import in_processes
-from tests.support.ranks import on_ranks
+from tests.support.ranks import added, on_ranks
 
 SHARD = 1000
 # gloo has no int16.
@@ -29,72 +31,101 @@ def exchanged(exchange: Exchange) -> dict[str, torch.Tensor]:
     """Returns what a rank has after each kind of exchange. Its tensors begin with its own numbers
     and otherwise with 7, which must go.
     """
-    rank, ranks = exchange.rank, exchange.ranks
-    own = slice(rank * SHARD, (rank + 1) * SHARD)
+    place = exchange.place
+    ranks = place.ranks
+    own = slice(place.on_host * SHARD, (place.on_host + 1) * SHARD)
     found: dict[str, torch.Tensor] = {}
     for dtype in DTYPES:
         whole = torch.full((ranks * SHARD,), 7, dtype=dtype)
-        whole[own] = numbers(rank, SHARD, dtype)
+        whole[own] = numbers(place.rank, SHARD, dtype)
         exchange.all_gather(whole)
         found[f"gathered {dtype}"] = whole
+        piece = numbers(place.rank, 10, dtype)
+        exchange.broadcast(piece)
+        found[f"broadcast {dtype}"] = piece
     for dtype in (torch.float32, torch.int32):
-        values = numbers(rank, 12, dtype).view(3, 4)
+        values = numbers(place.rank, 12, dtype).view(3, 4)
         before = values.clone()
         found[f"summed {dtype}"] = exchange.all_reduce(values)
+        found[f"summed over hosts {dtype}"] = exchange.sum_of_hosts(values)
         found[f"unchanged {dtype}"] = (values == before).all()
     # A part of a larger buffer, as the sum of a small unit is.
     buffer = torch.full((ranks * SHARD + 5,), 7.0)
     sums = buffer[: ranks * SHARD]
-    sums.copy_(numbers(rank, ranks * SHARD, torch.float32))
+    sums.copy_(numbers(place.rank, ranks * SHARD, torch.float32))
     exchange.reduce_scatter(sums)
     found["scattered"] = sums[own].clone()
     found["beyond"] = buffer[ranks * SHARD :].clone()
     return found
 
 
-RANKS = 3
+PLACES = [Place(0, 3), Place(0, 1, 3), Place(0, 2, 2)]
 """Two numbers have the same sum in either order; three have not."""
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory) -> tuple[list, list]:
-    """Returns what ranks in processes and ranks in threads have."""
+def exchanged_in_pieces(exchange: Exchange) -> dict[str, torch.Tensor]:
+    """Does it in a process of its own, where a sum of hosts is added in several pieces."""
+    exchange_room.PIECE_NUMEL = 300
+    return exchanged(exchange)
+
+
+@pytest.fixture(scope="module", params=PLACES, ids=str)
+def both(request, tmp_path_factory) -> tuple[Place, list, list]:
+    """Returns the place of the first rank, and what ranks in processes and ranks in threads
+    have.
+    """
+    place = request.param
     folder = tmp_path_factory.mktemp("ranks")
-    return in_processes(RANKS, exchanged, folder), on_ranks(RANKS, exchanged)
+    return (
+        place,
+        in_processes(place.all_ranks, exchanged_in_pieces, folder, place.hosts),
+        on_ranks(place.all_ranks, exchanged, place.hosts),
+    )
+
+
+def by_host(place: Place, count: int, dtype: torch.dtype) -> list[list[torch.Tensor]]:
+    """Returns the numbers of each rank of each host."""
+    everyone = [numbers(rank, count, dtype) for rank in range(place.all_ranks)]
+    return [everyone[at : at + place.ranks] for at in range(0, place.all_ranks, place.ranks)]
 
 
 def test_processes_have_the_bits_of_threads(both):
-    for ours, theirs in zip(*both):
+    for ours, theirs in zip(*both[1:]):
         assert ours.keys() == theirs.keys()
         for name, value in ours.items():
             assert value.dtype == theirs[name].dtype and value.shape == theirs[name].shape, name
             assert torch.equal(value, theirs[name]), name
 
 
-def test_every_rank_has_what_all_have_brought(both):
-    for found in both:
-        for dtype in DTYPES:
-            brought = torch.cat([numbers(rank, SHARD, dtype) for rank in range(RANKS)])
-            assert all(torch.equal(each[f"gathered {dtype}"], brought) for each in found)
-        for dtype in (torch.float32, torch.int32):
-            total = numbers(0, 12, dtype)
-            for rank in range(1, RANKS):
-                total += numbers(rank, 12, dtype)
-            assert all(torch.equal(each[f"summed {dtype}"], total.view(3, 4)) for each in found)
-            assert all(each[f"unchanged {dtype}"] for each in found)
-
-
-def test_sums_are_added_in_the_order_of_ranks(both):
-    for found in both:
-        everyone = [numbers(rank, RANKS * SHARD, torch.float32) for rank in range(RANKS)]
-        total = everyone[0].clone()
-        for other in everyone[1:]:
-            total += other
+def test_every_rank_has_what_those_of_its_host_have_brought(both):
+    first = both[0]
+    for found in both[1:]:
         for rank, each in enumerate(found):
-            own = slice(rank * SHARD, (rank + 1) * SHARD)
-            assert torch.equal(each["scattered"], total[own])
+            place = first.of(rank)
+            for dtype in DTYPES:
+                brought = torch.cat(by_host(place, SHARD, dtype)[place.host])
+                assert torch.equal(each[f"gathered {dtype}"], brought)
+                assert torch.equal(each[f"broadcast {dtype}"], numbers(0, 10, dtype))
+            for dtype in (torch.float32, torch.int32):
+                hosts = by_host(place, 12, dtype)
+                total = added(hosts[place.host]).view(3, 4)
+                assert torch.equal(each[f"summed {dtype}"], total)
+                total = added(host[place.on_host] for host in hosts).view(3, 4)
+                assert torch.equal(each[f"summed over hosts {dtype}"], total)
+                assert each[f"unchanged {dtype}"]
+
+
+def test_sums_are_added_in_the_order_of_ranks_and_then_of_hosts(both):
+    first = both[0]
+    for found in both[1:]:
+        hosts = by_host(first, first.ranks * SHARD, torch.float32)
+        total = added(map(added, hosts))
+        for rank, each in enumerate(found):
+            at = first.of(rank).on_host
+            assert torch.equal(each["scattered"], total[at * SHARD : (at + 1) * SHARD])
             assert torch.equal(each["beyond"], torch.full((5,), 7.0))
-        backwards = everyone[-1].clone()
-        for other in everyone[-2::-1]:
-            backwards += other
-        assert not torch.equal(backwards, total)  # such numbers tell an order from another one
+        backwards = added(added(host[::-1]) for host in hosts[::-1])
+        in_one_row = added(each for host in hosts for each in host)
+        # Such numbers tell an order from another one.
+        assert first.all_ranks == 4 or not torch.equal(backwards, total)
+        assert first.all_ranks == 3 or not torch.equal(in_one_row, total)

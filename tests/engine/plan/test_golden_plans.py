@@ -99,6 +99,8 @@ CHOICES = {
         micro_batches=2, ranks=2, whole_reads=True, device_homes=("embed",), update_buffers=1
     ),
     "ranks-with-settled-units": PlanChoices(micro_batches=2, ranks=2, settled_units=3),
+    "hosts": PlanChoices(micro_batches=2, hosts=2, device_homes=("block 1",), update_buffers=1),
+    "hosts-of-ranks": PlanChoices(micro_batches=2, hosts=3, ranks=2, resident_blocks=1),
     "homes-on-the-device": PlanChoices(micro_batches=2, device_homes=HOMES, update_buffers=2),
     "spare-buffers": PlanChoices(
         micro_batches=2,

@@ -250,6 +250,55 @@ def test_units_that_live_on_the_device_are_gathered_after_their_update(changes):
     assert meetings[0] == meetings[1] == meetings[2]
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_hosts_exchange_sums_and_no_weights(ranks, tied):
+    """The plan of a rank is that of a rank of one host, but for what says how many hosts there are.
+    A rank that is alone on its host gathers nothing.
+    """
+    for name in CHOICES:
+        choices = choices_of(name, ranks)
+        if (tied and choices.shared_outer_slot) or (choices.whole_reads and ranks == 1):
+            continue
+        sizes = PlaneSizes(NUMEL, piece_numel=256, rank=ranks - 1)
+        choices = choices.changed(hosts=3)
+        plan = build_step_plan(BLOCKS, tied, choices, sizes)
+        validate(plan)
+        assert plan.hosts == 3 and plan.is_shared and plan.shards == Shards(ranks, ranks - 1)
+        assert from_text(to_text(plan)) == plan
+        if ranks > 1:
+            assert_own_shard_updated(plan, choices, name)
+        order = [(op.kind, op.unit) for op in plan.ops if op.lane == Lane.EXCHANGE]
+        assert order.count((OpKind.ALL_REDUCE, "step")) == 1
+        assert all(order.count((OpKind.REDUCE_SCATTER, unit)) == 1 for unit in NUMEL), name
+        if ranks == 1:
+            assert len(order) == 1 + len(NUMEL), name
+            assert OpKind.REDUCE not in {op.kind for op in plan.ops}
+
+
+@pytest.mark.parametrize("name", ["vertical, host, no homes", "rounds, parked, all"])
+def test_dropping_any_single_wait_between_hosts_is_found(name):
+    choices = choices_of(name, 1).changed(hosts=2)
+    plan = build_step_plan(BLOCKS, False, choices, PlaneSizes(NUMEL))
+    dropped = {kind for kind, _ in find_dropped_waits(plan)}
+    assert dropped >= {OpKind.REDUCE_SCATTER, OpKind.SUMMARY, OpKind.PREFETCH, OpKind.BACKWARD}
+
+
+@pytest.mark.parametrize(
+    "name, changes",
+    [
+        ("spilled_units", dict(spilled_units=1)),
+        ("gradients_in_sums", DEVICE | dict(parked_gradients=True, gradients_in_sums=True)),
+        ("graphs", dict(settled_units=2 + len(BLOCKS), graphs=True)),
+    ],
+)
+def test_choices_of_one_rank_are_refused_for_several_hosts(name, changes):
+    choices = PlanChoices(micro_batches=2, **changes)
+    build_step_plan(BLOCKS, False, choices, PlaneSizes(NUMEL))
+    with pytest.raises(ValueError, match=f"^{name} is for one rank, not for 2$"):
+        build_step_plan(BLOCKS, False, choices.changed(hosts=2), PlaneSizes(NUMEL))
+
+
 def test_the_grid_shows_the_exchange():
     text = grid(plan_of("vertical, host, no homes", 2, 0))
     assert text.splitlines()[0].split()[1:6] == ["H2D", "COMPUTE", "D2H", "HOST", "EXCHANGE"]

@@ -149,8 +149,8 @@ def test_one_that_is_killed_among_the_updates_leaves_a_mixture_that_is_not_saved
 
     def kill(self: Crew, step: int) -> None:
         if step == 6:
-            self._processes[0].kill()
-            self._processes[0].wait()
+            self._members[0].process.kill()
+            self._members[0].process.wait()
         plain(self, step)
 
     monkeypatch.setattr(Crew, "go", kill)
@@ -240,7 +240,7 @@ def test_one_that_is_lost_before_the_first_step_is_told(folder, monkeypatch):
     plain = prepare.build_engines
 
     def kill(crew, *given):
-        crew._processes[0].kill()
+        crew._members[0].kill()
         return plain(crew, *given)
 
     monkeypatch.setattr(prepare, "build_engines", kill)

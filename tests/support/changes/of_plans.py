@@ -228,7 +228,7 @@ PLANS = (
     Change(
         "every-rank-has-all-rows",
         "engine/fit/job.py",
-        "return self.config.train.batch_size // self.ranks",
+        "return self.config.train.batch_size // self.all_ranks",
         "return self.config.train.batch_size",
         "Each of several GPUs is planned to compute the whole step.",
         (GPU_TESTS,),

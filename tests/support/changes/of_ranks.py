@@ -9,6 +9,9 @@ RANKS = "tests/engine/runtime/test_ranks.py"
 SAME_BITS = "tests/engine/runtime/test_ranks_same_bits.py"
 PLANS = "tests/engine/plan/test_plans_of_ranks.py"
 REPORTS = "tests/engine/ranks/test_reports.py"
+EXCHANGE = "tests/engine/exchange/test_exchange.py"
+HOSTS = "tests/engine/runtime/test_ranks_of_hosts.py"
+HOST_PROCESSES = "tests/engine/ranks/test_hosts.py::test_hosts_train_what_one_host_trains"
 ONE_EACH = f"{RANKS}::test_ranks_with_one_micro_batch_have_the_bits_of_one_rank"
 AS_ONE_RANK = f"{RANKS}::test_ranks_train_what_one_rank_trains"
 
@@ -32,7 +35,7 @@ RANK_CHANGES = (
     Change(
         "norm-of-one-rank",
         "engine/runtime/block_ops.py",
-        "norms = state.totals if context.plan.shards.ranks > 1 else state.norms",
+        "norms = state.totals if context.plan.is_shared else state.norms",
         "norms = state.norms",
         "Each rank clips by the norm of its own shards.",
         (AS_ONE_RANK,),
@@ -127,10 +130,10 @@ RANK_CHANGES = (
     Change(
         "sums-added-in-another-order",
         "engine/exchange/exchange.py",
-        "first, *others = shards.view(self.ranks, -1)",
-        "first, *others = shards.view(self.ranks, -1).roll(self.rank, 0)",
+        "first, *others = shards.view(self.place.ranks, -1)",
+        "first, *others = shards.view(self.place.ranks, -1).roll(self.place.on_host, 0)",
         "Each rank adds the shards in an order of its own.",
-        ("tests/engine/exchange/test_exchange.py::test_sums_are_added_in_the_order_of_ranks",),
+        (f"{EXCHANGE}::test_sums_are_added_in_the_order_of_ranks_and_then_of_hosts",),
     ),
     Change(
         "a-rank-gives-up-later-than-the-others",
@@ -171,5 +174,53 @@ RANK_CHANGES = (
         "            if False:\n",
         "A GPU that fails may take the app along.",
         ("tests/app/session/test_several_gpus.py",),
+    ),
+    Change(
+        "hosts-keep-their-own-sums",
+        "engine/exchange/exchange.py",
+        "            piece.copy_(self.sum_of_hosts(piece))\n",
+        "            piece.clone()\n",
+        "Each host updates its planes with the gradients of its own rows.",
+        (f"{EXCHANGE}::test_sums_are_added_in_the_order_of_ranks_and_then_of_hosts",),
+    ),
+    Change(
+        "hosts-report-their-own-loss",
+        OPS,
+        "    totals[-1:] = context.exchange.sum_of_hosts(totals[-1:])\n",
+        "",
+        "The loss is that of the rows of one host.",
+        (f"{HOSTS}::test_hosts_with_one_rank_have_the_bits_of_one_host",),
+    ),
+    Change(
+        "hosts-count-the-norm-of-each",
+        OPS,
+        "    totals[-1:] = context.exchange.sum_of_hosts(totals[-1:])\n",
+        "    totals = context.exchange.sum_of_hosts(totals)\n",
+        "Every host has the whole norm, and all of them are added.",
+        (f"{HOSTS}::test_hosts_that_clip_have_the_bits_of_one_host",),
+    ),
+    Change(
+        "hosts-get-a-part-of-the-planes",
+        "engine/ranks/plane_copies.py",
+        "        if keeps(unit):\n",
+        "        if keeps(unit) and begin == 0:\n",
+        "Of each plane, another host gets the first piece alone.",
+        (HOST_PROCESSES,),
+    ),
+    Change(
+        "hosts-get-weights-without-moments",
+        "engine/ranks/plane_copies.py",
+        "        if keeps(unit):\n",
+        '        if keeps(unit) and not plane.startswith("exp"):\n',
+        "A run that goes on has moments on the first host alone.",
+        (HOST_PROCESSES,),
+    ),
+    Change(
+        "hosts-start-with-other-settings",
+        "engine/ranks/hello.py",
+        "        if own != found:\n",
+        "        if own is found is None:\n",
+        "Hosts that were started with other settings compute the same run.",
+        ("tests/engine/ranks/test_hello.py::test_what_differs_is_told",),
     ),
 )

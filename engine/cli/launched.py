@@ -1,0 +1,165 @@
+"""`launch.py train` is here one of the processes that `torchrun` has started, on one host or
+several.
+
+The process with rank 0 leads: it reads data, owns the run and decides. All others follow it, and
+end with its exit code, so that torchrun starts all of them again after a failure
+(`--max-restarts`). A run that was started again goes on from its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.cli.train import TrainCommand, asked_run, show_run
+from engine.config.settings import TrainConfig
+from engine.errors import ConfigError, RamstreamError
+from engine.exchange.place import Place
+from engine.ranks.follower import run as run_follower
+from engine.ranks.gathering import Gathering, follow
+from engine.ranks.hello import Hello, hello
+from engine.ranks.torchrun import Launched, read_launched
+from engine.train.run import Run, resume_run
+
+REFUSED_CODE = 2
+"""A process that may not follow has this exit code, which stands for all bad input."""
+OVER_FOR_GOOD = ("finished", "discarded")
+"""A run in one of these states does not go on. One that was stopped does: torchrun stops all
+processes and starts them again where a host comes.
+"""
+BEGUN_FOLDER = ".torchrun"
+"""This folder beside the runs says which of them torchrun has begun."""
+
+
+def train_launched(command: TrainCommand, gpus: int | str | None = None) -> int:
+    """Leads the run of the command, or follows the process that does; returns the exit code. gpus:
+    as the command line asks for them. Raises RankError where the processes cannot compute a run
+    together.
+    """
+    launched = read_launched()
+    if gpus not in (None, launched.place.ranks):
+        raise ConfigError(
+            "--gpus",
+            f"{gpus} are asked for, but torchrun has started {launched.place.ranks} processes on "
+            "this host; leave --gpus out.",
+        )
+    command = command.with_overrides([f"engine.gpus={launched.place.ranks}"])
+    said, problem = _hello_of(launched.place, command)
+    if launched.place.rank > 0:
+        return _follow(launched, said)
+    try:
+        gathering = Gathering(launched, said)
+    except RamstreamError:
+        if problem is not None:
+            raise problem from None
+        raise
+    code = 1
+    try:
+        code = _lead(launched, gathering, command)
+    except RamstreamError:
+        code = REFUSED_CODE
+        raise
+    finally:
+        gathering.end(code)
+    return code
+
+
+def _follow(launched: Launched, said: Hello) -> int:
+    """Follows the process that leads, and ends this one. Returns an exit code if that refuses."""
+    # torchrun passes signals on to every process. The leader obeys them, and ends this one.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        connection = follow(launched, said)
+    except RamstreamError as error:
+        # The leader tells it to whoever looks at its host.
+        if launched.place.is_first_on_host and launched.place.host > 0:
+            print(f"ramstream: {error}", file=sys.stderr, flush=True)
+        return REFUSED_CODE
+    return run_follower(connection)
+
+
+def _lead(launched: Launched, gathering: Gathering, command: TrainCommand) -> int:
+    begun = _Begun(command.runs_dir, launched.run)
+    run = begun.again(command) or asked_run(command)
+    begun.note(run)
+    run.compute_with(gathering)
+    code = show_run(run, command.runs_dir)
+    if run.recorder.snapshot.state in OVER_FOR_GOOD:
+        begun.forget()
+    return code
+
+
+# ---------------------------------------------------------------------- settings
+
+
+def _hello_of(place: Place, command: TrainCommand) -> tuple[Hello, RamstreamError | None]:
+    """Returns who this process is, and what is wrong with its command line."""
+    settings: dict[str, Any] = {"--resume": command.resume, "--from": command.start_from}
+    try:
+        if command.preset is None:
+            settings["--set"] = command.overrides
+        else:
+            config = TrainConfig.load(command.preset, command.overrides)
+            _flatten(config.to_dict(), "", settings)
+    except RamstreamError as error:
+        return hello(place, {}, str(error)), error
+    return hello(place, settings), None
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str, found: dict[str, Any]) -> None:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            _flatten(value, f"{prefix}{key}.", found)
+        else:
+            found[prefix + key] = value
+
+
+# ---------------------------------------------------------------------- restarts
+
+
+class _Begun:
+    """A `_Begun` remembers which run the torchrun that has started this process has begun."""
+
+    def __init__(self, runs_dir: Path, name: str):
+        self._runs_dir = runs_dir
+        agent = os.getppid()
+        told = f"{name} {agent} {_start_of(agent)}"
+        digest = hashlib.sha256(told.encode()).hexdigest()[:16]
+        self._file = runs_dir / BEGUN_FOLDER / digest
+
+    def again(self, command: TrainCommand) -> Run | None:
+        """Returns the run that an earlier attempt has begun, ready to go on; None where there is
+        none. Raises RunError where it cannot go on.
+        """
+        if not self._file.exists():
+            return None
+        ranks = [each for each in command.overrides if each.startswith("engine.gpus=")][-1:]
+        return resume_run(self._runs_dir, self._file.read_text(encoding="utf-8").strip(), ranks)
+
+    def note(self, run: Run) -> None:
+        # Without the file, a later attempt begins another run, and nothing is lost of this one.
+        with contextlib.suppress(OSError):
+            self._file.parent.mkdir(exist_ok=True)
+            self._file.write_text(run.id, encoding="utf-8")
+
+    def forget(self) -> None:
+        """Says that the run has ended as it should."""
+        with contextlib.suppress(OSError):
+            self._file.unlink(missing_ok=True)
+            self._file.parent.rmdir()  # if no other run is noted there
+
+
+def _start_of(process: int) -> str:
+    """Returns when a process was started, in ticks of the system: its number may be used again."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return text.rpartition(")")[2].split()[19]

@@ -1,0 +1,45 @@
+"""What ranks receive from each other in the ops of a plan, and how long that takes, is said here.
+No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine.machine.link_rates import exchange_seconds, seconds_between_hosts
+from engine.machine.rates import Rates
+from engine.plan.ops import Op
+from engine.plan.rank_ops import AllGather, ReduceScatter
+from engine.plan.step_plan import StepPlan
+
+SUM_BYTES = 4
+"""An element of a sum takes this many bytes."""
+
+
+class ExchangeTimes:
+    """An `ExchangeTimes` says how long the exchanges of one rank's plan take, by estimate. numels:
+    each unit has so many elements. item: a weight takes this many bytes.
+    """
+
+    def __init__(self, plan: StepPlan, numels: Mapping[str, int], item: int, rates: Rates):
+        self._rates = rates
+        self._item = item
+        self._hosts = plan.hosts
+        shards = plan.shards
+        self._received = {unit: shards.received(numel) for unit, numel in numels.items()}
+        self._added = {unit: SUM_BYTES * shards.padded(numel) for unit, numel in numels.items()}
+
+    def received(self, op: Op) -> int:
+        """Returns the bytes that a rank receives in the op from the ranks of its host. What it is
+        told of norms is nothing.
+        """
+        if isinstance(op, AllGather):
+            return self._received[op.unit] * self._item
+        return SUM_BYTES * self._received[op.unit] if isinstance(op, ReduceScatter) else 0
+
+    def seconds(self, op: Op) -> float:
+        """Returns the seconds of an op of the lane EXCHANGE."""
+        found = exchange_seconds(self._rates, self.received(op))
+        if isinstance(op, ReduceScatter):
+            found += seconds_between_hosts(self._hosts, self._added[op.unit])
+        return found

@@ -1,0 +1,107 @@
+"""A rank that follows opens the store of its host here.
+
+- On the host of the process that leads, that process has made the planes, and fills them.
+- On every other host the first rank makes them, in memory that the other ranks of the host share.
+  Units that live on devices have a part on that of each rank. All of them get what the planes hold
+  from the process that leads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.exchange.exchange import Exchange
+from engine.exchange.place import Place
+from engine.host.device_planes import DevicePlanes
+from engine.host.host_store import HostStore
+from engine.host.ram_planes import PlaneMemory
+from engine.host.sharded_planes import DeviceShares, OwnShards
+from engine.host.shared_memory import OpenedMemory, OwnedMemory, SharedPlanes
+from engine.model.build import build_model
+from engine.model.pretrained_files import load_config
+from engine.model.units import StreamedModel
+from engine.ranks.messages import Held
+from engine.ranks.plane_copies import receive_planes
+from engine.runtime.backend import Backend
+
+
+@dataclass(frozen=True)
+class Opener:
+    """An `Opener` has what a store needs beside its planes. on_device: the leader allocates planes
+    there, where it reaches this rank.
+    """
+
+    place: Place
+    backend: Backend
+    on_device: DevicePlanes
+    threads: int
+
+
+class FollowerStore:
+    """A `FollowerStore` is the store of one rank, with the model whose planes it has. memory: the
+    planes are there, or are made there.
+    """
+
+    def __init__(self, opener: Opener, held: Held, memory: PlaneMemory):
+        self.held = held
+        self._opener = opener
+        config = load_config(held.model.source) if held.config is None else held.config
+        self.model: StreamedModel = build_model(config, held.model)
+        backend = opener.backend
+        is_on_gpu = backend.device.type != "cpu"
+        self.store = HostStore(
+            self.model.layouts,
+            self.model.dtype,
+            backend.register if is_on_gpu else None,
+            backend.unregister if is_on_gpu else None,
+            opener.threads,
+        )
+        kinds = held.optimizer, held.has_gradients
+        self.store.open_planes(memory, kinds, held.settled, self._planes_on_device())
+
+    @classmethod
+    def made(cls, opener: Opener, held: Held) -> tuple[FollowerStore, SharedPlanes]:
+        """Makes the planes of this host. Returns the store, and where other ranks find them. Raises
+        FitError where RAM is too short.
+        """
+        memory = OwnedMemory()
+        return cls(opener, held, memory), memory.planes
+
+    @classmethod
+    def opened(cls, opener: Opener, held: Held, planes: SharedPlanes) -> FollowerStore:
+        """Opens planes that another rank of this host has made."""
+        return cls(opener, held, OpenedMemory(planes))
+
+    @property
+    def _is_reached(self) -> bool:
+        """Returns whether the process that leads reaches the planes of this rank."""
+        return self._opener.place.host == 0
+
+    def _planes_on_device(self) -> DevicePlanes:
+        opener, held = self._opener, self.held
+        if self._is_reached:
+            return opener.on_device
+        layouts = {layout.unit: layout for layout in self.model.layouts}
+        place = opener.place
+        shares = DeviceShares(layouts, self.model.dtype, lambda: held.optimizer, place.ranks)
+        return OwnShards(opener.backend, shares, place.on_host)
+
+    def fill(self, exchange: Exchange, device: torch.device) -> None:
+        """Takes part in filling the planes of the hosts other than the leader's. Raises
+        ExchangeError.
+        """
+        place, settled = self._opener.place, set(self.held.settled)
+
+        def keeps(unit: str) -> bool:
+            return place.host > 0 and (place.is_first_on_host or unit in settled)
+
+        receive_planes(self.store, exchange, device, keeps)
+
+    def close(self) -> None:
+        """Lets go of the planes. The leader frees those on a device that it reaches."""
+        if self._is_reached:
+            self.store.close_planes_in_ram()
+        else:
+            self.store.close()

@@ -1,0 +1,178 @@
+"""`torchrun ... launch.py train PRESET`: on one host and on two, it trains what a run that starts
+its own processes trains; what differs between hosts is refused before the first step; and a run
+whose processes are killed goes on from its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.runs.events import EvalFinished, PlanBuilt, RunEnded, RunStarted, StepFinished
+from engine.summaries.listing import list_runs
+from engine.train.run import start_run
+from tests.engine.train.test_rank_runs import assert_close
+from tests.support.crews import followers_of
+from tests.support.folders import make_config
+from tests.support.launches import SETTINGS, events_in, launch, planes_in, preset_of
+from tests.support.tiers import in_tiers
+
+PROCESSES = "it starts processes and waits for them, for ten seconds or more"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("launched")
+
+
+@pytest.fixture(scope="module")
+def preset(folder) -> str:
+    return preset_of(folder / "preset")
+
+
+@pytest.fixture(scope="module")
+def plain(folder, preset) -> Path:
+    """Returns the folder of a run that starts its second rank itself."""
+    values = SETTINGS | {"engine.gpus": 2}
+    run = start_run(make_config(folder / "preset", **values), folder / "plain")
+    assert run.execute().state == "finished"
+    assert not followers_of(os.getpid())
+    return folder / "plain"
+
+
+def trained(folder: Path, preset: str, hosts: int, ranks: int) -> Path:
+    """Trains on so many hosts; returns the folder of the run."""
+    runs = folder / f"{hosts}x{ranks}-{len(list(folder.iterdir()))}"
+    with launch(hosts, ranks, [[preset, "--runs-dir", str(runs)]] * hosts) as started:
+        codes, out, err = started.ended()
+    assert codes == [0] * hosts and out.count("Finished all 8 steps") == 1, (out, err)
+    assert "Traceback" not in err
+    words = f"on {hosts} hosts of {ranks} rank{'s' if ranks > 1 else ''} each"
+    assert (words in out) == (hosts > 1)
+    (built,) = events_in(runs, PlanBuilt)
+    assert (built.choices["hosts"], built.choices["ranks"]) == (hosts, ranks)
+    assert not list(runs.glob(".torchrun"))
+    return runs
+
+
+def figures(runs: Path) -> list[float]:
+    steps, evaluations = (events_in(runs, kind) for kind in (StepFinished, EvalFinished))
+    return [n for e in steps for n in (e.loss, e.grad_norm)] + [e.loss for e in evaluations]
+
+
+@pytest.mark.parametrize("shape", in_tiers([(2, 1), (1, 2), (2, 2)], [(2, 1)], PROCESSES), ids=str)
+def test_it_trains_what_a_run_with_processes_of_its_own_trains(folder, preset, plain, shape):
+    runs = trained(folder, preset, *shape)
+    np.testing.assert_allclose(figures(runs), figures(plain), rtol=1e-5)
+    for step in (3, 6, 8):
+        assert_close(planes_in(runs, step), planes_in(plain, step))
+    if shape == (1, 2):  # the same ranks, started by somebody else
+        assert figures(runs) == figures(plain)
+
+
+@pytest.mark.everything(PROCESSES)
+@pytest.mark.parametrize("shape", [(2, 1), (2, 2)], ids=str)
+def test_its_bits_repeat(folder, preset, shape):
+    first, second = (trained(folder, preset, *shape) for _ in range(2))
+    assert figures(first) == figures(second)
+    ours, theirs = (planes_in(runs, 8) for runs in (first, second))
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+# --------------------------------------------------------------------- what is refused
+
+
+def test_other_settings_on_another_host_are_refused(folder, preset):
+    runs = folder / "refused"
+    own = [preset, "--runs-dir", str(runs)]
+    with launch(2, 1, [own, [*own, "--set", "train.learning_rate=0.5"]]) as started:
+        codes, _, err = started.ended()
+    assert 0 not in codes
+    told = {line for line in err.splitlines() if line.startswith("ramstream: ")}
+    # Which of the two gets rank 0 is up to torchrun.
+    assert len(told) == 1, err
+    (sentence,) = told
+    assert sentence.startswith(f"ramstream: Rank 1 of 2, on {os.uname().nodename}, was started ")
+    assert "train.learning_rate at 0." in sentence and "same preset" in sentence
+    assert not list_runs(runs)
+
+
+@pytest.mark.everything(PROCESSES)
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["--set", "train.batch_size=3"], "train.batch_size: 3 is no multiple of the 2 ranks"),
+        (["--set", "train.stepz=3"], "train.stepz"),
+        (["--gpus", "4"], "--gpus: 4 are asked for, but torchrun has started 1 processes"),
+    ],
+)
+def test_wrong_settings_are_told_in_one_sentence(folder, preset, arguments, told):
+    runs = folder / f"wrong {arguments[1]}"
+    with launch(2, 1, [[preset, "--runs-dir", str(runs), *arguments]] * 2) as started:
+        codes, _, err = started.ended()
+    assert 0 not in codes
+    lines = {line for line in err.splitlines() if line.startswith("ramstream: ")}
+    assert len(lines) == 1 and told in lines.pop(), err
+    assert not [run for run in list_runs(runs) if run.step]
+
+
+# --------------------------------------------------------------------- restarts
+
+LONG = {"train.steps": 120, "train.schedule": "constant", "output.eval_every": 0}
+LONG |= {"output.checkpoint_every": 10, "output.keep_checkpoints": 2}
+
+
+@pytest.mark.everything(PROCESSES)
+@pytest.mark.parametrize("hosts, ranks, rank", [(2, 1, 1), (2, 1, 0), (1, 2, 1), (2, 2, 3)])
+def test_a_run_whose_process_is_killed_goes_on_by_itself(folder, hosts, ranks, rank):
+    preset = preset_of(folder / "long", **LONG)
+    runs = folder / f"killed-{hosts}-{ranks}-{rank}"
+    with launch(hosts, ranks, [[preset, "--runs-dir", str(runs)]] * hosts, 1) as started:
+        started.wait_for_step(runs, 25)
+        os.kill(started.workers()[rank], signal.SIGKILL)
+        codes, out, err = started.ended()
+    assert codes == [0] * hosts, (out, err)
+    resumed = [event.resumed_step for event in events_in(runs, RunStarted)]
+    assert resumed[0] is None and resumed[1] >= 20 and len(resumed) == 2
+    steps = [event.step for event in events_in(runs, StepFinished)]
+    assert steps[-(120 - resumed[1]) :] == list(range(resumed[1] + 1, 121))
+    ends = events_in(runs, RunEnded)
+    assert ends[-1].state == "finished"
+    if rank:
+        assert ends[0].reason.startswith(f"Rank {rank} of {hosts * ranks}")
+
+
+@pytest.mark.everything(PROCESSES)
+def test_without_restarts_it_ends_with_an_error_and_nothing_is_left(folder):
+    preset = preset_of(folder / "long", **LONG)
+    runs = folder / "no-restarts"
+    with launch(2, 1, [[preset, "--runs-dir", str(runs)]] * 2) as started:
+        started.wait_for_step(runs, 5)
+        os.kill(started.workers()[1], signal.SIGKILL)
+        codes, _, err = started.ended()
+    assert 0 not in codes and "ramstream: Rank 1 of 2, on " in err
+    (ended,) = events_in(runs, RunEnded)
+    assert ended.state == "failed" and ended.error_type == "RankError"
+
+
+@pytest.mark.everything(PROCESSES)
+def test_ctrl_c_stops_and_saves_and_a_later_launch_resumes(folder):
+    preset = preset_of(folder / "long", **LONG | {"train.steps": 100_000})
+    runs = folder / "stopped"
+    with launch(2, 1, [[preset, "--runs-dir", str(runs)]] * 2) as started:
+        started.wait_for_step(runs, 5)
+        for agent in started.agents:
+            agent.send_signal(signal.SIGINT)
+        started.ended()
+    (run,) = list_runs(runs)
+    assert run.state == "stopped"
+    more = ["--resume", run.id, "--runs-dir", str(runs), "--set", f"train.steps={run.step + 3}"]
+    with launch(2, 1, [more] * 2) as started:
+        codes, out, err = started.ended()
+    assert codes == [0, 0], (out, err)
+    assert events_in(runs, RunStarted)[-1].resumed_step == run.step
+    assert list_runs(runs)[0].step == run.step + 3

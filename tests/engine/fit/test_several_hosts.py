@@ -1,0 +1,138 @@
+"""Several hosts: what each of them holds, which rows its ranks get, and how long the sums take on
+their way between hosts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.config.settings import ModelConfig
+from engine.errors import ConfigError
+from engine.fit.buffer_sizes import fixed_items, update_buffer
+from engine.fit.choose import choose
+from engine.fit.cost import MicroBatch
+from engine.fit.job import Job, Target
+from engine.fit.memory_items import MemoryItem, PartName
+from engine.fit.needs import SessionFacts, needs_of
+from engine.fit.planner import Chosen
+from engine.fit.predict import predicted_step
+from engine.fit.sizes import EXCHANGE_BYTES
+from engine.host.host_store import HostStore
+from engine.machine.link_rates import ASSUMED_NETWORK, seconds_between_hosts
+from engine.machine.several_gpus import named_with_several
+from engine.model.build import build_model
+from engine.model.measure_shape import shape_of
+from engine.plan.build_step import build_step_plan
+from engine.plan.choices import PlaneSizes, settled_of
+from engine.plan.ops import OpKind
+from engine.plan.validate import validate
+from engine.runtime.cpu_backend import CpuBackend
+from engine.runtime.device_state import DeviceBuffers, DeviceState
+from engine.words import GIB
+from tests.engine.fit.test_several_gpus import GRID, bytes_of
+from tests.support.chosen import QUICK, big_shape, config
+from tests.support.tiny import tiny_config
+
+
+def chosen_on(hosts: int, ranks: int = 1, gib: float = 80, **changes) -> Chosen:
+    job = Job(big_shape(), config(**changes), 1024, ranks=ranks, hosts=hosts)
+    return choose(job, Target("cuda", round(gib * GIB), 400 * GIB, QUICK))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("gib", [24, 139])
+def test_what_is_chosen_is_a_plan_for_every_rank_of_every_host(ranks, gib):
+    chosen = chosen_on(2, ranks, gib, train__batch_size=32 * ranks)
+    choices = chosen.choices
+    assert (choices.hosts, choices.ranks) == (2, ranks)
+    assert (chosen.rounding["hosts"], chosen.rounding["ranks"]) == (2, ranks)
+    assert chosen.micro_batch_size * choices.micro_batches == 16
+    assert not choices.graphs and not choices.gradients_in_sums and not choices.outer_in_parked
+    shape = big_shape()
+    numel = {unit.name: unit.numel for unit in shape.units}
+    blocks = [unit.name for unit in shape.blocks]
+    for rank in range(ranks):
+        validate(build_step_plan(blocks, False, choices, PlaneSizes(numel, rank=rank)))
+
+
+def test_a_session_is_continued_as_it_was():
+    rounding = chosen_on(2, train__batch_size=32).rounding
+    job = Job(big_shape(), config(train__batch_size=32), 1024, rounding, hosts=2)
+    assert choose(job, Target("cuda", 48 * GIB, 400 * GIB, QUICK)).rounding == rounding
+
+
+def test_each_host_holds_all_planes_and_computes_its_part_of_the_rows():
+    machine = named_with_several("2 x RTX 4090", 512)
+    asked = config(engine__gpus=2, train__batch_size=64, engine__states="host")
+    one = needs_of(asked, machine, big_shape())
+    two = needs_of(asked, machine, big_shape(), SessionFacts(hosts=2, rates=QUICK))
+    assert (one.hosts, two.hosts, one.ranks, two.ranks) == (1, 2, 2, 2)
+    rows = [each.chosen.micro_batch_size * each.chosen.choices.micro_batches for each in (one, two)]
+    assert rows == [32, 16]
+    kind = MemoryItem.WEIGHT_HIGH
+    assert bytes_of(one, PartName.HOST, kind) == bytes_of(two, PartName.HOST, kind) > 0
+    # There is a group of all ranks, one on the host, and one between the hosts.
+    groups = [bytes_of(each, PartName.GPU, MemoryItem.EXCHANGE) for each in (one, two)]
+    assert groups == [EXCHANGE_BYTES, 3 * EXCHANGE_BYTES]
+
+
+def test_sums_take_their_time_between_hosts():
+    shape = big_shape()
+    choices = chosen_on(2, train__batch_size=32).choices
+    micro_batch = MicroBatch(1, 1024)
+    plan, timing = predicted_step(shape, choices, QUICK, micro_batch, "cuda")
+    alone, _ = predicted_step(shape, choices.changed(hosts=1), QUICK, micro_batch, "cuda")
+    assert OpKind.REDUCE_SCATTER not in {op.kind for op in alone.ops}
+    seconds = {
+        op.unit: timing.ends[op.index] - timing.starts[op.index]
+        for op in plan.ops
+        if op.kind == OpKind.REDUCE_SCATTER
+    }
+    for unit in shape.units:
+        size = 4 * unit.numel
+        assert seconds[unit.name] == pytest.approx(size / ASSUMED_NETWORK, rel=0.01, abs=1e-4)
+    assert seconds_between_hosts(1, 1e9) == 0
+    # In a ring of very many hosts, each sends and receives all of it twice.
+    assert seconds_between_hosts(1000, ASSUMED_NETWORK) == pytest.approx(2, rel=0.01)
+
+
+def test_rows_that_hosts_cannot_share_are_refused():
+    with pytest.raises(ConfigError, match="^train.batch_size: 18 is no multiple of the 4 ranks"):
+        chosen_on(2, 2, train__batch_size=18)
+    with pytest.raises(ConfigError, match="^train.micro_batch_size: 8 does not divide the 12 row"):
+        chosen_on(2, 1, train__batch_size=24, train__micro_batch_size=8)
+    with pytest.raises(ConfigError, match="^engine.save_level: .*, or start one process on one ho"):
+        chosen_on(2, 1, train__batch_size=16, engine__save_level="boundary_pairs")
+    assert replace(Job(big_shape(), config(train__batch_size=16), 8), hosts=4).rows == 4
+
+
+@pytest.mark.parametrize("family, tied", [("llama", False), ("gpt2", True)])
+def test_the_buffers_of_a_rank_alone_on_its_host_are_its_device_state_to_the_byte(family, tied):
+    model = build_model(
+        tiny_config(family, tie_word_embeddings=tied), ModelConfig(source="tiny", dtype="bfloat16")
+    )
+    shape, names = shape_of(model), [unit.name for unit in model.blocks]
+    store = HostStore(model.layouts, "bfloat16", threads=1)
+    store.allocate_weights()
+    store.allocate_states()
+    for of_one_host in GRID:
+        if of_one_host.shared_outer_slot and tied:
+            continue
+        choices = of_one_host.changed(hosts=2)
+        buffer = update_buffer(shape, choices)
+        sizes = PlaneSizes(
+            {unit.name: unit.numel for unit in shape.units},
+            buffer.numel,
+            buffer_bytes=buffer.bytes,
+            item_bytes=shape.item_bytes,
+        )
+        plan = build_step_plan(names, model.tied, choices, sizes)
+        store.settle(settled_of(names, choices), CpuBackend())
+        buffers = DeviceBuffers(store, buffer)
+        state = DeviceState(model, plan, torch.device("cpu"), 24 * 32, buffers)
+        expected = sum(item.bytes for item in fixed_items(shape, choices, 24 * 32))
+        assert state.fixed_bytes() == expected, choices
+    store.close()

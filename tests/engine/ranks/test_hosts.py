@@ -1,0 +1,114 @@
+"""Several hosts train together: each has all planes, which stay alike to the bit. A process that is
+lost on any of them is told by its rank and host.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.errors import RankError
+from engine.host.shared_memory import OpenedMemory, SharedPlanes
+from engine.ranks import build_engine, line
+from tests.engine.ranks.test_crew import rebuilt
+from tests.support.crews import Led, led, wait_for_end
+from tests.support.tiers import in_tiers
+from tests.support.tiny import random_batches
+
+SWEEP = "it starts one to three processes, for five seconds or more"
+CASES = [(2, 1, {}), (2, 2, {"settled_units": 3}), (2, 2, {}), (3, 1, {"settled_units": 2})]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("hosts") / "model"
+
+
+@pytest.fixture
+def planes_of_hosts(monkeypatch) -> list[SharedPlanes]:
+    """Returns where the planes of each host are."""
+    found: list[SharedPlanes] = []
+    plain = build_engine._planes_of_hosts
+
+    def kept(*given) -> list[SharedPlanes]:
+        found[:] = plain(*given)
+        return [*found]
+
+    monkeypatch.setattr(build_engine, "_planes_of_hosts", kept)
+    return found
+
+
+def trained_planes(crew: Led) -> dict[tuple[str, str], bytes]:
+    store = crew.store
+    return {
+        (unit, plane): store.content(unit, plane, 0, store.nbytes(unit, plane)).tobytes()
+        for unit in store.layouts
+        for plane in store.planes
+        if plane != "grad"
+    }
+
+
+@pytest.mark.parametrize("case", in_tiers(CASES, CASES[:1], SWEEP), ids=str)
+def test_hosts_train_what_one_host_trains(model, planes_of_hosts, case):
+    """Those of one rank each have the bits of one host with as many ranks but for the norm, which
+    is added up otherwise, and clips nothing here.
+    """
+    hosts, ranks, choices = case
+    count = 2 * hosts * ranks
+    with led(model, ranks, count, hosts, **choices) as crew:
+        crew.train(1, 2)
+        crew.engine.close()  # the other hosts let go of their planes, and get them anew
+        rebuilt(crew)
+        crew.train(3)
+        found = trained_planes(crew)
+        loss = crew.engine.evaluate(random_batches(5))
+        assert crew.store.held.step == 3 and not crew.logged
+        assert len(planes_of_hosts) == hosts
+        for planes in planes_of_hosts[1:]:
+            opened = OpenedMemory(planes)
+            in_ram = {key for key in found if key[0] not in crew.store.settled}
+            assert {key for key in planes.files if key[1] != "grad"} == in_ram
+            for key in in_ram:
+                assert bytes(opened.map(key, len(found[key]))) == found[key], key
+    with led(model, hosts * ranks, count, **choices) as one:
+        one.train(1, 2, 3)
+        expected = trained_planes(one)
+        assert one.engine.evaluate(random_batches(5)) == pytest.approx(loss, rel=1e-5)
+    assert found.keys() == expected.keys()
+    for key, held in found.items():
+        ours, theirs = (np.frombuffer(each, np.float32) for each in (held, expected[key]))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6, err_msg=str(key))
+
+
+@pytest.mark.parametrize("rank", in_tiers([1, 2, 3], [], SWEEP))
+def test_a_process_of_any_host_that_is_killed_is_told_and_all_others_end(model, rank):
+    with led(model, 2, 4, 2) as crew:
+        pids = crew.pids
+        crew.train(1)
+        os.kill(pids[rank - 1], signal.SIGKILL)
+        with pytest.raises(RankError) as error:
+            for number in range(2, 10_000):
+                crew.train(number)
+        wait_for_end(*pids)
+    told = str(error.value)
+    assert told.startswith(f"Rank {rank} of 4, on {os.uname().nodename}, is lost: its process or ")
+    assert "\n" not in told
+
+
+@pytest.mark.everything(SWEEP)
+def test_a_process_of_another_host_that_hangs_is_lost_once_it_was_silent(model, monkeypatch):
+    """Nobody on this host can end it, and gloo waits for it without an end."""
+    monkeypatch.setattr(line, "SILENT_SECONDS", 3.0)
+    with led(model, 1, 2, 2) as crew:
+        (pid,) = crew.pids
+        crew.train(1)
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(RankError, match="^Rank 1 of 2, on .*, is lost: it has been silent fo"):
+            for number in range(2, 10_000):
+                crew.train(number)
+        os.kill(pid, signal.SIGKILL)  # its connection ends it, once it goes on
+        wait_for_end(pid)

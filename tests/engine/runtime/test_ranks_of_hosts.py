@@ -1,0 +1,74 @@
+"""Ranks of several hosts train what those of one host train. After every training the planes of all
+hosts have the same bits (`tests.support.trained_ranks`).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine.runtime.test_ranks import AT_HOME, EXACT, IN_ORDER, UNTIED, assert_near
+from tests.support.tiers import PLAN_SWEEP, in_tiers
+from tests.support.trained_ranks import InTurn, Job, train
+
+pytestmark = pytest.mark.computing
+
+
+@pytest.mark.parametrize("dtype, hosts", [("float32", 2), ("bfloat16", 3)])
+def test_hosts_with_one_rank_have_the_bits_of_one_host(dtype, hosts):
+    """They add the same sums in the same order, and nothing is divided. So the norm has the same
+    bits, too.
+    """
+    job = Job("llama", dtype, 3, hosts, UNTIED, IN_ORDER)
+    several, one = train(1, job, hosts=hosts), train(1, job)
+    several.assert_same_bits(one)
+    assert several.steps == one.steps
+    train(hosts, job).assert_same_bits(one)
+
+
+def test_hosts_that_clip_have_the_bits_of_one_host():
+    """One rank of a host has the whole norm, as it has alone."""
+    job = Job("llama", "bfloat16", 3, 2, UNTIED, {"max_grad_norm": 0.1, "loss_chunk": 64})
+    several, one = train(1, job, hosts=2), train(1, job)
+    assert several.steps == one.steps and one.steps[0][1] > 0.1
+    several.assert_same_bits(one)
+
+
+@pytest.mark.parametrize("homes", in_tiers(AT_HOME, ["all, parked"], PLAN_SWEEP))
+@pytest.mark.parametrize("hosts, ranks", [(2, 1), (2, 2)])
+def test_so_they_have_where_optimizers_run_on_the_device(hosts, ranks, homes):
+    job = Job("qwen3", "bfloat16", 2, 2 * ranks, UNTIED, IN_ORDER)
+    several = train(ranks, job, hosts=hosts, **AT_HOME[homes])
+    if ranks == 1:
+        several.assert_same_bits(train(1, job, **AT_HOME[homes]))
+    else:
+        assert [loss for loss, _ in several.steps] == pytest.approx(
+            [loss for loss, _ in train(1, job, **AT_HOME[homes]).steps], rel=1e-3
+        )
+
+
+def test_so_they_have_where_weights_stay_in_fp32():
+    job = Job(EXACT[0], "bfloat16", 2, 2, {}, IN_ORDER, exact=True)
+    train(1, job, hosts=2).assert_same_bits(train(1, job))
+
+
+@pytest.mark.parametrize("family, changes", [("llama", UNTIED), ("qwen3", {})])
+def test_hosts_of_several_ranks_differ_by_the_rounding_of_fp32(family, changes):
+    """(a + b) + (c + d) is not ((a + b) + c) + d."""
+    job = Job(family, "float32", 10, 4, changes, IN_ORDER)
+    two_of_two, four = train(2, job, hosts=2), train(4, job)
+    assert_near(two_of_two, four)
+    assert two_of_two.steps != four.steps  # else they were not added host by host
+    job = Job(family, "float32", 2, 8, changes)
+    assert_near(train(2, job, hosts=2), train(1, job))
+    sums = dict(rounds=2, gradient_sum="device")
+    assert_near(train(1, job, hosts=2, **sums), train(1, job, **sums))
+
+
+def test_a_row_is_masked_alike_on_whichever_host_it_is():
+    dropout = dict(resid_pdrop=0.2, embd_pdrop=0.2, attn_pdrop=0.2)
+    job = Job("gpt2", "bfloat16", 2, 2, UNTIED | dropout, IN_ORDER)
+
+    def trained(hosts: int):
+        return train(1, job, lambda _: InTurn(), hosts)
+
+    trained(2).assert_same_bits(trained(1))

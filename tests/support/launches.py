@@ -1,0 +1,133 @@
+"""`torchrun` as a person starts it, once for each host. All hosts are this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from engine.paths import PROGRAM_ROOT
+from engine.runs.event_base import Event
+from engine.runs.following import replay
+from engine.summaries.listing import list_runs
+from tests.engine.train.test_kill import ONE_THREAD
+from tests.support.crews import is_running, wait_for_end
+from tests.support.folders import make_config
+
+PATIENCE = 150
+SETTINGS = {
+    "train.micro_batch_size": 1,
+    "train.steps": 8,
+    "output.checkpoint_every": 3,
+    "output.keep_checkpoints": 9,
+    "output.eval_every": 4,
+}
+
+
+class Launch:
+    """A command of `launch.py train`, of which `torchrun` starts `ranks` on each host."""
+
+    def __init__(self, hosts: int, ranks: int, arguments: list[list[str]], restarts: int = 0):
+        """arguments: those of each host."""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        torchrun = [
+            *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={hosts}"),
+            *(f"--nproc-per-node={ranks}", f"--max-restarts={restarts}", "--rdzv-backend=c10d"),
+            *(f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id={port}"),
+        ]
+        self.agents = [
+            subprocess.Popen(
+                [*torchrun, str(PROGRAM_ROOT / "launch.py"), "train", *own],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=os.environ | ONE_THREAD | {"GLOO_SOCKET_IFNAME": "lo"},
+            )
+            for own in arguments
+        ]
+
+    def ended(self) -> tuple[list[int], str, str]:
+        """Returns the exit codes of all hosts, and what they wrote to stdout and stderr."""
+        texts = [agent.communicate(timeout=PATIENCE) for agent in self.agents]
+        outs, errs = zip(*texts)
+        return [agent.returncode for agent in self.agents], "".join(outs), "".join(errs)
+
+    def workers(self) -> dict[int, int]:
+        """Returns the processes that torchrun has started, by rank."""
+        found = {}
+        for agent in self.agents:
+            for pid in children_of(agent.pid):
+                with contextlib.suppress(OSError):
+                    values = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                    named = dict(value.partition(b"=")[::2] for value in values)
+                    if b"RANK" in named:
+                        found[int(named[b"RANK"])] = pid
+        return found
+
+    def wait_for_step(self, runs: Path, step: int) -> None:
+        until = time.monotonic() + PATIENCE
+        while not (list_runs(runs) and list_runs(runs)[0].step >= step):
+            assert all(agent.poll() is None for agent in self.agents), self.ended()
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def launch(
+    hosts: int, ranks: int, arguments: list[list[str]], restarts: int = 0
+) -> Iterator[Launch]:
+    """Starts a command on each host, and checks that nothing of it is left."""
+    found = Launch(hosts, ranks, arguments, restarts)
+    seen: set[int] = set()
+    try:
+        yield found
+        seen |= set(found.workers().values())
+    finally:
+        for agent in found.agents:
+            if agent.poll() is None:
+                workers = children_of(agent.pid)
+                agent.kill()
+                agent.wait()
+                for pid in filter(is_running, workers):
+                    os.kill(pid, signal.SIGKILL)
+    wait_for_end(*seen)
+
+
+def children_of(pid: int) -> list[int]:
+    """Returns the processes that a process has started."""
+    with contextlib.suppress(OSError):
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        texts = [(task / "children").read_text().split() for task in tasks]
+        return [int(child) for text in texts for child in text]
+    return []
+
+
+def preset_of(folder: Path, **values) -> str:
+    """Writes a preset; returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    make_config(folder, **SETTINGS | values).save(folder / "preset.yaml")
+    return str(folder / "preset.yaml")
+
+
+def events_in(runs: Path, kind: type) -> list[Event]:
+    """Returns the events of one kind in the record of the only run in a folder."""
+    (run,) = list_runs(runs)
+    records = replay(runs / run.id / "events.jsonl")
+    return [record.event for record in records if isinstance(record.event, kind)]
+
+
+def planes_in(runs: Path, step: int) -> dict[str, np.ndarray]:
+    """Returns the float32 planes of a checkpoint, by file."""
+    (run,) = list_runs(runs)
+    folder = runs / run.id / "checkpoints" / f"step-{step}"
+    return {path.name: np.fromfile(path, np.float32) for path in folder.glob("*.planes")}
