@@ -26,8 +26,8 @@ import torch
 from torch import distributed
 
 from engine.errors import first_line
+from engine.exchange.gloo_streams import Streams
 from engine.exchange.place import Place
-from engine.exchange.streams import Streams
 
 PATIENT_DAYS = 365
 """A collective may take so many days. Whether the other ranks still live is watched elsewhere
