@@ -18,6 +18,7 @@ import yaml
 from engine.config.data_settings import DataConfig
 from engine.config.limits import LARGEST, at_least, at_most, between
 from engine.config.output_settings import OutputConfig
+from engine.config.trained_parts import Parts, check_parts
 from engine.config.tree import assign, build, override, read_yaml
 from engine.errors import ConfigError
 from engine.files import write_whole
@@ -93,6 +94,22 @@ class OptimConfig:
     8.03 bytes of RAM (in `float32` 16, 12 or 10.03). Results change slightly with smaller moments.
     """
 
+    method: Literal["full", "parts"] = "full"
+    """Every parameter is trained (`full`), or those alone that `part_names` and `last_blocks` name
+    (`parts`). The others are frozen: a frozen one takes 2 bytes of RAM (4 in `float32`), and
+    nothing is computed below the first parameter that is trained but a forward pass.
+    """
+
+    part_names: tuple[str, ...] = ()
+    """With the method `parts`, parameters are trained whose full name fits one of these patterns,
+    such as `model.layers.*.mlp.*` or `lm_head.weight`; * stands for any letters.
+    """
+
+    last_blocks: int = 0
+    """With the method `parts`, all parameters of this many blocks are trained, counted from the
+    last. Final norm and head are not among them: name them in `part_names`.
+    """
+
     learning_rate: float = 1.0e-5
     """The learning rate of AdamW rises to this peak."""
 
@@ -147,8 +164,14 @@ class OptimConfig:
         self._check_length()
         self._check_batch()
         self._check_adamw()
+        check_parts(self.method, self.part_names, self.last_blocks)
         at_least("train.patience", self.patience, 0)
         between("train.seed", self.seed, 0, 2**32 - 1)
+
+    @property
+    def parts(self) -> Parts | None:
+        """Returns the parts of the model that are trained; None where all of it is."""
+        return Parts(self.part_names, self.last_blocks) if self.method == "parts" else None
 
     def _check_length(self) -> None:
         if self.steps is not None and self.epochs is not None:
@@ -380,6 +403,12 @@ class TrainConfig:
         gpus, rows, size = self.engine.gpus, self.train.batch_size, self.train.micro_batch_size
         if gpus == AUTO or gpus == 1:
             return
+        if self.train.parts is not None:
+            raise ConfigError(
+                "train.method",
+                f"parts of a model are trained on one GPU, not on {gpus}; set engine.gpus to 1, or "
+                "train.method to full.",
+            )
         if rows % gpus:
             raise ConfigError(
                 "engine.gpus",

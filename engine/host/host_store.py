@@ -16,6 +16,9 @@ while rounding down would need +32,768. NaNs and the largest finite values are c
 `engine.host.host_kernels` describes. In the mode `float32` a parameter takes 16 bytes:
 `weight_high` holds the fp32 weight itself, `grad` is fp32, and there is no `weight_low`.
 
+Parameters that are not trained are in `weight_high` alone. In bf16 they are rounded once, when they
+are written, with ties to even, as transformers rounds what it loads.
+
 With another optimizer than `adamw`, the moments are in bf16 or in 8 bits. Then `exp_avg` and
 `exp_avg_sq` are rows of bytes (`engine.planes.moments`).
 
@@ -46,6 +49,7 @@ from engine.host.plane_places import PlanePlaces
 from engine.host.ram_planes import Key, PlaneMemory, RamPlanes
 from engine.host.sharded_planes import OtherShards, OwnShards
 from engine.plan.buffers import EMBED, HEAD
+from engine.plan.pieces import largest_updated
 from engine.plan.shards import WHOLE, Shards
 from engine.planes.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES, ParameterSpec, UnitLayout
 from engine.planes.moments import FP32_MOMENTS
@@ -210,10 +214,16 @@ class HostStore:
         """Returns the sizes of a buffer in which the device updates a piece of a unit. pieces: so
         many of them are the largest shard of a block.
         """
-        units = {unit: layout.moment_counts for unit, layout in self.layouts.items()}
-        blocks = [counts.numel for unit, counts in units.items() if unit not in (EMBED, HEAD)]
-        largest = shards.numel(max(blocks, default=0))
-        return UpdateBuffer.of(self.dtype, self.optimizer, units.values(), largest, pieces)
+        units = [layout.moment_counts for layout in self.layouts.values()]
+        largest = shards.numel(self.largest_block)
+        return UpdateBuffer.of(self.dtype, self.optimizer, units, largest, pieces)
+
+    @property
+    def largest_block(self) -> int:
+        """Returns the elements of the largest block, by which pieces are measured."""
+        numel = {unit: layout.numel for unit, layout in self.layouts.items()}
+        outer = [numel.pop(unit) for unit in (EMBED, HEAD) if unit in numel]
+        return largest_updated(numel.values(), outer)
 
     @property
     def states(self) -> tuple[Optimizer, bool] | None:
@@ -334,7 +344,9 @@ class HostStore:
                 "is not a floating-point type; use weights that are not quantised."
             )
         source = tensor.detach()
-        if unit in self.settled:
+        if self._is_high_only(unit, offset):
+            self._put_high(unit, offset, source, buffer)
+        elif unit in self.settled:
             self._put(unit, offset, source, buffer)
         elif self.dtype == "float32":
             self.view(unit, name).copy_(source)
@@ -346,6 +358,20 @@ class HostStore:
             for piece in fp32_pieces(source, buffer):
                 self._split(unit, piece.numpy(), offset)
                 offset += piece.numel()
+
+    def _is_high_only(self, unit: str, offset: int) -> bool:
+        """Tells whether the element `offset` of a unit is in the plane weight_high alone."""
+        return offset >= self.layouts[unit].numel
+
+    def _put_high(
+        self, unit: str, offset: int, source: torch.Tensor, buffer: torch.Tensor | None
+    ) -> None:
+        """Sets weights that are not trained, from element `offset` on. Torch rounds ties to even."""
+        dtype = torch.bfloat16 if self.dtype == "bfloat16" else torch.float32
+        for piece in fp32_pieces(source, buffer):
+            content = piece.to(dtype).view(torch.uint8).numpy()
+            self.put(unit, "weight_high", offset * dtype.itemsize, content)
+            offset += piece.numel()
 
     def _put(
         self, unit: str, offset: int, source: torch.Tensor, buffer: torch.Tensor | None
@@ -386,10 +412,12 @@ class HostStore:
             self.put(unit, plane, 0, here)
 
     def master(self, unit: str, name: str) -> torch.Tensor:
-        """Returns a copy of a parameter's fp32 master in the parameter's own shape."""
+        """Returns a copy of a parameter's fp32 master in the parameter's own shape. That of a
+        parameter that is not trained is its value in weight_high.
+        """
         offset, spec = self._places[unit, name]
-        if self.dtype == "float32":
-            return self.weight(unit, name).clone()
+        if self.dtype == "float32" or self._is_high_only(unit, offset):
+            return self.weight(unit, name).to(torch.float32, copy=True)
         result = torch.empty(spec.shape, dtype=torch.float32)
         begin, end = 2 * offset, 2 * (offset + spec.numel)
         high = self.content(unit, "weight_high", begin, end).view(np.uint16)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from engine.config.settings import ModelConfig
+from engine.config.trained_parts import Parts
 from engine.errors import ModelError, RamstreamError, first_line
 from engine.model.block_trial import HollowProducts, Trial, plain_attributes
 from engine.model.library import empty_model, transformers
@@ -23,6 +24,7 @@ from engine.model.packing_trial import packing_of
 from engine.model.skeleton import Skeleton, parameters_reached
 from engine.model.units import TORCH_DTYPES, StreamedModel, Unit
 from engine.plan.buffers import EMBED, HEAD
+from engine.planes.freezing import with_frozen
 from engine.planes.layout import ParameterSpec, lay_out
 
 _FAILS_IN_BF16 = ("xlstm",)
@@ -31,12 +33,12 @@ longer than those of the trial.
 """
 
 
-def build_model(config: Any, model: ModelConfig) -> StreamedModel:
+def build_model(config: Any, model: ModelConfig, parts: Parts | None = None) -> StreamedModel:
     """Builds the skeleton on the meta device and splits it into units.
 
-    `config` is a transformers configuration. The probe runs the model once on two tokens with
+    `config` is a transformers configuration. parts: those that are trained, None for all. The probe runs the model once on two tokens with
     weights that occupy no memory, so it takes well under a second for any size. Raises ModelError
-    for a model that cannot be streamed.
+    for a model that cannot be streamed, and ConfigError where it lacks such a part.
     """
     refuse_family(config)
     if config.model_type in _FAILS_IN_BF16 and model.dtype == "bfloat16":
@@ -45,7 +47,10 @@ def build_model(config: Any, model: ModelConfig) -> StreamedModel:
             "multiplies bfloat16 by float32; set model.dtype to float32."
         )
     try:
-        return _build(config, model)
+        built = _build(config, model)
+        if parts is not None:
+            built.lay_out_as(with_frozen(built.layouts, built.aliases, parts))
+        return built
     except RamstreamError:
         raise
     except Exception as error:  # a family's own code raises errors of many kinds

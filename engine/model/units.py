@@ -5,6 +5,7 @@ A unit's layout (engine/planes/layout.py) says where its parameters are in memor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,10 @@ class Unit:
     def lay_out_as(self, layout: UnitLayout) -> None:
         """Replaces the layout by another one for the same parameters."""
         self.layout = layout
+
+    def be_of_kind(self, kind: int) -> None:
+        """Makes the block one of this kind."""
+        self.kind = kind
 
     def move_buffers(self, device: torch.device) -> None:
         """Moves the block's buffers to `device`."""
@@ -89,6 +94,18 @@ class StreamedModel:
     def parameter_count(self) -> int:
         return sum(layout.parameter_count for layout in self.layouts)
 
+    @property
+    def trained_count(self) -> int:
+        """So many of the parameters are trained."""
+        return sum(layout.trained_count for layout in self.layouts)
+
+    @property
+    def frozen_units(self) -> tuple[str, ...]:
+        """Returns the units without a parameter that is trained, in forward order. A head that has
+        no parameters of its own is none of them, as it was before there were any.
+        """
+        return tuple(layout.unit for layout in self.layouts if layout.is_frozen)
+
     def persistent_buffers(self) -> dict[str, torch.Tensor]:
         """Returns the buffers that are saved with the weights, by full name and in any shape.
 
@@ -98,6 +115,18 @@ class StreamedModel:
         return {
             name: buffer for name, buffer in self.skeleton.model.named_buffers() if name in names
         }
+
+    def lay_out_as(self, layouts: Sequence[UnitLayout]) -> None:
+        """Replaces the layouts of all units by others for the same parameters. Blocks are of one
+        kind only where the same parameters of them are trained, since a template has the places of
+        its parameters.
+        """
+        kinds: dict[tuple[int, tuple[tuple[str, bool], ...]], int] = {}
+        for unit, layout in zip(self.units, layouts, strict=True):
+            unit.lay_out_as(layout)
+        for unit in self.blocks:
+            frozen = tuple((spec.name, spec.frozen) for spec in unit.layout.parameters)
+            unit.be_of_kind(kinds.setdefault((unit.kind, frozen), len(kinds)))
 
     def unit(self, name: str) -> Unit:
         """Returns the unit with this name. Raises StopIteration if there is none."""

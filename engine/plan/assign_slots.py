@@ -49,25 +49,20 @@ def block_slots(
 
 
 def assign_slots(
-    blocks: Sequence[str],
-    slots: Mapping[str, Buffer],
-    there: Mapping[Buffer, str],
-    rounds: int,
-    training: bool,
+    passes: Sequence[str], slots: Mapping[str, Buffer], there: Mapping[Buffer, str]
 ) -> list[BlockUse]:
     """Returns the uses of all blocks in a step, in order.
 
     When the pass turns from forward to backward, or back, the slots still hold the blocks that are
     used next. These blocks are not fetched again. No other assignment fetches less.
 
+    passes: the blocks in the order in which they are used, forward and backward, in all rounds.
     slots: the slot of each block. there: for each slot that holds a unit when the step begins, that
-    unit, since the optimizer updated it there or it lives there. training: each round goes forward
-    and backward, not only forward.
+    unit, since the optimizer updated it there or it lives there.
     """
-    one_round = [*blocks, *reversed(blocks)] if training else [*blocks]
     content = dict(there)
     uses = []
-    for unit in one_round * rounds:
+    for unit in passes:
         slot = slots[unit]
         uses.append(BlockUse(unit, slot, fetch=content.get(slot) != unit))
         content[slot] = unit

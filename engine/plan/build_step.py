@@ -30,6 +30,7 @@ from engine.plan.derive_waits import with_waits
 from engine.plan.device_updates import DeviceUpdates
 from engine.plan.ops import GradientSum
 from engine.plan.step_plan import StepPlan
+from engine.plan.trained_units import TrainedUnits
 from engine.plan.write_ops import StepEnd, StepWriter
 
 
@@ -80,6 +81,8 @@ def build_step_plan(
         rounded_in_sums=buffers.rounded_in_sums,
         outer_in_parked=choices.outer_in_parked,
         embed_piece=sizes.embed_piece if sizes else 0,
+        frozen=buffers.trained.frozen,
+        forward_only=buffers.trained.forward_only,
     )
 
 
@@ -158,6 +161,8 @@ def _refuse_contradictions(
     if unknown or (homes and choices.update_buffers < 1):
         raise ValueError(f"{choices.update_buffers} buffers for the optimizers of {homes}")
     _refuse_wrong_ranks(choices, sizes)
+    if sizes is not None and sizes.frozen:
+        _refuse_wrong_frozen(blocks, choices, TrainedUnits(blocks, sizes.frozen))
     _refuse_wrong_spares(choices)
     _refuse_wrong_settlers(blocks, choices)
     _refuse_wrong_spill(blocks, choices)
@@ -177,6 +182,26 @@ def _refuse_wrong_ranks(choices: PlanChoices, sizes: PlaneSizes | None) -> None:
             raise ValueError(f"{name} is for one rank, not for {choices.all_ranks}")
     if choices.gradient_sum == GradientSum.HOST or choices.boundary_blocks > 1:
         raise ValueError("sums on the host and pairs of blocks are for one rank")
+
+
+def _refuse_wrong_frozen(blocks: list[str], choices: PlanChoices, trained: TrainedUnits) -> None:
+    """Raises ValueError where choices need a gradient or a backward that units do not have."""
+    if choices.ranks > 1 or choices.outer_in_parked or choices.boundary_blocks > 1:
+        raise ValueError(
+            "several ranks, pairs of blocks, and embed and head among parked gradients are for "
+            "models that are trained whole"
+        )
+    if not set(trained.frozen) < {EMBED, *blocks, HEAD}:
+        raise ValueError("nothing is trained")
+    if set(choices.device_homes) & set(trained.frozen):
+        raise ValueError(f"some of {trained.frozen} have no optimizer")
+    if choices.kept_blocks > len(trained.blocks_back):
+        raise ValueError(
+            f"{choices.kept_blocks} blocks keep activations, and {len(trained.blocks_back)} have a "
+            "backward"
+        )
+    if choices.graphs and trained.forward_only:
+        raise ValueError("blocks are recorded only where all units have a backward")
 
 
 def _refuse_wrong_spill(blocks: list[str], choices: PlanChoices) -> None:

@@ -222,5 +222,7 @@ class PlaneSizes:
     """A piece of the moments on the disk has this many elements; 0 stands for the largest unit of
     those.
     """
+    frozen: tuple[str, ...] = ()
+    """No parameter of these units is trained."""
     rank: int = 0
     """The plan is that of the rank with this number on its host."""

@@ -33,7 +33,7 @@ from engine.plan.ops import (
     OfPiece,
     Reclaim,
 )
-from engine.plan.pieces import cut_between
+from engine.plan.pieces import cut_between, largest_updated
 from engine.plan.shards import Shards
 from engine.plan.step_buffers import SUMMARY, host_gradient
 
@@ -112,7 +112,8 @@ class DeviceUpdates:
         # The gradients of these units are not overwritten in the staging buffers before the step
         # ends.
         first = settled_blocks(len(blocks), choices)
-        self._may_stay_staged = frozenset((EMBED, *blocks[first : first + 2]))
+        streamed = [block for block in blocks[first:] if block not in sizes.frozen]
+        self._may_stay_staged = frozenset((EMBED, *streamed[:2]))
         if choices.parked_gradients:
             self._may_stay_staged = self._units
         self._staging: dict[str, Buffer] = {}
@@ -128,8 +129,12 @@ class DeviceUpdates:
         self._lent = False
 
     def _largest_shard(self, blocks: list[str]) -> int:
-        """Returns the elements of the largest shard of any block."""
-        return max(self._shards.numel(self._numel[block]) for block in blocks)
+        """Returns the elements of the largest shard of any block, or of embed and head where no
+        block is trained.
+        """
+        numel = self._numel
+        largest = largest_updated([numel[block] for block in blocks], (numel[EMBED], numel[HEAD]))
+        return self._shards.numel(largest)
 
     def _pieces_in_order(self, blocks: list[str]) -> list[Piece]:
         """Returns the pieces of all units, in the order of the next forward pass."""

@@ -147,11 +147,11 @@ class OfMicroBatch(Op):
 @dataclass(frozen=True, slots=True)
 class OfSum(OfMicroBatch):
     """An `OfSum` is an op with a backward: it computes from the weights in `slot` and adds the
-    gradient to the sum in `grad`.
+    gradient to the sum in `grad`, which is None for a frozen unit.
     """
 
     slot: Buffer = field(kw_only=True)
-    grad: Buffer = field(kw_only=True)
+    grad: Buffer | None = field(kw_only=True)
     first: bool = field(kw_only=True)
     """The op writes the first gradient to `grad` rather than adding to the sum there."""
 

@@ -56,8 +56,8 @@ class SpilledUpdates:
         self._buffers = buffers
         self._choices = choices
         self._drafts = drafts
-        self.units = spilled_of(blocks, choices)
-        """The moments of these units are on the disk, in forward order."""
+        self.units = buffers.trained.only(spilled_of(blocks, choices))
+        """The moments of these units are on the disk and are updated, in forward order."""
         self.numel = 0
         """A piece has at most this many elements."""
         self._pieces: list[_Piece] = []

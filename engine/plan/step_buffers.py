@@ -18,6 +18,7 @@ from engine.plan.choices import (
     summed_apart,
 )
 from engine.plan.ops import GradientSum
+from engine.plan.trained_units import TrainedUnits
 
 LOSS, SUMMARY, CLIP = Buffer(BufferKind.LOSS), Buffer(BufferKind.SUMMARY), Buffer(BufferKind.CLIP)
 UNIT_SUM = Buffer(BufferKind.SUM, number=0)
@@ -47,6 +48,7 @@ class StepBuffers:
 
     def __init__(self, blocks: list[str], tied: bool, choices: PlanChoices, sizes: PlaneSizes):
         self._blocks = blocks
+        self.trained = TrainedUnits(blocks, sizes.frozen)
         self._tied = tied
         self._choices = choices
         self.settled = settled_of(blocks, choices)
@@ -69,10 +71,11 @@ class StepBuffers:
         are_small = sizes.item_bytes == 2 and choices.gradient_sum == GradientSum.DEVICE
         # Several ranks round a sum elsewhere, of which they may own a shard alone.
         are_small = are_small and choices.all_ranks == 1
-        self.rounded_in_sums = self.settled if are_small else ()
+        trained = self.trained.only
+        self.rounded_in_sums = tuple(trained(self.settled)) if are_small else ()
         """The rounded gradients of these units are in the memory of their sums."""
         if choices.gradients_in_sums:
-            self.rounded_in_sums = (EMBED, *blocks, HEAD)
+            self.rounded_in_sums = tuple(trained((EMBED, *blocks, HEAD)))
         self.under_head: tuple[str, ...] = ()
         """The sum of the head is in the memory of the parked gradients of these blocks."""
         if choices.outer_in_parked:
@@ -85,9 +88,12 @@ class StepBuffers:
         """Returns the blocks that are still in their slot when a step ends, with the slot.
 
         Backward ends with the first of the streamed blocks, and no other unit is fetched to their
-        slots before the next step.
+        slots before the next step. Where it ends with a later one, the next step begins with blocks
+        that take these slots.
         """
-        lasting = [*self._resident, *self._streamed[: self._choices.slots]]
+        lasting = [*self._resident]
+        if not set(self._streamed[:1]) & set(self.trained.forward_only):
+            lasting += self._streamed[: self._choices.slots]
         return {block: self.slots[block] for block in lasting}
 
     def settled_slots(self) -> tuple[tuple[str, Buffer], ...]:
@@ -133,7 +139,7 @@ class StepBuffers:
         """
         groups: list[tuple[str, ...]] = []
         firsts = set(self.second_of_pair.values())
-        for block in reversed(self._blocks):
+        for block in reversed(self.trained.blocks_back):
             if block in self.second_of_pair:
                 groups.append((block, self.second_of_pair[block]))
             elif block not in firsts:
@@ -147,7 +153,7 @@ class StepBuffers:
         """
         if self._choices.outer_in_parked:
             return self._summed(self._blocks)
-        return self._summed([EMBED, *self._blocks, HEAD])
+        return self._summed(self.trained.only([EMBED, *self._blocks, HEAD]))
 
     def _summed(self, names: Iterable[str]) -> dict[Buffer, tuple[str, ...]]:
         """Returns the buffers of these units' sums, each with its units."""
@@ -164,7 +170,8 @@ class StepBuffers:
         live on the device may wait there, so the memory of their sums is not shared.
         """
         if self._choices.gradient_sum == GradientSum.DEVICE:
-            shared = [block for block in self._blocks if block not in self.settled]
+            trained = self.trained.only(self._blocks)
+            shared = [block for block in trained if block not in self.settled]
             return {self.grad(block): (block,) for block in reversed(shared)}
         if self._choices.outer_in_parked:
             return self._summed([*self._blocks, EMBED])
@@ -172,8 +179,10 @@ class StepBuffers:
 
     def staging_units(self) -> dict[Buffer, tuple[str, ...]]:
         """Returns every staging buffer with the units that it must be able to hold."""
-        everything = (EMBED, *self._blocks, HEAD)
-        waiting = everything if self._choices.parked_gradients else self.settled
+        everything = self.trained.only([EMBED, *self._blocks, HEAD])
+        waiting = self.trained.only(self.settled)
+        if self._choices.parked_gradients:
+            waiting = everything
         units: dict[Buffer, tuple[str, ...]] = {
             Buffer(BufferKind.STAGING, unit): (unit,)
             for unit in waiting
@@ -181,8 +190,9 @@ class StepBuffers:
         }
         if self._choices.parked_gradients:
             return units
-        blocks = tuple(block for block in self._blocks if block not in self.settled)
-        outer = tuple(unit for unit in (EMBED, HEAD) if unit not in self.settled)
+        elsewhere = [unit for unit in everything if unit not in self.settled]
+        blocks = tuple(unit for unit in elsewhere if unit not in (EMBED, HEAD))
+        outer = tuple(unit for unit in elsewhere if unit in (EMBED, HEAD))
         if blocks:
             units |= dict.fromkeys(BLOCK_STAGINGS, blocks)
         if outer:
@@ -250,7 +260,8 @@ class StepBuffers:
         optimizer on the host.
         """
         elsewhere = {*self._choices.device_homes, *self.settled}
-        on_host = [unit for unit in (EMBED, *self._blocks, HEAD) if unit not in elsewhere]
+        trained = self.trained.only([EMBED, *self._blocks, HEAD])
+        on_host = [unit for unit in trained if unit not in elsewhere]
         if not (self._choices.parked_gradients and on_host):
             return ()
         numbers = range(GRADIENT_RINGS)

@@ -76,6 +76,10 @@ class StepPlan:
     """The slot of embed and head, and the sum of the head, are in the memory of parked
     gradients.
     """
+    frozen: tuple[str, ...] = ()
+    """These units are not trained: they have no gradient and no update."""
+    forward_only: tuple[str, ...] = ()
+    """These units, the first ones, have no backward, since nothing is trained in them or below."""
     embed_piece: int = 0
     """The norm of the gradient of embed is that of pieces of this many elements; 0 if it is taken
     as a whole.

@@ -63,6 +63,7 @@ class UnitOps:
         self._below = dict(zip(blocks[1:], blocks))
         self._drafts: list[Draft] = []
         self.buffers = StepBuffers(blocks, tied, choices, sizes)
+        self.trained = self.buffers.trained
         self.shards = Shards(choices.ranks, sizes.rank)
         self._numel = sizes.numel
         self._embed_pieces: list[tuple[int, int] | None] = [None]
@@ -124,6 +125,8 @@ class UnitOps:
         """Returns what a forward keeps of the block."""
         if not self._training or block in self.buffers.second_of_pair:
             return Keeps.NOTHING
+        if block in self.trained.forward_only:
+            return Keeps.NOTHING
         return Keeps.ACTIVATIONS if block in self.buffers.kept else Keeps.BOUNDARY
 
     def _saved(self, block: str, round_: Round) -> Content:
@@ -138,7 +141,7 @@ class UnitOps:
         return Content(ContentKind.ACTIVATIONS, number=round_.number, slot=slot)
 
     def _loss(self, micro_batch: int, round_: Round) -> None:
-        state, grad = hidden(micro_batch), self.buffers.grad(HEAD)
+        state, grad = hidden(micro_batch), self._sum(HEAD)
         slot = self.buffers.outer_slot(HEAD)
         reads = self.device.weights(HEAD, slot)
         reads[state] = state_after(self._blocks[-1], round_)
@@ -147,13 +150,12 @@ class UnitOps:
             reads |= self.device.weights(EMBED, slot_of(EMBED))
         if self._training:
             writes[state] = gradient_of(HEAD, round_)
-            writes[grad] = Content(ContentKind.SUM, HEAD)
-            if self._tied:
-                writes[self.buffers.grad(EMBED)] = Content(ContentKind.SUM, EMBED)
+        summed = self.trained.only([HEAD, EMBED] if self._tied else [HEAD])
         first = self._starts_sum(micro_batch, round_)
-        if first and self._training:
-            for unit in (HEAD, EMBED) if self._tied else (HEAD,):
-                writes |= self._begun_sum(unit)
+        for unit in summed if self._training else []:
+            writes[self.buffers.grad(unit)] = Content(ContentKind.SUM, unit)
+        for unit in summed if first and self._training else []:
+            writes |= self._begun_sum(unit)
         self._emit(
             Loss, HEAD, reads, writes, micro_batch=micro_batch, slot=slot, grad=grad, first=first
         )
@@ -238,7 +240,7 @@ class UnitOps:
         recomputes: None where that depends on what the forward has kept. What `recompute` keeps has
         a view of the ring, so this op reads the ring then, too.
         """
-        slot, grad = self.buffers.slots[block], self.buffers.grad(block)
+        slot, grad = self.buffers.slots[block], self._sum(block)
         if recomputes is None:
             recomputes = block not in self.buffers.kept
         state = hidden(micro_batch)
@@ -252,8 +254,10 @@ class UnitOps:
             boundary = Content(ContentKind.BOUNDARY, number=round_.number)
             reads[saved] = boundary if recomputes else self._activations(block, round_)
         first = self._starts_sum(micro_batch, round_)
-        writes = {state: gradient_of(block, round_), grad: Content(ContentKind.SUM, block)}
-        if first:
+        writes = {state: gradient_of(block, round_)}
+        if grad is not None:
+            writes[grad] = Content(ContentKind.SUM, block)
+        if grad is not None and first:
             writes |= self._begun_sum(block)
         self._emit(
             Backward,
@@ -270,6 +274,8 @@ class UnitOps:
 
     def _embed_backwards(self, round_: Round) -> None:
         """Writes the backward of embed, piece by piece where its sum is, and rounds the sum."""
+        if not self.trained.trains(EMBED):
+            return
         for number, piece in enumerate(self._embed_pieces):
             for micro_batch in round_.micro_batches:
                 self._embed_backward(micro_batch, round_, number)
@@ -336,6 +342,10 @@ class UnitOps:
 
     # ------------------------------------------------------------------ gradients
 
+    def _sum(self, unit: str) -> Buffer | None:
+        """Returns the buffer of the unit's sum; None where there is none."""
+        return self.buffers.grad(unit) if self.trained.trains(unit) else None
+
     def _starts_sum(self, micro_batch: int, round_: Round) -> bool:
         """Tells whether a backward of this micro-batch begins its unit's sum."""
         new_sum = round_.number == 0 or self._choices.gradient_sum != GradientSum.DEVICE
@@ -347,7 +357,8 @@ class UnitOps:
 
     def _finish_gradient(self, unit: str, round_: Round) -> None:
         """Rounds the unit's sum and sends it to the host, after each round or after the last."""
-        if self._choices.gradient_sum == GradientSum.DEVICE and not round_.is_last:
+        is_early = self._choices.gradient_sum == GradientSum.DEVICE and not round_.is_last
+        if is_early or not self.trained.trains(unit):
             return
         grad, staging = self.buffers.grad(unit), self.buffers.next_staging(unit)
         if self._choices.all_ranks > 1:

@@ -19,7 +19,7 @@ from engine.plan.ops import (
     Update,
 )
 from engine.plan.rank_ops import AllGather, AllReduce, Meet
-from engine.plan.rounds import Round
+from engine.plan.rounds import HostBoundaries, Round
 from engine.plan.step_buffers import CLIP, LOSS, SUMMARY, TOTALS, host_gradient
 from engine.plan.unit_ops import UnitOps
 
@@ -67,7 +67,9 @@ class StepWriter(UnitOps):
             for unit, slot in (*self.device.placed_units(), *self.settled, *self.held)
             if unit in self.buffers.slots
         }
-        self._uses = assign_slots(blocks, self.buffers.slots, there, choices.rounds, self._training)
+        back = self.trained.blocks_back if self._training else []
+        passes = [*blocks, *reversed(back)] * choices.rounds
+        self._uses = assign_slots(passes, self.buffers.slots, there)
         self._current = 0
         """The block use that is written next has this index in `_uses`."""
         self._met: set[str] = set()
@@ -103,8 +105,9 @@ class StepWriter(UnitOps):
         """Writes embed and every block of a round."""
         first_round = round_.number == 0
         shares = self._choices.shared_outer_slot
-        # After a backward, embed is in the slot that it shares with the head.
-        if (first_round or (shares and not self._training)) and not self._is_there(EMBED):
+        # After its backward, embed is in the slot that it shares with the head.
+        goes_back = self._training and self.trained.trains(EMBED)
+        if (first_round or (shares and not goes_back)) and not self._is_there(EMBED):
             self._prefetch(EMBED, self.buffers.outer_slot(EMBED))
         self._fetch_ahead()
         for micro_batch in round_.micro_batches:
@@ -134,10 +137,13 @@ class StepWriter(UnitOps):
         finished: set[str] = set()
         groups = self.buffers.backward_groups()
         self.on_disk.read_first([group[-1] for group in groups], round_)
-        boundaries = self._fetch_boundaries(groups[0], round_)
+        boundaries = HostBoundaries(iter(()))
+        if groups:
+            boundaries = self._fetch_boundaries(groups[0], round_)
         for group, following in zip(groups, [*groups[1:], None]):
             self._fetch_ahead()
-            if following is None and self._choices.shared_outer_slot:
+            is_last = following is None and self.trained.trains(EMBED)
+            if is_last and self._choices.shared_outer_slot:
                 # The head was there. The next round, too, finds embed in its slot.
                 self._prefetch(EMBED, self.buffers.outer_slot(EMBED))
             self._backward_group(group, round_, boundaries)
@@ -167,7 +173,8 @@ class StepWriter(UnitOps):
         return self.device.lenders[:1] == [block]
 
     def _emit_summary(self) -> None:
-        reads = {Buffer(BufferKind.NORM, unit): READY for unit in self._units()}
+        trained = self.trained.only(self._units())
+        reads = {Buffer(BufferKind.NORM, unit): READY for unit in trained}
         reads[LOSS] = READY
         if self._choices.all_ranks > 1:
             self._emit(AllReduce, STEP, reads, {TOTALS: READY})
@@ -178,21 +185,22 @@ class StepWriter(UnitOps):
         """Writes the clip factor and the updates: those on the device first, then those of moments
         that were read from the disk ahead, and then all others.
         """
-        for unit, slot in self.settled:
+        settled = [(unit, slot) for unit, slot in self.settled if self.trained.trains(unit)]
+        for unit, slot in settled:
             self._update_in_place(unit, slot)
         self._emit(Clip, STEP, {SUMMARY: READY}, {CLIP: READY})
         self.device.write()
         self.spilled.write_first()
         elsewhere = {*self._choices.device_homes, *self.buffers.settled, *self.spilled.units}
-        for unit in self._units():
+        for unit in self.trained.only(self._units()):
             if unit not in elsewhere:
                 self._update_on_host(unit)
                 self.spilled.write_next()
         self.spilled.write_rest()
-        if self._choices.device_homes or self.settled or self.spilled.units:
-            states = {Buffer(BufferKind.STATES, unit): READY for unit, _ in self.settled}
+        if self._choices.device_homes or settled or self.spilled.units:
+            states = {Buffer(BufferKind.STATES, unit): READY for unit, _ in settled}
             if self._choices.ranks > 1:  # the weights are gathered after the update
-                for unit, slot in self.settled:
+                for unit, slot in settled:
                     states |= self.device.weights(unit, slot)
             states |= self.spilled.states()
             self._emit(Applied, STEP, self.device.all_planes() | states, {})

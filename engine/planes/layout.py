@@ -11,6 +11,10 @@ planes of a unit have the same layout:
   moves a whole plane, and the optimizer reads all planes by the same index. Moments that are
   smaller than fp32 take a number of bytes that differs between parameters
   (`engine.planes.moments`).
+- Parameters that are not trained come after all others, in the plane weight_high alone. So they
+  take the bytes that the device computes with, and nothing else. Those that stay in fp32 in a bf16
+  model are among the others, because the device needs weight_low of them. They get no gradient and
+  no decay, and AdamW changes no bit of a weight whose gradient and moments are zero.
 
 The host store allocates exactly the bytes computed here, and the fit report lists exactly these
 (law 5).
@@ -19,6 +23,7 @@ The host store allocates exactly the bytes computed here, and the fit report lis
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -73,9 +78,15 @@ def checkpoint_planes(dtype: str, kind: CheckpointKind) -> tuple[str, ...]:
     return tuple(plane for plane in PLANE_ITEM_BYTES[dtype] if plane not in lacks)
 
 
-def plane_bytes(dtype: str, optimizer: Optimizer, counts: MomentCounts) -> dict[str, int]:
-    """Returns the bytes of each plane of a unit by the plane's name."""
-    sizes = {plane: counts.numel * item for plane, item in PLANE_ITEM_BYTES[dtype].items()}
+def plane_bytes(
+    dtype: str, optimizer: Optimizer, counts: MomentCounts, high_numel: int
+) -> dict[str, int]:
+    """Returns the bytes of each plane of a unit by the plane's name. high_numel: the number of
+    elements of weight_high.
+    """
+    items = PLANE_ITEM_BYTES[dtype]
+    sizes = {plane: counts.numel * item for plane, item in items.items()}
+    sizes["weight_high"] = high_numel * items["weight_high"]
     return sizes | dict.fromkeys(MOMENTS, counts.bytes(optimizer))
 
 
@@ -94,6 +105,8 @@ class ParameterSpec:
     """It is true when the device computes with the fp32 master and not with its rounding to bf16,
     because transformers keeps the parameter in fp32 in a bf16 model.
     """
+    frozen: bool = False
+    """It is true when the parameter is not trained."""
 
     @property
     def numel(self) -> int:
@@ -120,7 +133,7 @@ class UnitLayout:
     """A layout says where the parameters of one unit are in each of its planes.
 
     Decayed parameters come first, so that a plane has two contiguous ranges: one with weight decay,
-    one without.
+    one without. Frozen parameters come last, and only weight_high has elements for them.
     """
 
     unit: str
@@ -128,14 +141,39 @@ class UnitLayout:
     offsets: tuple[int, ...]
     """Each parameter starts at this element of a plane."""
     numel: int
-    """A plane has this many elements, alignment included."""
+    """A plane has this many elements, alignment included. Only weight_high may have more."""
     decay_numel: int
     """The first `decay_numel` elements of a plane are decayed."""
+    high_numel: int
+    """The plane weight_high has this many elements: `numel`, and those of frozen parameters."""
 
     @property
     def parameter_count(self) -> int:
         """The unit has this many parameters, alignment excluded."""
         return sum(spec.numel for spec in self.parameters)
+
+    @functools.cached_property
+    def trained(self) -> tuple[tuple[ParameterSpec, int], ...]:
+        """Returns the parameters that are trained, in the order of the layout, each with the
+        element at which it starts.
+        """
+        places = zip(self.parameters, self.offsets)
+        return tuple((spec, offset) for spec, offset in places if not spec.frozen)
+
+    @property
+    def trained_count(self) -> int:
+        """So many of the unit's parameters are trained, alignment excluded."""
+        return sum(spec.numel for spec, _ in self.trained)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Tells whether the unit has parameters, none of which is trained."""
+        return bool(self.parameters) and not self.trained
+
+    @property
+    def fills_planes(self) -> bool:
+        """Tells whether every element of a gradient belongs to a parameter that is trained."""
+        return self.trained_count == self.numel
 
     @functools.cached_property
     def exact_parts(self) -> tuple[ExactPart, ...]:
@@ -164,7 +202,7 @@ class UnitLayout:
 
     def slot_bytes(self, dtype: str) -> int:
         """Returns the bytes of a slot that holds this unit alone."""
-        high = self.numel * PLANE_ITEM_BYTES[dtype]["weight_high"]
+        high = self.high_numel * PLANE_ITEM_BYTES[dtype]["weight_high"]
         return high + self.exact_numel * EXACT_ITEM_BYTES
 
     def moment_ranges(self, optimizer: Optimizer) -> tuple[MomentRange, ...]:
@@ -174,11 +212,12 @@ class UnitLayout:
     @property
     def _places(self) -> list[tuple[int, int, int]]:
         """Returns for each parameter its first element, the element after its last one (alignment
-        included), and the number of its own elements.
+        included), and the number of its own elements. Those that are in weight_high alone are left
+        out.
         """
-        stops = (*self.offsets[1:], self.numel)
-        numels = (spec.numel for spec in self.parameters)
-        return list(zip(self.offsets, stops, numels))
+        stops = (*self.offsets[1:], self.high_numel)
+        places = zip(self.offsets, stops, self.parameters)
+        return [(start, stop, spec.numel) for start, stop, spec in places if stop <= self.numel]
 
     def moment_bytes(self, optimizer: Optimizer, start: int, stop: int) -> tuple[int, int]:
         """Returns where the moments of the elements between two begin and end in their plane, in
@@ -201,7 +240,7 @@ class UnitLayout:
 
     def plane_bytes(self, dtype: str, optimizer: Optimizer = FP32_MOMENTS) -> dict[str, int]:
         """Returns the bytes of each plane by its name."""
-        return plane_bytes(dtype, optimizer, self.moment_counts)
+        return plane_bytes(dtype, optimizer, self.moment_counts, self.high_numel)
 
     def host_bytes(self, dtype: str, optimizer: Optimizer = FP32_MOMENTS) -> int:
         """Returns the bytes of all planes together."""
@@ -214,16 +253,18 @@ def _aligned(numel: int) -> int:
 
 
 def lay_out(unit: str, parameters: list[ParameterSpec]) -> UnitLayout:
-    """Returns the layout of a unit. Within both groups, the parameters keep their order."""
-    decayed = [spec for spec in parameters if spec.decay]
-    spared = [spec for spec in parameters if not spec.decay]
-    ordered = decayed + spared
-    offsets: list[int] = []
-    position = 0
-    decay_numel = 0
-    for spec in ordered:
-        offsets.append(position)
-        position += _aligned(spec.numel)
-        if spec.decay:
-            decay_numel = position
-    return UnitLayout(unit, tuple(ordered), tuple(offsets), position, decay_numel)
+    """Returns the layout of a unit. Within all three groups, the parameters keep their order."""
+    high_only = [spec for spec in parameters if spec.frozen and not spec.exact]
+    whole = [spec for spec in parameters if not spec.frozen or spec.exact]
+    decayed = [spec for spec in whole if spec.decay and not spec.frozen]
+    spared = [spec for spec in whole if not spec.decay or spec.frozen]
+    ordered = [*decayed, *spared, *high_only]
+    stops = list(itertools.accumulate((_aligned(spec.numel) for spec in ordered), initial=0))
+    return UnitLayout(
+        unit,
+        tuple(ordered),
+        tuple(stops[:-1]),
+        numel=stops[len(decayed) + len(spared)],
+        decay_numel=stops[len(decayed)],
+        high_numel=stops[-1],
+    )

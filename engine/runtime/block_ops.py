@@ -134,8 +134,8 @@ def _attempt(do: Work, context: OpContext, op: Op, step: StepUnderWay) -> None:
 
 def _prefetch(context: OpContext, op: Prefetch, _step: StepUnderWay) -> None:
     start, stop = context.shard(op.unit)
-    if op.whole:
-        start, stop = 0, context.units[op.unit].layout.numel
+    if op.whole or context.plan.shards.ranks == 1:
+        start, stop = 0, context.units[op.unit].layout.high_numel
     plane = context.store.tensor(op.unit, "weight_high")[start:stop]
     # `data` has its own version counter, so autograd does not notice this write. Kept blocks have
     # saved views of this slot. By their backward, the slot holds the same weights again, which the

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from engine.plan.ops import Backward, Forward, Keeps, OfMicroBatch, Recompute
-from engine.runtime.gradient_sums import add_to_sum, sum_of
+from engine.runtime.gradient_sums import Gradients, add_to_sum, sum_of
 from engine.runtime.op_context import OpContext
 from engine.runtime.step import StepUnderWay
 
@@ -83,7 +83,7 @@ def _renew(context: OpContext, op: Forward | Recompute | Backward, step: StepUnd
     kept = step.saved.get((op.unit, op.micro_batch))
     if not isinstance(op, Backward) or op.recomputes or kept is None:
         return
-    leaf = kept[0].detach().requires_grad_()
+    leaf = _leaf(context, op, kept[0])
     with torch.enable_grad():
         out = _run(context, op, step, leaf)
     step.saved[op.unit, op.micro_batch] = (leaf, out)
@@ -92,7 +92,8 @@ def _renew(context: OpContext, op: Forward | Recompute | Backward, step: StepUnd
 def _forward(context: OpContext, op: Forward, step: StepUnderWay) -> None:
     hidden = step.hidden[op.micro_batch]
     kept = op.keeps == Keeps.ACTIVATIONS
-    if not (step.inputs.training and (kept or context.plan.compiled)):
+    goes_back = step.inputs.training and op.unit not in context.plan.forward_only
+    if not (goes_back and (kept or context.plan.compiled)):
         _keep_boundary(context, op, step, hidden)
         with torch.no_grad():
             step.hidden[op.micro_batch] = _run(context, op, step, hidden)
@@ -100,7 +101,7 @@ def _forward(context: OpContext, op: Forward, step: StepUnderWay) -> None:
     # A compiled block that will be recomputed also runs with gradients, and the tensors that
     # autograd keeps are freed at once. Without gradients the block would be compiled differently,
     # and its results would differ in their last bits.
-    leaf = hidden.detach().requires_grad_()
+    leaf = _leaf(context, op, hidden)
     with torch.enable_grad():
         out = _run(context, op, step, leaf)
     if kept:
@@ -130,7 +131,7 @@ def recompute(context: OpContext, op: Recompute, step: StepUnderWay) -> None:
 
 
 def _recompute(context: OpContext, op: Recompute, step: StepUnderWay) -> None:
-    leaf = _boundary(context, op, step).detach().requires_grad_()
+    leaf = _leaf(context, op, _boundary(context, op, step))
     with torch.enable_grad():
         out = _run(context, op, step, leaf)
     step.saved[op.unit, op.micro_batch] = (leaf, out)
@@ -149,11 +150,11 @@ def _backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
     if not op.recomputes:
         leaf, out = step.saved.pop((op.unit, op.micro_batch))
     else:
-        leaf = _boundary(context, op, step).detach().requires_grad_()
+        leaf = _leaf(context, op, _boundary(context, op, step))
         with torch.enable_grad():
             out = _run(context, op, step, leaf)
     try:
-        hidden_gradient, *gradients = _block_gradients(context, op, step, (leaf, out))
+        hidden_gradient, gradients = _block_gradients(context, op, step, (leaf, out))
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -165,9 +166,20 @@ def _backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
         context.state.compiled[op.slot, unit.kind].give_up(error)
         with torch.enable_grad():
             out = _run(context, op, step, leaf)
-        hidden_gradient, *gradients = _block_gradients(context, op, step, (leaf, out))
-    step.hidden[op.micro_batch] = hidden_gradient
-    add_to_sum(unit.layout, sum_of(context, op.unit, op, op.unit), gradients, op.first)
+        hidden_gradient, gradients = _block_gradients(context, op, step, (leaf, out))
+    if hidden_gradient is None:
+        step.end_backward(op.micro_batch)
+    else:
+        step.hidden[op.micro_batch] = hidden_gradient
+    if op.grad is not None:
+        add_to_sum(unit.layout, sum_of(context, op.unit, op, op.unit), gradients, op.first)
+
+
+def _leaf(context: OpContext, op: BlockOp, hidden: torch.Tensor) -> torch.Tensor:
+    """Returns a block's input `hidden`, in its shape, as the leaf of a graph. It has a gradient
+    unless nothing below the block is trained.
+    """
+    return hidden.detach().requires_grad_(op.unit != context.lowest)
 
 
 def _boundary(context: OpContext, op: Backward | Recompute, step: StepUnderWay) -> torch.Tensor:
@@ -184,12 +196,14 @@ def _block_gradients(
     op: Backward,
     step: StepUnderWay,
     ends: tuple[torch.Tensor, torch.Tensor],
-) -> tuple[torch.Tensor, ...]:
-    """Returns the gradients of a block's input and of its parameters. `ends` holds the block's
-    input and output.
+) -> tuple[torch.Tensor | None, Gradients]:
+    """Returns the gradients of a block's input, None where nothing below the block is trained, and
+    of its parameters that are trained. `ends` holds the block's input and output.
     """
     leaf, out = ends
     parameters = context.state.parameters(op.slot, context.units[op.unit])
-    return torch.autograd.grad(
-        out, [leaf, *parameters], step.hidden[op.micro_batch], allow_unused=True
-    )
+    if not out.requires_grad:  # no parameter that is trained takes part
+        return None, [None] * len(parameters)
+    inputs = [leaf, *parameters] if leaf.requires_grad else parameters
+    found = torch.autograd.grad(out, inputs, step.hidden[op.micro_batch], allow_unused=True)
+    return (found[0], found[1:]) if leaf.requires_grad else (None, found)

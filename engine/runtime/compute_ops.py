@@ -73,11 +73,11 @@ def embed_backward(context: OpContext, op: EmbedBackward, step: StepUnderWay) ->
         captured = _capture(context, op, step)
     gradients = torch.autograd.grad(
         captured.hidden,
-        context.state.outer_parameters[EMBED],
-        step.hidden.pop(op.micro_batch),
+        context.state.trained_outer(EMBED),
+        step.hidden[op.micro_batch],
         allow_unused=True,
     )
-    del step.arguments[op.micro_batch]  # the masks and rotary tables are no longer needed
+    step.end_backward(op.micro_batch)
     add_to_sum(unit.layout, sum_of(context, EMBED, op, EMBED), gradients, op.first)
 
 
@@ -158,8 +158,9 @@ def _loss_with_gradients(context: OpContext, op: Loss, step: StepUnderWay) -> No
     """Adds the loss of a micro-batch to that of the step, and the gradients of the tail to their
     sums.
     """
-    outer = context.state.outer_parameters
     owners = [HEAD, EMBED] if context.model.tied else [HEAD]
+    owners = [owner for owner in owners if owner not in context.plan.frozen]
+    outer = {owner: context.state.trained_outer(owner) for owner in owners}
     if op.first and step.inputs.training:  # a pass without gradients may have no sums
         for owner in owners:
             sum_of(context, owner, op, HEAD).zero_()
@@ -177,7 +178,8 @@ def _loss_with_gradients(context: OpContext, op: Loss, step: StepUnderWay) -> No
             )
             start = stop
 
-    tail = TailGradients([p for owner in owners for p in outer[owner]], accumulate)
+    goes_back = context.lowest != HEAD
+    tail = TailGradients([p for owner in owners for p in outer[owner]], accumulate, goes_back)
     total, gradient = chunked_loss(
         context.model.skeleton,
         step.hidden[op.micro_batch],
@@ -185,9 +187,11 @@ def _loss_with_gradients(context: OpContext, op: Loss, step: StepUnderWay) -> No
         _chunks(context),
         tail,
     )
-    assert gradient is not None  # with `tail`, there always is one
     context.state.norms[-1] += total
-    step.hidden[op.micro_batch] = gradient
+    if gradient is None:
+        step.end_backward(op.micro_batch)
+    else:
+        step.hidden[op.micro_batch] = gradient
 
 
 def _logits(context: OpContext, op: Loss, step: StepUnderWay, at: torch.Tensor) -> None:

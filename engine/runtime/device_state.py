@@ -7,7 +7,6 @@ Its size depends on the largest unit and on the plan's choices, never on the dep
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -98,7 +97,7 @@ class DeviceState:
             self._shared |= {Buffer(BufferKind.STAGING, EMBED), Buffer(BufferKind.SUM, HEAD)}
         self._allocate_arena(plan)
         self.stagings = {
-            name: self._zeros(units, self.dtype, self._shards.numel)
+            name: self._zeros(self._shards.numel(self._largest(units)))
             for name, units in plan.stagings.items()
             if not plan.outer_in_parked
         }
@@ -149,7 +148,7 @@ class DeviceState:
 
     def _make_slots(self, plan: StepPlan, store: HostStore) -> None:
         self.slots = {
-            name: self._zeros(units, self.dtype, self._shards.padded)
+            name: self._zeros(max(map(self._slot_numel, units)))
             for name, units in plan.slots.items()
             if name not in self._lived_in
         }
@@ -172,7 +171,7 @@ class DeviceState:
         """
         sums: dict[Buffer, int] = {}
         for name, units in plan.grads.items():
-            sums[name] = max(self._shards.padded(self._units[unit].layout.numel) for unit in units)
+            sums[name] = self._shards.padded(self._largest(units))
         self._arena = torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=self.device)
         self.grads: dict[Buffer, torch.Tensor] = {}
         for name, start in plan.arena:
@@ -208,7 +207,7 @@ class DeviceState:
         embed, *blocks, head = (unit.layout for unit in self.model.units)
         self.stagings[Buffer(BufferKind.STAGING, EMBED)] = self.slots[slot_of(EMBED)][: embed.numel]
         self.stagings[Buffer(BufferKind.STAGING, HEAD)] = self._zeros(
-            (HEAD,), self.dtype, self._shards.numel
+            self._shards.numel(head.numel)
         )
         numels = [block.numel for block in blocks]
         self._parked = torch.zeros(sum(numels), dtype=self.dtype, device=self.device)
@@ -267,14 +266,20 @@ class DeviceState:
         for buffer in self._spare:
             self.states.pop(buffer, None)
 
-    def _zeros(
-        self, units: tuple[str, ...], dtype: torch.dtype, size: Callable[[int], int]
-    ) -> torch.Tensor:
-        """Returns a flat buffer that can hold each of `units`. size: the elements that a unit of so
-        many elements takes there.
+    def _largest(self, units: tuple[str, ...]) -> int:
+        """Returns the elements of the largest gradient of `units`."""
+        return max(self._units[unit].layout.numel for unit in units)
+
+    def _slot_numel(self, unit: str) -> int:
+        """Returns the elements that the weights of a unit take in a slot, with those of all
+        shards. Models of which parts are frozen have one shard.
         """
-        numel = max(size(self._units[unit].layout.numel) for unit in units)
-        return torch.zeros(numel, dtype=dtype, device=self.device)
+        layout = self._units[unit].layout
+        return max(layout.high_numel, self._shards.padded(layout.numel))
+
+    def _zeros(self, numel: int) -> torch.Tensor:
+        """Returns a flat buffer [numel] in the dtype of the model."""
+        return torch.zeros(numel, dtype=self.dtype, device=self.device)
 
     # ------------------------------------------------------------------ modules
 
@@ -313,7 +318,7 @@ class DeviceState:
                 flat = self.exact[slot].values[place : place + spec.numel]
             else:
                 flat = weights[offset : offset + spec.numel]
-            views.append(nn.Parameter(flat.view(spec.shape)))
+            views.append(nn.Parameter(flat.view(spec.shape), requires_grad=not spec.frozen))
         return views
 
     def _make_template(self, slot: Buffer, unit: Unit) -> None:
@@ -333,7 +338,7 @@ class DeviceState:
         self._templates[slot, unit.kind] = template
         if self._compiles:
             self.compiled[slot, unit.kind] = CompiledBlock(template)
-        self._parameters[slot, unit.kind] = parameters
+        self._parameters[slot, unit.kind] = _trained(parameters)
 
     def template(self, slot: Buffer, unit: Unit) -> nn.Module:
         """Returns the block module over `slot`, with this unit's buffers and layer numbers bound.
@@ -358,8 +363,14 @@ class DeviceState:
         return self._compiled_alone[key]
 
     def parameters(self, slot: Buffer, unit: Unit) -> list[nn.Parameter]:
-        """Returns the parameters of the unit's template over `slot`, in layout order."""
+        """Returns the parameters of the unit's template over `slot` that are trained, in layout
+        order.
+        """
         return self._parameters[slot, unit.kind]
+
+    def trained_outer(self, unit: str) -> list[nn.Parameter]:
+        """Returns the parameters of embed or head that are trained, in layout order."""
+        return _trained(self.outer_parameters[unit])
 
     def set_training(self, training: bool) -> None:
         """Switches dropout on or off, in the templates and around them."""
@@ -412,3 +423,7 @@ class DeviceState:
         ]
         buffers = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return buffers + self._settled_bytes
+
+
+def _trained(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
+    return [parameter for parameter in parameters if parameter.requires_grad]

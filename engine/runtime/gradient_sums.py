@@ -14,8 +14,8 @@ from engine.runtime.op_context import OpContext
 from engine.runtime.step import StepUnderWay
 
 Gradients = Sequence[torch.Tensor | None]
-"""The gradients of a unit's parameters are in layout order. The gradient of an unused parameter is
-None.
+"""The gradients of a unit's parameters that are trained are in layout order. The gradient of an
+unused parameter is None.
 """
 
 
@@ -24,6 +24,7 @@ def sum_of(context: OpContext, owner: str, op: OfSum, unit: str) -> torch.Tensor
     tied model also adds to the buffer of the embed unit.
     """
     buffer = op.grad if owner == unit else Buffer(BufferKind.SUM, owner)
+    assert buffer is not None  # only trained units have sums
     return context.state.grads[buffer][: context.units[owner].layout.numel]
 
 
@@ -32,9 +33,9 @@ def add_to_sum(layout: UnitLayout, buffer: torch.Tensor, gradients: Gradients, f
     whole plane they are copied, which saves zeroing it.
     """
     present = [gradient for gradient in gradients if gradient is not None]
-    fills_plane = len(present) == len(gradients) and layout.numel == layout.parameter_count
+    fills_plane = len(present) == len(gradients) and layout.fills_planes
     if first and fills_plane:
-        for spec, offset, gradient in zip(layout.parameters, layout.offsets, present):
+        for (spec, offset), gradient in zip(layout.trained, present):
             buffer[offset : offset + spec.numel].view(spec.shape).copy_(gradient)
         return
     if first:
@@ -46,7 +47,7 @@ def add(layout: UnitLayout, buffer: torch.Tensor, gradients: Gradients) -> None:
     """Adds each gradient to its place in the fp32 sum `buffer` [numel]. Torch upcasts a bf16
     gradient first.
     """
-    for spec, offset, gradient in zip(layout.parameters, layout.offsets, gradients):
+    for (spec, offset), gradient in zip(layout.trained, gradients):
         if gradient is not None:
             buffer[offset : offset + spec.numel].view(spec.shape).add_(gradient)
 

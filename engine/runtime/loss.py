@@ -63,6 +63,8 @@ class TailGradients:
     parameters: list[nn.Parameter]
     accumulate: Callable[[tuple[torch.Tensor | None, ...]], None]
     """The function receives the gradients of `parameters`, in the same order and shapes."""
+    of_hidden: bool = True
+    """The hidden states have a gradient too, since something below the tail is trained."""
 
 
 @dataclass(frozen=True)
@@ -71,21 +73,25 @@ class _ChunkLoss:
 
     skeleton: Skeleton
     scale: float
-    parameters: list[nn.Parameter]
+    tail: TailGradients
 
     def gradients(
         self,
         piece: torch.Tensor,
         labels: torch.Tensor,
         loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor | None, ...]]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None, tuple[torch.Tensor | None, ...]]:
         """Returns the scaled loss (scalar) of a chunk `piece` [n, width] with the targets `labels`
-        [n], and its gradients with respect to `piece` and to each parameter.
+        [n], and its gradients with respect to `piece`, where that is asked for, and to each
+        parameter.
         """
         with torch.enable_grad():
             loss = loss_of(self.skeleton.logits(piece), labels) * self.scale
-        own, *others = torch.autograd.grad(loss, [piece, *self.parameters], allow_unused=True)
-        return loss, own, tuple(others)
+        of_piece = [piece] if self.tail.of_hidden else []
+        found = torch.autograd.grad(loss, [*of_piece, *self.tail.parameters], allow_unused=True)
+        if not self.tail.of_hidden:
+            return loss, None, found
+        return loss, found[0], found[1:]
 
 
 def chunked_loss(
@@ -94,9 +100,9 @@ def chunked_loss(
     targets: LossTargets,
     chunks: LossChunks,
     tail: TailGradients,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Returns the scaled sum of cross-entropies (scalar) and its gradient with respect to `hidden`
-    [rows, tokens, width], the last block's output.
+    [rows, tokens, width], the last block's output. The gradient is None where `tail` asks for none.
     """
     states = hidden.detach().reshape(-1, hidden.shape[-1])
     selected = states.index_select(0, targets.index)
@@ -109,10 +115,10 @@ def chunked_loss(
     if compiled_loss is not None:
         selected, labels = _filled_up(selected, labels, size)
     loss_of = cross_entropy if compiled_loss is None else compiled_loss
-    chunk_loss = _ChunkLoss(skeleton, targets.scale, tail.parameters)
-    gradient = torch.zeros_like(states)
+    chunk_loss = _ChunkLoss(skeleton, targets.scale, tail)
+    gradient = torch.zeros_like(states) if tail.of_hidden else None
     for start in range(0, len(targets.index), size):
-        piece = selected[start : start + size].detach().requires_grad_()
+        piece = selected[start : start + size].detach().requires_grad_(tail.of_hidden)
         piece_labels = labels[start : start + size]
         try:
             loss, piece_gradient, parameter_gradients = chunk_loss.gradients(
@@ -132,9 +138,10 @@ def chunked_loss(
             )
         total += loss.detach()
         places = targets.index[start : start + size]
-        gradient.index_copy_(0, places, piece_gradient[: len(places)])
+        if gradient is not None and piece_gradient is not None:
+            gradient.index_copy_(0, places, piece_gradient[: len(places)])
         tail.accumulate(parameter_gradients)
-    return total, gradient.view_as(hidden)
+    return total, None if gradient is None else gradient.view_as(hidden)
 
 
 def loss_without_gradients(

@@ -59,6 +59,8 @@ class OpContext:
         self.units = {unit.name: unit for unit in parts.model.units}
         self.positions = {unit.name: place for place, unit in enumerate(parts.model.units)}
         """Each unit has this index among all units."""
+        self.lowest = next(name for name in self.units if name not in plan.forward_only)
+        """Backward ends with this unit, below which nothing is trained."""
         self.block_positions = {unit.name: place for place, unit in enumerate(parts.model.blocks)}
         """Each block has this index among the blocks."""
         self.summary = parts.backend.host_buffer(len(parts.model.units) + 2, torch.float32)

@@ -180,6 +180,12 @@ class StepUnderWay:
     result: StepResult | None = None
     """The result is set by the op `clip`, and is None before."""
 
+    def end_backward(self, micro_batch: int) -> None:
+        """Frees the gradient of a micro-batch's hidden states, and the masks and rotary tables of
+        its blocks, which are no longer needed.
+        """
+        del self.hidden[micro_batch], self.arguments[micro_batch]
+
     def give_up(self, failure: str) -> None:
         """Marks the pass as failed, with the reason, so that its remaining ops are skipped."""
         self.failure = failure

@@ -139,16 +139,17 @@ class StreamingEngine:
 
     def _step_plan(self, updates: bool = True) -> StepPlan:
         numel = {unit.name: unit.layout.numel for unit in self.model.units}
-        largest = max(numel[block] for block in self._blocks)
-        rings = self._store.update_buffer(small_pieces(largest), self.shards).numel
+        pieces = small_pieces(self._store.largest_block)
+        largest = max(unit.layout.high_numel for unit in self.model.blocks)
         sizes = PlaneSizes(
             numel,
             self._update_buffer.numel,
-            rings,
+            self._store.update_buffer(pieces, self.shards).numel,
             self._update_buffer.bytes,
             embed_piece(self.model.units[0].layout, largest, self.model.tied),
             TORCH_DTYPES[self.model.dtype].itemsize,
             spilled.SPILL_NUMEL,
+            self.model.frozen_units,
             self.shards.rank,
         )
         return build_step_plan(self._blocks, self.model.tied, self.choices, sizes, updates)

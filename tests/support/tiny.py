@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.config.settings import ModelConfig
+from engine.config.trained_parts import Parts
 from engine.exchange.exchange import Exchange
 from engine.host.host_adamw import AdamWSettings, HostAdamW
 from engine.host.host_store import HostStore
@@ -191,12 +192,14 @@ def streamed(
     optimizer: str = "adamw",
     disk: Path | None = None,
     exchange: Exchange | None = None,
+    parts: Parts | None = None,
 ) -> Streamed:
     """The same model, streamed. `config`: where the model was made from a part of it. `disk`: the
-    folder of moments that are on the disk. `exchange`: what reaches the other ranks.
+    folder of moments that are on the disk. `exchange`: what reaches the other ranks. `parts`: those
+    that are trained, None for all.
     """
     backend = backend or CpuBackend()
-    model = build_model(config or plain.config, ModelConfig(source="tiny", dtype=dtype))
+    model = build_model(config or plain.config, ModelConfig(source="tiny", dtype=dtype), parts)
     on_device = backend.device.type != "cpu"
     store = HostStore(
         model.layouts,
