@@ -151,7 +151,7 @@ class OfSum(OfMicroBatch):
     """
 
     slot: Buffer = field(kw_only=True)
-    grad: Buffer | None = field(kw_only=True)
+    grad: Buffer | None = field(kw_only=True, default=None)
     first: bool = field(kw_only=True)
     """The op writes the first gradient to `grad` rather than adding to the sum there."""
 

@@ -144,6 +144,10 @@ def to_text(plan: StepPlan) -> str:
         facts.append(f"disk rings: {', '.join(map(str, plan.disk_rings))}")
     if plan.settled:
         facts.append(f"settled: {_places_text(plan.settled)}")
+    if plan.frozen:
+        facts.append(f"frozen: {', '.join(plan.frozen)}")
+    if plan.forward_only:
+        facts.append(f"forward only: {', '.join(plan.forward_only)}")
     if plan.held:  # only some passes without gradients have such units
         facts.append(f"held: {_places_text(plan.held)}")
     lines = [fact.rstrip() for fact in facts] + ["", *map(_op_text, plan.ops)]
@@ -204,6 +208,8 @@ def _read_plan(text: str) -> StepPlan:
         embed_piece=int(facts.get("elements of a piece of embed", 0)),
         settled=_read_places(facts.get("settled", "")),
         held=_read_places(facts.get("held", "")),
+        frozen=_words(facts.get("frozen", "")),
+        forward_only=_words(facts.get("forward only", "")),
     )
 
 

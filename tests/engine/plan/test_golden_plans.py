@@ -101,6 +101,18 @@ CHOICES = {
     "ranks-with-settled-units": PlanChoices(micro_batches=2, ranks=2, settled_units=3),
     "hosts": PlanChoices(micro_batches=2, hosts=2, device_homes=("block 1",), update_buffers=1),
     "hosts-of-ranks": PlanChoices(micro_batches=2, hosts=3, ranks=2, resident_blocks=1),
+    "last-blocks": PlanChoices(
+        micro_batches=2, host_boundaries=True, kept_blocks=1, settled_units=1, slots=3
+    ),
+    "frozen-in-the-middle": PlanChoices(
+        micro_batches=2,
+        rounds=2,
+        gradient_sum=GradientSum.DEVICE,
+        parked_gradients=True,
+        shared_outer_slot=True,
+        device_homes=("block 1",),
+        update_buffers=1,
+    ),
     "homes-on-the-device": PlanChoices(micro_batches=2, device_homes=HOMES, update_buffers=2),
     "spare-buffers": PlanChoices(
         micro_batches=2,
@@ -113,6 +125,10 @@ CHOICES = {
         spare_blocks=2,
     ),
 }
+FROZEN = {
+    "last-blocks": ("embed", "block 0", "block 1", "head"),
+    "frozen-in-the-middle": ("embed", "block 0", "block 2"),
+}
 FORWARD = {
     "forward": PlanChoices(micro_batches=2),
     "forward-in-groups": PlanChoices(micro_batches=3, rounds=2, resident_blocks=2),
@@ -124,6 +140,8 @@ def plan_of(name: str) -> StepPlan:
     if name in FORWARD:
         return build_forward_plan(BLOCKS, True, FORWARD[name], held=name == "forward-held")
     sizes = SMALL_OUTER if CHOICES[name].outer_in_parked else PlaneSizes(NUMEL, spill_numel=30)
+    if name in FROZEN:
+        sizes = PlaneSizes(NUMEL | dict.fromkeys(FROZEN[name], 0), frozen=FROZEN[name])
     if CHOICES[name].ranks > 1:
         sizes = OF_RANKS
     return build_step_plan(BLOCKS, name == "vertical", CHOICES[name], sizes)
