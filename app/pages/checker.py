@@ -245,7 +245,8 @@ class Checker:
         report = self._estimate(config, machine, rates)
         if report.verdict == Verdict.DOES_NOT_FIT:
             return None
-        return costs_of(report.chosen, config, machine, shape_from_source(config.model))
+        shape = shape_from_source(config.model, config.train.parts)
+        return costs_of(report.chosen, config, machine, shape)
 
     def _preview_now(self, model: str, data: DataConfig) -> dict[str, Any]:
         engine = self._session.engine

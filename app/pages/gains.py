@@ -77,7 +77,7 @@ def answer() -> None:
     config, machine = pickle.loads(asked.read(length))
     threading.Thread(target=_end_with_owner, name="owner", daemon=True).start()
     try:
-        found = gains(config, machine, shape_from_source(config.model))
+        found = gains(config, machine, shape_from_source(config.model, config.train.parts))
     except RamstreamError:
         return  # the verdict says what is wrong
     saved = {name.value: seconds for name, seconds in found.items()}

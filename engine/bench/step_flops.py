@@ -14,16 +14,19 @@ def step_flops(shape: ModelShape, rows: int, row_length: int, recomputed: int) -
     - `hardware` also counts the second forward of `recomputed` blocks.
     """
     tokens = rows * row_length
-    outside = 0 if shape.tied else shape.embed.parameter_count
-    matrices = 6 * (shape.active_parameters - outside) * tokens
+    embed = shape.embed
+    passes = 1 if embed.is_frozen else 2
+    outside = (passes * embed.parameter_count + embed.trained_count) // 3
+    matrices = 6 * (shape.counted_parameters - (0 if shape.tied else outside)) * tokens
     attention = 3 * shape.attention_flops(rows, row_length)
+    first = shape.forward_blocks
     again = sum(
         2 * unit.parameter_count * shape.block_share * tokens + attention / 3
-        for unit in shape.blocks[:recomputed]
+        for unit in shape.blocks[first : first + recomputed]
     )
-    model = matrices + attention * len(shape.blocks)
+    model = matrices + attention * len(shape.blocks) - 2 / 3 * attention * first
     return {
-        "parameters": float(parameter_flops(shape.active_parameters, tokens)),
+        "parameters": float(parameter_flops(shape.counted_parameters, tokens)),
         "model": model,
         "hardware": model + again,
     }

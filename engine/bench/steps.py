@@ -340,7 +340,7 @@ def _step_figures(
     """
     applied, spans = taken.applied, taken.applied.spans
     inline = planes.backend.device.type == "cpu"
-    flops = parameter_flops(planes.model.active_parameters, tokens)
+    flops = parameter_flops(planes.model.counted_parameters, tokens)
     # The updates of the step before run under this one's forward.
     updates_before = [span for span in previous or () if span.op.lane == Lane.HOST]
     return StepFigures(

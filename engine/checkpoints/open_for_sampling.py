@@ -128,7 +128,7 @@ def open_checkpoint(
 @contextlib.contextmanager
 def open_model(config: TrainConfig) -> Iterator[OpenedModel]:
     """Opens a model with host planes for its weights. The caller writes the weights."""
-    model = build_model(load_config(config.model.source), config.model)
+    model = build_model(load_config(config.model.source), config.model, config.train.parts)
     tokenizer = load_tokenizer(config.model.source)
     backend = open_backend(config.engine.device)
     on_device = backend.device.type != "cpu"

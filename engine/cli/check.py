@@ -228,7 +228,7 @@ def run_check(
     """
     if config.engine.disk is not None and machine.here:
         check_spill_folder(config.engine.disk)
-    shape = shape_from_source(config.model)
+    shape = shape_from_source(config.model, config.train.parts)
     report = with_times(estimate(config, machine, shape), config, machine, shape)
     tracked = destinations(config.output.trackers, runs_dir)
     fits = report.verdict != Verdict.DOES_NOT_FIT
@@ -288,6 +288,8 @@ def report_as_text(report: FitReport, machine: Machine) -> str:
     active = ""
     if model["active_parameters"] != model["parameters"]:
         active = f" ({_billions(model['active_parameters'])} active)"
+    if model["trained_parameters"] != model["parameters"]:
+        active += f" of which {_billions(model['trained_parameters'])} are trained,"
     lines = [
         f"{model['source']}: {model['model_type']}, {_billions(model['parameters'])} "
         f"parameters{active} in {model['blocks']} blocks, {model['dtype']}",

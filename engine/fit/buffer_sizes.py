@@ -124,12 +124,12 @@ def _staging_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     settled = choices.settled_units
     is_in_sums = choices.gradient_sum == GradientSum.DEVICE and shape.item_bytes == 2
     is_in_sums = is_in_sums and choices.all_ranks == 1
-    waiting = 0 if is_in_sums else shape.first_numels[settled]
+    waiting = 0 if is_in_sums else shape.first_gradients[settled]
     if choices.parked_gradients:
-        numel = waiting + shape.plane_numel - shape.first_numels[settled]
+        numel = waiting + shape.gradient_numel - shape.first_gradients[settled]
         return numel // choices.ranks * shape.item_bytes
     blocks = settled_blocks(len(shape.blocks), choices)
-    outer = max((unit.numel for unit in _streamed_outer(shape, choices)), default=0)
+    outer = max((unit.gradient_numel for unit in _streamed_outer(shape, choices)), default=0)
     numel = waiting + 2 * shape.block_sizes.largest_from(blocks) + outer
     return numel // choices.ranks * shape.item_bytes
 
@@ -161,7 +161,7 @@ def _outer_slot_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     if not choices.shared_outer_slot:
         return sum(_slot_bytes([unit], item) for unit in _streamed_outer(shape, choices))
     both = _slot_bytes([embed, head], item)
-    return both - embed.numel * item if choices.outer_in_parked else both
+    return both - embed.gradient_numel * item if choices.outer_in_parked else both
 
 
 def _streamed_outer(shape: ModelShape, choices: PlanChoices) -> list[UnitShape]:
@@ -174,14 +174,14 @@ def _slot_bytes(units: Sequence[UnitShape], item: int) -> int:
     """Returns the bytes of a slot that can hold each of `units`, of `item` bytes an element. The
     weights that stay in fp32 are kept beside the others.
     """
-    numel = max((unit.numel for unit in units), default=0)
+    numel = max((unit.weight_numel for unit in units), default=0)
     exact = max((unit.exact_numel for unit in units), default=0)
     return numel * item + exact * EXACT_ITEM_BYTES
 
 
 def _sum_numel(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the number of elements of all fp32 sums. With several ranks the shape is padded."""
-    outer = (shape.embed.numel, shape.head.numel)
+    outer = (shape.embed.gradient_numel, shape.head.gradient_numel)
     if choices.gradient_sum == GradientSum.DEVICE:
         return sum(outer) + shape.block_sizes.numel
     more, largest = shape.block_sizes.largest_sums(summed_apart(len(shape.blocks), choices))
@@ -235,8 +235,9 @@ def gradient_ring_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the bytes of the host buffers that pieces of parked gradients pass through, for one
     rank. There are none where all optimizers run on the device.
     """
-    elsewhere = len(choices.device_homes) + choices.settled_units
-    if not choices.parked_gradients or elsewhere == len(shape.units):
+    elsewhere = {unit.name for unit in shape.units[: choices.settled_units]}
+    elsewhere |= {*choices.device_homes, *shape.frozen_units}
+    if not choices.parked_gradients or len(elsewhere) == len(shape.units):
         return 0
     # Parked gradients of moments on the disk come in pieces as large as those of the moments.
     spilled = max((unit.numel for unit in spilled_units(shape, choices)), default=0)
@@ -307,7 +308,8 @@ def state_bytes(shape: ModelShape, choices: PlanChoices) -> int:
 def boundary_count(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the number of blocks that keep a boundary for each micro-batch."""
     blocks = len(shape.blocks)
-    return blocks - choices.kept_blocks - len(seconds_of_pairs(blocks, choices))
+    without = choices.kept_blocks + len(seconds_of_pairs(blocks, choices))
+    return blocks - shape.forward_blocks - without
 
 
 def host_boundary_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) -> int:
@@ -364,10 +366,14 @@ def _plane_note(shape: ModelShape, choices: PlanChoices, plane: str, size: int) 
     """
     is_moment = plane in MOMENTS
     kind = f", {KINDS[shape.optimizer]}" if is_moment else ""
-    numel = shape.plane_numel - shape.first_numels[choices.settled_units]
+    units = shape.units[choices.settled_units :]
     if is_moment:
-        numel -= sum(unit.numel for unit in spilled_units(shape, choices))
+        units = units[: len(units) - choices.spilled_units]
+    is_high = plane == "weight_high"
+    numel = sum(unit.weight_numel if is_high else unit.numel for unit in units)
     text = f"{PLANE_NOTES[plane]}{kind}, {size / numel:.3g} bytes a parameter"
+    if shape.work_parameters is not None and not is_high:
+        text += " that is trained"
     if choices.settled_units:
         text += f"; without {settled_in_words(shape, choices)}"
     if is_moment and choices.spilled_units:

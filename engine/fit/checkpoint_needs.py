@@ -7,7 +7,7 @@ from __future__ import annotations
 from engine.config.output_settings import CheckpointKind
 from engine.config.settings import TrainConfig
 from engine.model.shape import ModelShape
-from engine.planes.layout import checkpoint_planes, plane_bytes
+from engine.planes.layout import checkpoint_planes
 from engine.words import MIB
 
 COPY_PIECE_BYTES = 8 * MIB
@@ -87,7 +87,7 @@ def _in_pieces(shape: ModelShape, kind: CheckpointKind) -> int:
         return 0
     pieces = 0
     for unit in shape.units:
-        sizes = plane_bytes(shape.dtype, shape.optimizer, unit.moment_counts)
+        sizes = shape.unit_bytes(unit)
         for plane in checkpoint_planes(shape.dtype, kind):
             pieces += -(-sizes[plane] // COPY_PIECE_BYTES)
     return pieces * COPY_PIECE_BYTES

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.config.settings import Optimizer
 from engine.machine.disk_rates import ASSUMED_RATE
@@ -119,13 +120,14 @@ class _OpSeconds:
         self._rates = rates
         self._ranks = shards.ranks
         self._item = shape.item_bytes
-        self._numel = {unit.name: shards.numel(unit.numel) for unit in shape.units}
-        """So much of each unit is copied and updated: all of it, or a shard."""
+        self._numel = {unit.name: shards.numel(unit.gradient_numel) for unit in shape.units}
+        """So much of each unit has a gradient and is updated: all of it, or a shard."""
         numels = {unit.name: unit.numel for unit in shape.units}
         self._exchange = ExchangeTimes(plan, numels, self._item, rates)
         low = PLANE_ITEM_BYTES[shape.dtype].get("weight_low", 0)
         self._weight_bytes = {
-            unit.name: self._numel[unit.name] * self._item + unit.exact_numel * low / shards.ranks
+            unit.name: shards.numel(unit.weight_numel) * self._item
+            + unit.exact_numel * low / shards.ranks
             for unit in shape.units
         }
         """A prefetch copies these bytes: weight_high, and weight_low of what stays in fp32."""
@@ -226,21 +228,27 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     for boundaries on the disk (`wait_for_boundaries`).
     """
     shape, rates = cost.shape, cost.rates
-    recomputed = len(shape.blocks) - choices.kept_blocks
-    again = cost.first_forwards[recomputed]
-    settled = shape.first_numels[choices.settled_units]
-    in_place = cost.in_place(settled // choices.ranks)
+    without = len(shape.blocks) - choices.kept_blocks
+    recomputed = without - shape.forward_blocks
+    again = cost.first_forwards[without] - cost.first_forwards[shape.forward_blocks]
+    settled = shape.first_weights[choices.settled_units]
+    updated = shape.first_gradients[choices.settled_units]
+    in_place = cost.in_place(updated // choices.ranks)
     compute = choices.micro_batches * (cost.passes + again + cost.loss()) + in_place
     stop = len(shape.blocks) - choices.resident_blocks
-    streamed = shape.first_numels[1 + stop] - max(settled, shape.embed.numel)
-    largest = max(unit.numel for unit in shape.blocks)
-    once = shape.plane_numel - streamed - settled
-    fetched = (2 * choices.rounds * streamed + once) * shape.item_bytes
+    first = max(settled, shape.embed.weight_numel)
+    streamed = shape.first_weights[1 + stop] - first
+    # Blocks without a backward are fetched once a round, the others twice.
+    forward = shape.first_weights[1 + min(stop, shape.forward_blocks)] - first
+    largest = max(unit.weight_numel for unit in shape.blocks)
+    once = shape.first_weights[-1] - streamed - settled
+    fetched = choices.rounds * (2 * streamed - max(0, forward)) + once
+    fetched *= shape.item_bytes
     # Of several ranks, each copies its shards, and receives those of the others, and their sums.
     whole = choices.whole_reads
     carried = fetched if whole else fetched / choices.ranks
     gathered = settled * shape.item_bytes + (0 if whole else fetched)
-    received = (1 - 1 / choices.ranks) * (gathered + 4 * shape.plane_numel)
+    received = (1 - 1 / choices.ranks) * (gathered + 4 * shape.gradient_numel)
     compute += received * COMPUTE_SECONDS
     if choices.host_boundaries:
         stored = recomputed - len(seconds_of_pairs(len(shape.blocks), choices))
@@ -250,10 +258,10 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     lacking = max(0, 4 - choices.slots) * min(pairs, streamed // max(1, 2 * largest))
     waited += choices.rounds * lacking * largest * shape.item_bytes / rates.h2d
     gradients = choices.rounds if choices.gradient_sum == GradientSum.HOST else 1
-    returned = gradients * (shape.plane_numel - settled) * shape.item_bytes / choices.ranks
+    returned = gradients * (shape.gradient_numel - updated) * shape.item_bytes / choices.ranks
     # Ranks add up the sums of all rounds in the last one.
-    between = seconds_between_hosts(choices.hosts, 4 * shape.plane_numel)
-    added = seconds_to_receive(rates, (1 - 1 / choices.ranks) * 4 * shape.plane_numel) + between
+    between = seconds_between_hosts(choices.hosts, 4 * shape.gradient_numel)
+    added = seconds_to_receive(rates, (1 - 1 / choices.ranks) * 4 * shape.gradient_numel) + between
     exchanged = seconds_to_receive(rates, received) + between
     exchanged = max(exchanged, added + compute - compute / choices.rounds)
     return max(compute, carried / rates.h2d, returned / rates.d2h, exchanged) + waited
@@ -265,6 +273,17 @@ def host_rate(rates: Rates, optimizer: Optimizer, beside_states: bool) -> float:
     """
     alone = rates.updates(optimizer)
     return 2 / (1 / alone + 1 / rates.updates(optimizer, busy=True)) if beside_states else alone
+
+
+class _Pass(NamedTuple):
+    """A `_Pass` over a block takes so many times as long as its forward, but for matrix products."""
+
+    other: float
+    attention: float
+
+
+_FORWARD, _BACKWARD = _Pass(1.0, 1.0), _Pass(2.0, 2.5)
+"""Attention has five matrix products in backward and two in forward."""
 
 
 class Cost:
@@ -284,9 +303,9 @@ class Cost:
         self._micro_batch = micro_batch
         self._compiled = compiled
         self.hidden_bytes = micro_batch.tokens * shape.hidden_width * shape.item_bytes
-        self._numel = {unit.name: unit.numel for unit in shape.units}
+        self._numel = {unit.name: unit.gradient_numel for unit in shape.units}
         self._moment_bytes = {
-            unit.name: len(MOMENTS) * unit.moment_counts.bytes(shape.optimizer) / unit.numel
+            unit.name: len(MOMENTS) * unit.moment_counts.bytes(shape.optimizer) / max(1, unit.numel)
             for unit in shape.units
         }
         """The moments of an element of each unit take this many bytes, on average."""
@@ -297,13 +316,20 @@ class Cost:
         self._matmul = rates.matmul * min(1.0, at_width / at_measured)
         self._attention, self._unpacking = self._attention_seconds()
         self._forward = {
-            unit.name: max(self._pass(unit, 1.0, 1.0), self._launch_block(OpKind.FORWARD))
+            unit.name: max(
+                self._pass(unit, unit.parameter_count, _FORWARD),
+                self._launch_block(OpKind.FORWARD),
+            )
             for unit in shape.blocks
         }
-        # Attention has five matrix products in backward and two in forward.
+        # A backward has a product for the gradient of the inputs of each matrix, and another one
+        # for the gradient of the matrix.
         self._backward = {
-            unit.name: max(self._pass(unit, 2.0, 2.5), self._launch_block(OpKind.BACKWARD))
-            for unit in shape.blocks
+            unit.name: max(
+                self._pass(unit, unit.parameter_count + unit.trained_count, _BACKWARD),
+                self._launch_block(OpKind.BACKWARD),
+            )
+            for unit in shape.blocks[shape.forward_blocks :]
         }
         self.first_forwards = [0.0, *itertools.accumulate(self._forward.values())]
         """Entry n is the seconds of a forward through the first n blocks."""
@@ -342,11 +368,12 @@ class Cost:
         features = micro_batch.tokens * width
         return flops / rates.packed_attention, features * PACKED_BYTES / 3 / rates.device_memory
 
-    def _pass(self, unit: UnitShape, times: float, attention_times: float) -> float:
-        """Returns the seconds of a pass over a block that computes its matrix products `times`
-        times.
+    def _pass(self, unit: UnitShape, parameters: int, kind: _Pass) -> float:
+        """Returns the seconds of a pass over a block. parameters: a token passes through so many in
+        all matrix products, if it passes through all of the block.
         """
-        rates, tokens = self.rates, self._micro_batch.tokens
+        rates, times = self.rates, kind.other
+        tokens = self._micro_batch.tokens
         slow_tokens = 0 if rates.overhead else HALF_SPEED_TOKENS
         matmul = self._matmul * tokens / (tokens + slow_tokens)
         activations = unit.compiled_activations if self._compiled else unit.activations
@@ -354,8 +381,8 @@ class Cost:
         # Kept tensors are written and read. In a compiled block, recomputed tensors are neither.
         touched = times * (1 if self._compiled else 2) * kept
         return (
-            times * 2 * unit.parameter_count * self.shape.block_share * tokens / matmul
-            + attention_times * self._attention
+            2 * parameters * self.shape.block_share * tokens / matmul
+            + kind.attention * self._attention
             + times * self._unpacking
             + touched / rates.device_memory
             + times * rates.overhead
@@ -404,10 +431,11 @@ class Cost:
     def loss(self) -> float:
         """Returns the seconds of forward and backward of the head on all tokens."""
         shape, tokens = self.shape, float(self._micro_batch.tokens)
-        tail = shape.head.parameter_count + (shape.embed.parameter_count if shape.tied else 0)
+        units = [shape.head, shape.embed] if shape.tied else [shape.head]
+        passed = sum(2 * unit.parameter_count + unit.trained_count for unit in units)
         logit_bytes = shape.compiled_logit_bytes if self._compiled else shape.logit_bytes
         work = (
-            tokens * tail * 6 / self._matmul
+            tokens * passed * 2 / self._matmul
             + tokens * shape.vocab_size * logit_bytes * 2 / self.rates.device_memory
             + self.gradient(HEAD, 8)
         )
@@ -416,14 +444,29 @@ class Cost:
 
 # ---------------------------------------------------------------------- FLOPs
 
-_FORMULA = "6 x parameters that a token passes through x tokens"
-PLANNED_FLOPS_FORMULA = f"{_FORMULA} of full rows; recompute not counted"
-MEASURED_FLOPS_FORMULA = f"{_FORMULA} (padding and recompute not counted) / seconds"
-"""The first formula is shown with a planned step, the second with the measured rate of a step."""
+_WHOLE = "6 x parameters that a token passes through x tokens"
+_PARTS = (
+    "2 x (parameters that a token passes through in forward + those down to the first trained one "
+    "+ those that are trained) x tokens"
+)
+
+
+def planned_flops_formula(is_whole: bool) -> str:
+    """Returns the formula that is shown with a planned step. is_whole: the whole model is
+    trained.
+    """
+    return f"{_WHOLE if is_whole else _PARTS} of full rows; recompute not counted"
+
+
+def measured_flops_formula(is_whole: bool) -> str:
+    """Returns the formula that is shown with the measured rate of a step."""
+    return f"{_WHOLE if is_whole else _PARTS} (padding and recompute not counted) / seconds"
 
 
 def parameter_flops(active_parameters: int, tokens: int) -> int:
-    """Returns the FLOPs of forward and backward on so many tokens, by the formula shown."""
+    """Returns the FLOPs of forward and backward on so many tokens, by the formula shown. Where
+    parts are trained, these are the parameters of a model that takes as many FLOPs.
+    """
     return 6 * active_parameters * tokens
 
 

@@ -18,7 +18,8 @@ def frames_of(job: Job, target: Target, quick: bool) -> list[list[PlanChoices]]:
     or the device's memory is too short for those before it. They differ by where gradients wait, by
     whether embed and head share a slot, and use the memory of parked gradients, and by whether
     every block or every second one keeps its boundary. With several ranks, embed and head have
-    memory of their own, and every block keeps its boundary.
+    memory of their own, and every block keeps its boundary. Where units are frozen, every block
+    with a backward keeps its boundary.
     """
     parks, level = parking(job, target), job.config.engine.save_level
     whole = reads_whole(target.rates, job.ranks)
@@ -28,6 +29,8 @@ def frames_of(job: Job, target: Target, quick: bool) -> list[list[PlanChoices]]:
     if parked and not job.shape.tied:
         parked.append(replace(parked[0], shared_outer_slot=True))
     if job.all_ranks > 1:
+        return [group for group in (usual, parked) if group]
+    if job.shape.frozen_units:  # what has no backward has no boundary, and parks no gradient
         return [group for group in (usual, parked) if group]
     outer = []
     if parked and _can_park_outer(job.shape):
@@ -50,8 +53,8 @@ def _can_park_outer(shape: ModelShape) -> bool:
     """Tells whether embed can be summed in pieces, and the sum of the head is no larger than the
     parked gradients of all blocks.
     """
-    parked = shape.item_bytes * sum(unit.numel for unit in shape.blocks)
-    return shape.embed_piece > 0 and 4 * shape.head.numel <= parked
+    parked = shape.item_bytes * sum(unit.gradient_numel for unit in shape.blocks)
+    return shape.embed_piece > 0 and 4 * shape.head.gradient_numel <= parked
 
 
 def parking(job: Job, target: Target) -> bool | None:

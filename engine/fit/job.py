@@ -89,7 +89,8 @@ def numbers_of_ranks(
         return (rounding.get("ranks", 1),)
     if asked != AUTO:
         return (asked,)
-    most = 1 if config.engine.disk is not None else max(1, gpus)
+    is_alone = config.engine.disk is not None or train.parts is not None
+    most = 1 if is_alone else max(1, gpus)
     least = 1 if train.micro_batch_size == AUTO else train.micro_batch_size
     return tuple(
         ranks
@@ -114,6 +115,12 @@ def refuse_contradictions(job: Job) -> None:
             "engine.residency",
             f"{engine.residency} blocks cannot stay on the device, since this model has "
             f"{blocks}; choose 0 to {blocks} or auto.",
+        )
+    if shape.frozen_units and engine.save_level == "boundary_pairs":
+        raise ConfigError(
+            "engine.save_level",
+            "boundary_pairs is for models that are trained whole; choose auto or boundary_host, or "
+            "set train.method to full.",
         )
     if engine.rounds != AUTO:
         _refuse_uneven_rounds(job, engine.rounds)

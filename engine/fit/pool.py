@@ -20,7 +20,7 @@ from engine.plan.buffers import EMBED, HEAD, Word
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import GradientSum
 from engine.plan.shards import Shards
-from engine.planes.layout import EXACT_ITEM_BYTES, WEIGHT_PLANES, plane_bytes
+from engine.planes.layout import EXACT_ITEM_BYTES, WEIGHT_PLANES
 from engine.planes.moments import MOMENTS
 
 
@@ -298,7 +298,7 @@ def _unit_bytes(
     name: PartName, place: Placement, unit: UnitShape, shape: ModelShape, choices: PlanChoices
 ) -> int:
     """Returns the bytes that planes of one unit take in a part of memory."""
-    planes = plane_bytes(shape.dtype, shape.optimizer, unit.moment_counts)
+    planes = shape.unit_bytes(unit)
     on_device = name == PartName.GPU
     if on_device and choices.ranks > 1 and unit.numel:
         # A device of several holds the weights whole, and of other planes a shard.
@@ -332,6 +332,6 @@ def _is_in_sum(place: Placement, shape: ModelShape, choices: PlanChoices) -> boo
 def _copy_bytes(units: Units, shape: ModelShape) -> int:
     """Returns the bytes of slots that hold one each of the units."""
     return sum(
-        unit.numel * shape.item_bytes + unit.exact_numel * EXACT_ITEM_BYTES
+        unit.weight_numel * shape.item_bytes + unit.exact_numel * EXACT_ITEM_BYTES
         for unit in shape.units[units.start : units.stop]
     )

@@ -41,6 +41,7 @@ def predicted_step(
         shape.embed_piece,
         shape.item_bytes,
         spill_numel=SPILL_NUMEL,
+        frozen=shape.frozen_units,
     )
     blocks = [unit.name for unit in shape.blocks]
     plan = build_step_plan(blocks, shape.tied, choices, sizes)

@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.config.settings import TrainConfig
 from engine.fit.checkpoint_needs import best_bytes
-from engine.fit.cost import PLANNED_FLOPS_FORMULA, parameter_flops
+from engine.fit.cost import parameter_flops, planned_flops_formula
 from engine.fit.memory_items import MEMORY, PartName
 from engine.fit.needs import (
     NOTHING_MORE,
@@ -117,6 +117,7 @@ def estimate(
         model={
             "parameters": shape.parameter_count,
             "active_parameters": shape.active_parameters,
+            "trained_parameters": shape.trained_count,
             "read_ahead": shape.read_ahead_numel,
             "blocks": len(shape.blocks),
             "model_type": shape.model_type,
@@ -169,7 +170,7 @@ def with_times(
 def _shape_of(config: TrainConfig, shape: ModelShape | None) -> ModelShape:
     """Returns the shape of the job's model in its dtype."""
     if shape is None:
-        shape = shape_from_source(config.model)
+        shape = shape_from_source(config.model, config.train.parts)
     return shape if shape.dtype == config.model.dtype else shape.in_dtype(config.model.dtype)
 
 
@@ -199,8 +200,8 @@ def _time(needs: Needs, steps: int | None, measured: bool) -> dict[str, Any]:
     price = config.output.price_per_kwh
     return {
         "tokens_per_step": tokens,
-        "flops_per_step": parameter_flops(needs.shape.active_parameters, tokens),
-        "formula": PLANNED_FLOPS_FORMULA,
+        "flops_per_step": parameter_flops(needs.shape.counted_parameters, tokens),
+        "formula": planned_flops_formula(is_whole=needs.shape.work_parameters is None),
         "step_seconds": seconds,
         "estimated": seconds is not None and not measured,
         "tokens_per_second": tokens / seconds if seconds else None,

@@ -258,7 +258,7 @@ class Sizer:
             size = groups * EXCHANGE_BYTES
             return Item(MemoryItem.EXCHANGE, size, "NCCL; assumed, not measured")
         units = self.shape.padded(choices.ranks).units
-        size = 4 * max(unit.numel for unit in units)
+        size = 4 * max(unit.gradient_numel for unit in units)
         return Item(MemoryItem.EXCHANGE, size, "the largest sum, from all processes")
 
     def buffers_over_sums(self, choices: PlanChoices) -> int:
@@ -363,11 +363,12 @@ class Sizer:
         pairs = seconds_of_pairs(len(shape.blocks), choices)
         recompute = max(blocks.by_recompute[recomputed], blocks.by_pairs[len(pairs)])
         block = max(recompute - freed, blocks.by_backward[choices.kept_blocks])
-        tail = shape.head.numel + (shape.embed.numel if shape.tied else 0)
+        embed_numel = shape.embed.gradient_numel
+        tail = shape.head.gradient_numel + (embed_numel if shape.tied else 0)
         chunk = min(self.loss_chunk, tokens)
         states = 3 if self.compiled else 2
         loss = chunk * self._position_bytes + tail * item + states * hidden
-        rows = shape.embed_piece if choices.outer_in_parked else shape.embed.numel
+        rows = shape.embed_piece if choices.outer_in_parked else embed_numel
         embed = rows * item + 2 * hidden
         if choices.graphs:
             # What graphs need is kept for them, and a buffer is there between blocks and the rest.
@@ -385,9 +386,11 @@ class Sizer:
             # exist at once.
             wide = 4 if self.compiled else 2
             kept, needed = [], []
-            for unit in self.shape.blocks:
-                kept.append(self._activations(unit).of(size, self.row_length))
-                numel = wide * unit.widest * tokens + unit.numel
+            for place, unit in enumerate(self.shape.blocks):
+                goes_back = place >= self.shape.forward_blocks
+                activations = self._activations(unit).of(size, self.row_length)
+                kept.append(activations if goes_back else 0)
+                numel = wide * unit.widest * tokens + unit.gradient_numel
                 needed.append((numel + 2 * tokens * self.shape.hidden_width) * item)
             self._by_size[size] = BlockBytes.of(kept, needed)
         return self._by_size[size]

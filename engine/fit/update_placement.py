@@ -47,7 +47,7 @@ def wait_for_disk(cost: Cost, choices: PlanChoices) -> float:
     """
     shape = cost.shape
     spilled = spilled_units(shape, choices)
-    size = sum(cost.moment_bytes(unit.name, unit.numel) for unit in spilled)
+    size = sum(cost.moment_bytes(unit.name, unit.gradient_numel) for unit in spilled)
     seconds = max(cost.on_disk(lane, size) for lane in DISK_LANES)
     if choices.spilled_boundaries:
         return seconds
@@ -88,20 +88,23 @@ class _Placement:
         self._shape = shape
         self._shards = Shards(choices.ranks)
         self._reads_whole = choices.whole_reads
-        self._shares: dict[int, _Share] = {}
+        self._shares: dict[tuple[int, int], _Share] = {}
         self._seconds: dict[int, _PieceSeconds] = {}
         first_resident = len(shape.blocks) - choices.resident_blocks
         first = settled_blocks(len(shape.blocks), choices)
         streamed, resident = shape.blocks[first:first_resident], shape.blocks[first_resident:]
         self._settled = choices.settled_units
-        self._in_place = cost.in_place(shape.first_numels[choices.settled_units] // choices.ranks)
+        self._in_place = cost.in_place(shape.first_gradients[choices.settled_units] // choices.ranks)
         in_slots = (*resident, *streamed[: choices.slots])
+        if settled_blocks(len(shape.blocks), choices) < shape.forward_blocks:
+            in_slots = resident  # other blocks are in the shared slots when the next step begins
         # These units are updated in the slot that they are still in when the step ends.
         self._placed = {EMBED, HEAD, *(unit.name for unit in in_slots)}
         if choices.ranks > 1:  # the other ranks need the updated weights, too
             self._placed = set()
         # The gradients of these units are still in their staging buffers.
-        self._staged = {unit.name for unit in (shape.embed, *shape.blocks[first : first + 2])}
+        trained = [unit for unit in shape.blocks[first:] if not unit.is_frozen]
+        self._staged = {unit.name for unit in (shape.embed, *trained[:2])}
         if choices.parked_gradients:
             self._staged = {unit.name for unit in shape.units}
         self._passes = choices.micro_batches // choices.rounds
@@ -133,10 +136,14 @@ class _Placement:
         # Several ranks then gather their weights.
         gathered = self._in_place
         for unit in self._shape.units[: self._settled]:
-            gathered += self._share(unit.numel).gather
+            gathered += self._share(unit).gather
             ready_at[unit.name] = gathered
         for unit in self._shape.units[self._settled :]:
-            share = self._share(unit.numel)
+            share = self._share(unit)
+            if unit.is_frozen:  # its weights can be fetched at any time
+                lanes.prefetch(share.prefetch)
+                ready_at[unit.name] = 0.0
+                continue
             updated = host + share.numel / adamw
             on_host = updated + share.arrival
             if buffers:
@@ -168,10 +175,12 @@ class _Placement:
         """
         blocks = list(reversed(self._shape.blocks))
         ends = []  # when backward is done with each block
+        blocks = blocks[: len(blocks) - self._shape.forward_blocks]
         time = -self._passes * sum(self._cost.backward(unit.name) for unit in blocks)
         for unit in blocks:
             time += self._passes * self._cost.backward(unit.name)
             ends.append(time)
+        ends = ends or [0.0]
         free = [ends[choices.spare_blocks - 1]] * max(0, spare)
         sums = shared_sum_bytes(self._shape, choices)
         arena = lay_out_arena(sums, self._size, own, choices)
@@ -180,7 +189,7 @@ class _Placement:
             if not sums_there:
                 free.append(-math.inf)
             elif choices.gradient_sum == GradientSum.DEVICE:
-                free.append(ends[sums_there[-1]])
+                free.append(ends[min(sums_there[-1], len(ends) - 1)])
             else:  # buffers over these sums wait for embed, the last unit of backward
                 free.append(0.0)
         return free
@@ -233,16 +242,20 @@ class _Placement:
             )
         return self._seconds[numel]
 
-    def _share(self, numel: int) -> _Share:
-        """Returns this rank's share of a unit of `numel` elements."""
-        if numel not in self._shares:
-            own, item = self._shards.numel(numel), self._shape.item_bytes
-            prefetch = (numel if self._reads_whole else own) * item / self._rates.h2d_busy
-            received = self._shards.received(numel) * item
+    def _share(self, unit: UnitShape) -> _Share:
+        """Returns this rank's share of a unit."""
+        numel, weights = unit.gradient_numel, unit.weight_numel
+        if (numel, weights) not in self._shares:
+            item = self._shape.item_bytes
+            fetched = weights if self._reads_whole else self._shards.numel(weights)
+            prefetch = fetched * item / self._rates.h2d_busy
+            received = self._shards.received(weights) * item
             gather = exchange_seconds(self._rates, received) if received else 0.0
             arrival = prefetch + (START_SECONDS if self._reads_whole else gather)
-            self._shares[numel] = _Share(own, prefetch, gather, arrival)
-        return self._shares[numel]
+            self._shares[numel, weights] = _Share(
+                self._shards.numel(numel), prefetch, gather, arrival
+            )
+        return self._shares[numel, weights]
 
 
 class _Share(NamedTuple):

@@ -9,7 +9,9 @@ no weights and no arithmetic, so it works for models of any size:
 - A compiled block keeps less, because cheap operators are recomputed. To find what it keeps, each
   storage is traced back to the results from which it can be recomputed: those of matrix products
   and of attention, and the block's input.
-- Blocks with the same parameter shapes are counted once.
+- Blocks with the same parameter shapes are counted once. Where parts of a model are trained, they
+  must have the same frozen parameters, too: autograd keeps nothing for the gradient of these. A
+  block without a backward is counted as if it had one, since its forward takes as long.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def count_activations(model: StreamedModel) -> list[Counted] | None:
 
     Returns None if a block's code cannot run on the meta device because it reads values.
     """
-    shapes_of_blocks = [_shapes(unit) for unit in model.blocks]
+    shapes_of_blocks = [_shapes(model, unit) for unit in model.blocks]
     first: dict[_Shapes, int] = {}
     for position, shapes in enumerate(shapes_of_blocks):
         first.setdefault(shapes, position)
@@ -90,8 +92,10 @@ def argument_numel(model: StreamedModel) -> int:
     return sum(tensor.numel() for tensor in given.values()) // tokens
 
 
-_Shapes = tuple[tuple[str, tuple[int, ...]], ...]
-"""These are the names and shapes of a block's parameters."""
+_Shapes = tuple[bool, tuple[tuple[str, tuple[int, ...], bool], ...]]
+"""It tells whether the input of a block has a gradient, and then the names and shapes of its
+parameters and whether they are frozen.
+"""
 
 
 @dataclass(frozen=True)
@@ -102,8 +106,14 @@ class _Both:
     compiled: Activations
 
 
-def _shapes(unit: Unit) -> _Shapes:
-    return tuple((spec.name, spec.shape) for spec in unit.layout.parameters)
+def _shapes(model: StreamedModel, unit: Unit) -> _Shapes:
+    layouts = model.layouts
+    place = layouts.index(unit.layout)
+    is_below = not any(layout.trained for layout in layouts[: place + 1])
+    parameters = tuple(
+        (spec.name, spec.shape, spec.frozen and not is_below) for spec in unit.layout.parameters
+    )
+    return is_below or any(layout.trained for layout in layouts[:place]), parameters
 
 
 def _by_shapes(
@@ -127,7 +137,7 @@ def _by_shapes(
             if has_windows and given.kwargs.get("attention_mask") is None:
                 row = Documents.whole_rows(1, length, torch.from_numpy)
                 given.kwargs["attention_mask"] = Pattern(row, length // 2)
-            counts = _kept_bytes(model, model.blocks[position], given, captured.hidden)
+            counts = _kept_bytes(model, model.blocks[position], given, captured.hidden, shapes)
             as_it_is[shapes].append(counts[0])
             compiled[shapes].append(counts[1])
     return {shapes: _Both(_fit(*as_it_is[shapes]), _fit(*compiled[shapes])) for shapes in first}
@@ -145,11 +155,15 @@ def _fit(short: int, middle: int, long: int) -> Activations:
 
 
 def _kept_bytes(
-    model: StreamedModel, unit: Unit, arguments: BlockArguments, hidden: torch.Tensor
+    model: StreamedModel,
+    unit: Unit,
+    arguments: BlockArguments,
+    hidden: torch.Tensor,
+    shapes: _Shapes,
 ) -> tuple[int, int]:
     """Returns the bytes that autograd keeps for a block, uncompiled and compiled.
 
-    `hidden` is the block's input [batch, tokens, width].
+    `hidden` is the block's input [batch, tokens, width]. shapes: those of the block.
     """
     template: Any = unit.block
     config = getattr(template, "config", None) or model.config
@@ -157,6 +171,10 @@ def _kept_bytes(
     block = copy.deepcopy(template, {id(config): config}).to("meta")
     block.__dict__.pop("forward", None)  # drops the recorder
     block.train()
+    parameters = dict(block.named_parameters())
+    has_input_gradient, own_shapes = shapes
+    for name, _, is_frozen in own_shapes:
+        parameters[name].requires_grad_(not is_frozen)
     given = BlockArguments(
         _on_meta(arguments.args), _on_meta(arguments.kwargs), arguments.hidden_keyword
     )
@@ -170,7 +188,7 @@ def _kept_bytes(
             kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
 
-    entering = hidden.to("meta").requires_grad_()
+    entering = hidden.to("meta").requires_grad_(has_input_gradient)
     with (
         torch.enable_grad(),
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),

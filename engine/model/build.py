@@ -8,7 +8,6 @@ anything is allocated.
 from __future__ import annotations
 
 import copy
-import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +23,7 @@ from engine.model.packing_trial import packing_of
 from engine.model.skeleton import Skeleton, parameters_reached
 from engine.model.units import TORCH_DTYPES, StreamedModel, Unit
 from engine.plan.buffers import EMBED, HEAD
+from engine.planes.active_parameters import active_parameters, work_parameters
 from engine.planes.freezing import with_frozen
 from engine.planes.layout import ParameterSpec, lay_out
 
@@ -49,7 +49,8 @@ def build_model(config: Any, model: ModelConfig, parts: Parts | None = None) -> 
     try:
         built = _build(config, model)
         if parts is not None:
-            built.lay_out_as(with_frozen(built.layouts, built.aliases, parts))
+            layouts = with_frozen(built.layouts, built.aliases, parts)
+            built.train_parts(layouts, work_parameters(built.config, layouts))
         return built
     except RamstreamError:
         raise
@@ -125,7 +126,8 @@ def _build(config: Any, model: ModelConfig) -> StreamedModel:
         units=units,
         tied=probed.tied,
         dtype=model.dtype,
-        active_parameters=_active_parameters(config, units),
+        active_parameters=active_parameters(config, [unit.layout for unit in units]),
+        work_parameters=None,
         residual_streams=-(-probed.entering_width // config.get_text_config().hidden_size),
         packing=packing.of(module),
         aliases=probed.aliases,
@@ -408,35 +410,3 @@ def _spare_from_decay(unit: Unit, untrained: set[str]) -> None:
         for spec in unit.layout.parameters
     ]
     unit.lay_out_as(lay_out(unit.name, specs))
-
-
-def _active_parameters(config: Any, units: list[Unit]) -> int:
-    """Counts the parameters that one token passes through.
-
-    Expert stacks (one row per expert, with three dimensions, or biases of such stacks) count only
-    for the experts that a token uses; all other parameters count fully.
-    """
-    experts, chosen = routed_experts(config.get_text_config())
-    total = 0
-    for unit in units:
-        for spec in unit.layout.parameters:
-            is_stacked = len(spec.shape) == 3 or re.search(r"(^|\.)experts\.\w*bias$", spec.name)
-            if experts and is_stacked and spec.shape[0] == experts:
-                total += spec.numel * chosen // experts
-            else:
-                total += spec.numel
-    return total
-
-
-def routed_experts(text_config: Any) -> tuple[int, int]:
-    """Returns the number of experts in a block, and the number to which a token is routed.
-
-    Both are 0 for a dense model.
-    """
-    for name in ("num_local_experts", "num_experts", "n_routed_experts"):
-        experts = getattr(text_config, name, None)
-        if experts:
-            chosen = getattr(text_config, "num_experts_per_tok", None)
-            chosen = chosen or getattr(text_config, "top_k_experts", None)
-            return experts, chosen or experts
-    return 0, 0

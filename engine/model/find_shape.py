@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.config.settings import ModelConfig
+from engine.config.trained_parts import Parts
 from engine.errors import ModelError
 from engine.model.catalog import catalog_shape, starter_shape
 from engine.model.hub_cache import cached_config
@@ -51,6 +52,8 @@ class _Key:
     """SHA-256 of the configuration; None if it cannot be read on this machine."""
     dtype: str
     attention: str
+    parts: Parts | None
+    """These parts are trained; None where the whole model is."""
 
 
 @dataclass(frozen=True)
@@ -62,26 +65,29 @@ class _Place:
     """The file from which the configuration is read."""
 
 
-def shape_from_source(model: ModelConfig) -> ModelShape:
+def shape_from_source(model: ModelConfig, parts: Parts | None = None) -> ModelShape:
     """Returns the shape of `model.source`, and remembers it until the configuration file changes.
+    parts: those that are trained, None for all. A shape with parts is measured, since only the
+    model itself has names of parameters.
 
     The shape of a published model comes from the catalog, unless there is a copy on this machine: a
     folder with that name, or a configuration in the Hugging Face cache. Raises ModelError, in one
-    sentence, for a source that cannot be read or a model that cannot be streamed.
+    sentence, for a source that cannot be read or a model that cannot be streamed, and ConfigError
+    for parts that the model lacks.
     """
     source = model.source.strip()
     place = _place_of(source)
-    if place.file is None and place.path is None:
+    if place.file is None and place.path is None and parts is None:
         bundled = catalog_shape(source, model.dtype, model.attention)
         if bundled is not None:
             return bundled
     content = _content(place.file)
     digest = None if content is None else hashlib.sha256(content).digest()
-    key = _Key(source, place.path, digest, model.dtype, model.attention)
+    key = _Key(source, place.path, digest, model.dtype, model.attention, parts)
     known = _known.get(key)
     if known is not None:
         return known
-    ready = _without_torch(content, source, model)
+    ready = _without_torch(content, source, model, parts)
     return _build_once(key, model) if ready is None else _remember(key, ready)
 
 
@@ -105,14 +111,16 @@ def _content(file: Path | None) -> bytes | None:
         return None
 
 
-def _without_torch(content: bytes | None, source: str, model: ModelConfig) -> ModelShape | None:
+def _without_torch(
+    content: bytes | None, source: str, model: ModelConfig, parts: Parts | None
+) -> ModelShape | None:
     """Returns the shape that is bundled or kept for a configuration with these bytes."""
     if content is None:
         return None
     bundled = starter_shape(content, model.dtype, model.attention, source)
-    if bundled is not None:
+    if bundled is not None and parts is None:
         return bundled
-    key = shape_key(content, model.dtype, model.attention)
+    key = shape_key(content, model.dtype, model.attention, parts)
     return None if key is None else kept_shape(key, model.dtype, source)
 
 
@@ -127,7 +135,7 @@ def _build_once(key: _Key, model: ModelConfig) -> ModelShape:
         if failed is not None and time.monotonic() - failed[0] < FAILURE_SECONDS:
             raise ModelError(failed[1])
         try:
-            return _remember(key, _build(model))
+            return _remember(key, _build(model, key.parts))
         except ModelError as error:
             _failures.clear()
             _failures[key] = (time.monotonic(), str(error))
@@ -145,7 +153,7 @@ def _remember(key: _Key, shape: ModelShape) -> ModelShape:
         return _known.setdefault(key, shape)
 
 
-def _build(model: ModelConfig) -> ModelShape:
+def _build(model: ModelConfig, parts: Parts | None) -> ModelShape:
     """Builds the model on the meta device and measures it.
 
     The shape is kept for later processes if the configuration has not changed since it was read.
@@ -167,8 +175,10 @@ def _build(model: ModelConfig) -> ModelShape:
     if place.path is None and file is None:  # it came from the hub, and is in the cache now
         file = _place_of(source).file
         content = _content(file)
-    shape = shape_of(build_model(config, replace(model, source=source)), source)
-    key = None if content is None else shape_key(content, model.dtype, model.attention)
+    shape = shape_of(build_model(config, replace(model, source=source), parts), source)
+    key = None
+    if content is not None:
+        key = shape_key(content, model.dtype, model.attention, parts)
     if key is not None and _content(file) == content:
         keep_shape(key, shape)
     return shape

@@ -15,13 +15,24 @@ import hashlib
 import json
 import math
 import os
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from engine.config.trained_parts import Parts
 from engine.files import write_whole
 from engine.model.shape import ModelShape
-from engine.model.shape_rows import ACTIVATION_FIELDS, EXACT, STREAMS, pack, unpack
+from engine.model.shape_rows import (
+    ACTIVATION_FIELDS,
+    EXACT,
+    FROZEN,
+    NOT_TRAINED,
+    STREAMS,
+    WORK,
+    pack,
+    unpack,
+)
 from engine.paths import cache_folder
 from engine.plan import buffers
 
@@ -50,8 +61,11 @@ _NUMBERS = {
 """These whole numbers of a row have at least these values."""
 
 
-def shape_key(content: bytes, dtype: str, attention: str) -> str | None:
+def shape_key(
+    content: bytes, dtype: str, attention: str, parts: Parts | None = None
+) -> str | None:
     """Returns the name under which a shape is kept, for a model whose config.json is `content`.
+    parts: those that are trained, None for all.
 
     Returns None if the bytes do not decide the shape, because they are not a JSON object or they
     name other files.
@@ -62,8 +76,10 @@ def shape_key(content: bytes, dtype: str, attention: str) -> str | None:
         return None
     if _SOURCES is None or not isinstance(config, dict) or _ELSEWHERE in config:
         return None
-    parts = [FORM, hashlib.sha256(content).hexdigest(), dtype, attention, _versions(), _SOURCES]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    trained = None if parts is None else asdict(parts)
+    deciding = [FORM, hashlib.sha256(content).hexdigest(), dtype, attention, trained]
+    deciding += [_versions(), _SOURCES]
+    return hashlib.sha256(json.dumps(deciding).encode()).hexdigest()
 
 
 def kept_shape(key: str, dtype: str, source: str) -> ModelShape | None:
@@ -203,6 +219,7 @@ def _is_row(row: Any, dtype: str) -> bool:
         and all(isinstance(row.get(name), bool) for name in ("tied", "packs", "learned_positions"))
         and all(_is_count(row.get(name), least) for name, least in _NUMBERS.items())
         and _is_count(row.get(STREAMS, 1), 1)
+        and _is_count(row.get(WORK, 0))
         and all(name in row and (row[name] is None or _is_count(row[name])) for name in optional)
     )
 
@@ -234,7 +251,7 @@ def _is_kind(kind: Any, dtype: str) -> bool:
         return False
     if not all(_is_count(kind.get(name)) for name in ("numel", "parameters", "widest")):
         return False
-    if not _is_count(kind.get(EXACT, 0)):
+    if not all(_is_count(kind.get(name, 0)) for name in (EXACT, FROZEN, NOT_TRAINED)):
         return False
     if dtype not in kind:  # a unit without activations
         return True

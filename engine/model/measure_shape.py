@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.model.activation_sizes import Activations
 from engine.model.activations import Counted, argument_numel, count_activations
-from engine.model.build import routed_experts
+from engine.planes.active_parameters import routed_experts
 from engine.model.shape import FP32_LOGIT_BYTES, ModelShape, UnitShape
 from engine.model.units import StreamedModel
 from engine.planes.layout import PLANE_ITEM_BYTES, UnitLayout
@@ -57,6 +57,7 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
         hidden_size=text.hidden_size,
         vocab_size=text.vocab_size,
         active_parameters=model.active_parameters,
+        work_parameters=model.work_parameters,
         residual_streams=model.residual_streams,
         max_position_embeddings=positions,
         learned_positions=_has_position_table(embed, positions, text.vocab_size),
@@ -81,6 +82,8 @@ def _outer(layout: UnitLayout) -> UnitShape:
         exact_numel=layout.exact_numel,
         small_numel=counts.small,
         block_count=counts.blocks,
+        frozen_numel=layout.high_numel - layout.numel,
+        frozen_count=layout.parameter_count - layout.trained_count,
     )
 
 
@@ -98,6 +101,8 @@ def _block(layout: UnitLayout, experts: tuple[int, int], counted: Counted) -> Un
         exact_numel=layout.exact_numel,
         small_numel=counts.small,
         block_count=counts.blocks,
+        frozen_numel=layout.high_numel - layout.numel,
+        frozen_count=layout.parameter_count - layout.trained_count,
     )
 
 

@@ -14,7 +14,9 @@ from engine.config.settings import Optimizer
 from engine.model.activation_sizes import DOCUMENTS, MASK_ELEMENTS, Activations
 from engine.model.read_ahead import read_ahead_numel
 from engine.plan.buffers import EMBED
+from engine.plan.pieces import largest_updated
 from engine.plan.shards import Shards
+from engine.plan.trained_units import TrainedUnits
 from engine.planes.block_sizes import BlockSizes
 from engine.planes.embed_pieces import piece_of_table
 from engine.planes.layout import (
@@ -39,7 +41,7 @@ class UnitShape:
 
     name: str
     numel: int
-    """Each plane has this many elements, alignment included."""
+    """Each plane has this many elements, alignment included. Only weight_high may have more."""
     parameter_count: int
     widest: int = 0
     """No matrix has more input or output features per token than this."""
@@ -57,6 +59,30 @@ class UnitShape:
     """This many elements belong to small parameters (`engine.planes.moments`)."""
     block_count: int = 0
     """The moments of the other elements are cut into this many blocks, if they are in 8 bits."""
+    frozen_numel: int = 0
+    """So many elements, alignment included, are in weight_high alone: they are not trained."""
+    frozen_count: int = 0
+    """So many of the parameters are not trained."""
+
+    @property
+    def weight_numel(self) -> int:
+        """The plane weight_high has this many elements."""
+        return self.numel + self.frozen_numel
+
+    @property
+    def trained_count(self) -> int:
+        """So many of the parameters are trained."""
+        return self.parameter_count - self.frozen_count
+
+    @property
+    def is_frozen(self) -> bool:
+        """Tells whether the unit has parameters, none of which is trained."""
+        return 0 < self.parameter_count == self.frozen_count
+
+    @property
+    def gradient_numel(self) -> int:
+        """The gradient of the unit has this many elements."""
+        return 0 if self.is_frozen else self.numel
 
     @property
     def moment_counts(self) -> MomentCounts:
@@ -83,6 +109,10 @@ class ModelShape:
     vocab_size: int
     active_parameters: int
     """A token goes through this many parameters."""
+    work_parameters: int | None = None
+    """A model that is trained whole and in which a token goes through so many parameters needs as
+    many FLOPs for a step; None where this one is trained whole.
+    """
     max_position_embeddings: int | None = None
     learned_positions: bool = False
     """It is true when positions come from a table, so that rows cannot be longer than the table."""
@@ -133,8 +163,12 @@ class ModelShape:
     def block_sizes(self) -> BlockSizes:
         """Returns what the first and the last blocks take together."""
         blocks = self.blocks
-        numels, exact = [each.numel for each in blocks], [each.exact_numel for each in blocks]
-        return BlockSizes(numels, exact, self.item_bytes)
+        return BlockSizes(
+            [each.gradient_numel for each in blocks],
+            [each.weight_numel for each in blocks],
+            [each.exact_numel for each in blocks],
+            self.item_bytes,
+        )
 
     @functools.cached_property
     def item_bytes(self) -> int:
@@ -145,9 +179,33 @@ class ModelShape:
     def parameter_count(self) -> int:
         return sum(unit.parameter_count for unit in self.units)
 
+    @property
+    def trained_count(self) -> int:
+        """So many of the parameters are trained."""
+        return sum(unit.trained_count for unit in self.units)
+
+    @property
+    def counted_parameters(self) -> int:
+        """FLOPs of a step are counted by this many parameters."""
+        return self.active_parameters if self.work_parameters is None else self.work_parameters
+
     @functools.cached_property
-    def plane_numel(self) -> int:
-        return sum(unit.numel for unit in self.units)
+    def frozen_units(self) -> tuple[str, ...]:
+        """Returns the units without a parameter that is trained, in forward order."""
+        return tuple(unit.name for unit in self.units if unit.is_frozen)
+
+    @functools.cached_property
+    def forward_blocks(self) -> int:
+        """So many blocks, the first ones, have no backward, since nothing is trained in them or
+        below.
+        """
+        names = [unit.name for unit in self.blocks]
+        return len(names) - len(TrainedUnits(names, self.frozen_units).blocks_back)
+
+    @functools.cached_property
+    def gradient_numel(self) -> int:
+        """The gradients of all units together have this many elements."""
+        return self.first_gradients[-1]
 
     def plane_bytes(self, settled: int = 0, spilled: int = 0) -> dict[str, int]:
         """Returns the bytes of each plane over all units but the first `settled`, which live on the
@@ -157,13 +215,18 @@ class ModelShape:
         if (settled, spilled) not in self._plane_bytes:
             found = dict.fromkeys(PLANE_ITEM_BYTES[self.dtype], 0)
             for unit in self.units[settled:]:
-                sizes = plane_bytes(self.dtype, self.optimizer, unit.moment_counts)
+                sizes = self.unit_bytes(unit)
                 for plane, size in sizes.items():
                     found[plane] += size
             for plane in MOMENTS:
                 found[plane] -= self.last_moment_bytes[spilled]
             self._plane_bytes[settled, spilled] = found
         return dict(self._plane_bytes[settled, spilled])
+
+    def unit_bytes(self, unit: UnitShape) -> dict[str, int]:
+        """Returns the bytes of each plane of a unit of this model."""
+        counts = unit.moment_counts
+        return plane_bytes(self.dtype, self.optimizer, counts, unit.weight_numel)
 
     @functools.cached_property
     def _plane_bytes(self) -> dict[tuple[int, int], dict[str, int]]:
@@ -182,7 +245,7 @@ class ModelShape:
         """
         found = [0]
         for unit in self.units:
-            sizes = plane_bytes(self.dtype, self.optimizer, unit.moment_counts)
+            sizes = self.unit_bytes(unit)
             exact = unit.exact_numel * EXACT_ITEM_BYTES
             found.append(found[-1] + sum(sizes.values()) - sizes["grad"] + exact)
         return found
@@ -198,9 +261,8 @@ class ModelShape:
             shards, item = Shards(ranks), self.item_bytes
             found = [0]
             for unit in self.units:
-                counts = unit.moment_counts
                 own = min(unit.numel, shards.numel(unit.numel))
-                planes = plane_bytes(self.dtype, self.optimizer, counts)
+                planes = self.unit_bytes(unit)
                 rest = sum(planes.values()) - planes["grad"] - planes["weight_high"]
                 shard = -(-rest * own // unit.numel) if unit.numel else 0
                 found.append(found[-1] + shards.padded(unit.numel) * item + shard)
@@ -217,14 +279,20 @@ class ModelShape:
         return any(unit.exact_numel for unit in self.units)
 
     @functools.cached_property
-    def first_numels(self) -> list[int]:
-        """Entry n is the number of elements of the first n units."""
-        return list(itertools.accumulate((unit.numel for unit in self.units), initial=0))
+    def first_gradients(self) -> list[int]:
+        """Entry n is the number of elements of the gradients of the first n units."""
+        return list(itertools.accumulate((unit.gradient_numel for unit in self.units), initial=0))
+
+    @functools.cached_property
+    def first_weights(self) -> list[int]:
+        """Entry n is the number of elements of the weights of the first n units."""
+        return list(itertools.accumulate((unit.weight_numel for unit in self.units), initial=0))
 
     @functools.cached_property
     def largest_block(self) -> int:
-        """Returns the number of elements of the largest block."""
-        return max(unit.numel for unit in self.blocks)
+        """Returns the number of elements of the largest block, by which pieces are measured."""
+        outer = (self.embed.numel, self.head.numel)
+        return largest_updated([unit.numel for unit in self.blocks], outer)
 
     @property
     def block_share(self) -> float:
@@ -252,7 +320,8 @@ class ModelShape:
         is_one_table = self.embed.parameter_count == self.vocab_size * self.hidden_size
         if self.tied or not is_one_table or self.embed.exact_numel:
             return 0
-        return piece_of_table(self.vocab_size, self.hidden_size, self.largest_block)
+        largest = max(unit.weight_numel for unit in self.blocks)
+        return piece_of_table(self.vocab_size, self.hidden_size, largest)
 
     def update_buffer(self, pieces: int, ranks: int = 1) -> UpdateBuffer:
         """Returns the sizes of a buffer in which the device updates a piece of a unit. pieces: so
@@ -288,10 +357,12 @@ class ModelShape:
 
     @functools.cached_property
     def state_item_bytes(self) -> float:
-        """A parameter takes this many bytes over all planes, on average over the blocks."""
-        blocks = self.blocks
-        numel = sum(unit.numel for unit in blocks)
-        moments = 2 * sum(unit.moment_counts.bytes(self.optimizer) for unit in blocks)
+        """A parameter that is trained takes this many bytes over all planes, on average over the
+        blocks.
+        """
+        units = [unit for unit in self.blocks if unit.numel] or self.units
+        numel = sum(unit.numel for unit in units)
+        moments = 2 * sum(unit.moment_counts.bytes(self.optimizer) for unit in units)
         items = PLANE_ITEM_BYTES[self.dtype]
         return sum(item for plane, item in items.items() if plane not in MOMENTS) + moments / numel
 

@@ -39,6 +39,12 @@ STREAMS = "residual_streams"
 """A row has this key where a block's input has several hidden states per token."""
 EXACT = "exact"
 """A unit with parameters that stay in fp32 in a bf16 model has their number under this key."""
+FROZEN, NOT_TRAINED = "frozen", "not_trained"
+"""A unit with parameters that are not trained has the elements that they take in weight_high alone
+under the first key, and their number under the second.
+"""
+WORK = "work_parameters"
+"""A row of a model of which parts are trained has this key."""
 
 
 def pack(shapes: Mapping[str, ModelShape]) -> dict[str, Any]:
@@ -60,6 +66,7 @@ def pack(shapes: Mapping[str, ModelShape]) -> dict[str, Any]:
     return {
         **{name: getattr(first, name) for name in MODEL_FIELDS},
         **({STREAMS: first.residual_streams} if first.residual_streams > 1 else {}),
+        **({} if first.work_parameters is None else {WORK: first.work_parameters}),
         "logit_bytes": {dtype: shape.logit_bytes for dtype, shape in shapes.items()},
         "kinds": kinds,
         "units": [[kind, len(list(run))] for kind, run in order],
@@ -76,6 +83,7 @@ def unpack(row: Mapping[str, Any], dtype: str, source: str, **changes: Any) -> M
         return None
     values = {name: row[name] for name in MODEL_FIELDS} | changes
     values.setdefault(STREAMS, row.get(STREAMS, 1))
+    values.setdefault(WORK, row.get(WORK))
     kinds = [row["kinds"][kind] for kind, count in row["units"] for _ in range(count)]
     blocks = [f"block {position}" for position in range(len(kinds) - 2)]
     units = zip((EMBED, *blocks, HEAD), kinds, strict=True)
@@ -107,6 +115,8 @@ def _kind(unit: UnitShape, dtype: str) -> dict[str, Any]:
         kind[dtype] = numbers
     if unit.exact_numel:
         kind[EXACT] = unit.exact_numel
+    if unit.frozen_count:
+        kind |= {FROZEN: unit.frozen_numel, NOT_TRAINED: unit.frozen_count}
     return kind
 
 
@@ -131,5 +141,7 @@ def _unit(name: str, kind: Mapping[str, Any], dtype: str) -> UnitShape:
         exact_numel=exact_numel,
         small_numel=kind[SMALL],
         block_count=kind[BLOCKS],
+        frozen_numel=kind.get(FROZEN, 0),
+        frozen_count=kind.get(NOT_TRAINED, 0),
         **activations,
     )

@@ -68,6 +68,10 @@ class StreamedModel:
     """A token passes through this many parameters: all except those of experts that its router does
     not choose.
     """
+    work_parameters: int | None
+    """A model that is trained whole and in which a token goes through so many parameters needs as
+    many FLOPs for a step; None where this one is trained whole.
+    """
     residual_streams: int
     """A block's input has this many hidden states per token: one, but several with
     hyper-connections.
@@ -101,9 +105,7 @@ class StreamedModel:
 
     @property
     def frozen_units(self) -> tuple[str, ...]:
-        """Returns the units without a parameter that is trained, in forward order. A head that has
-        no parameters of its own is none of them, as it was before there were any.
-        """
+        """Returns the units that have parameters, none of which is trained, in forward order."""
         return tuple(layout.unit for layout in self.layouts if layout.is_frozen)
 
     def persistent_buffers(self) -> dict[str, torch.Tensor]:
@@ -116,11 +118,17 @@ class StreamedModel:
             name: buffer for name, buffer in self.skeleton.model.named_buffers() if name in names
         }
 
-    def lay_out_as(self, layouts: Sequence[UnitLayout]) -> None:
-        """Replaces the layouts of all units by others for the same parameters. Blocks are of one
-        kind only where the same parameters of them are trained, since a template has the places of
-        its parameters.
+    @property
+    def counted_parameters(self) -> int:
+        """FLOPs of a step are counted by this many parameters."""
+        return self.active_parameters if self.work_parameters is None else self.work_parameters
+
+    def train_parts(self, layouts: Sequence[UnitLayout], work_parameters: int) -> None:
+        """Replaces the layouts of all units by others in which some parameters are frozen. Blocks
+        are of one kind only where the same parameters of them are trained, since a template has the
+        places of its parameters.
         """
+        self.work_parameters = work_parameters
         kinds: dict[tuple[int, tuple[tuple[str, bool], ...]], int] = {}
         for unit, layout in zip(self.units, layouts, strict=True):
             unit.lay_out_as(layout)

@@ -17,36 +17,46 @@ from engine.planes.layout import EXACT_ITEM_BYTES
 class BlockSizes:
     """A `BlockSizes` has the sizes of one model's blocks.
 
-    numels: the elements of each block's planes. exact_numels: so many of them stay in fp32 on the
-    device, beside the others. item: an element takes this many bytes there.
+    numels: the elements of each block's gradient. weights: those of its weights, of which so many
+    `exact_numels` are in fp32 on the device, beside the others. item: an element takes this many
+    bytes there.
     """
 
-    def __init__(self, numels: Sequence[int], exact_numels: Sequence[int], item: int):
+    def __init__(
+        self,
+        numels: Sequence[int],
+        weights: Sequence[int],
+        exact_numels: Sequence[int],
+        item: int,
+    ):
         self._numels = numels
+        self._weights = weights
         self._exact_numels = exact_numels
         self._item = item
         self._slots: dict[tuple[int, int], int] = {}
         self._largest = [*accumulate(reversed(numels), max, initial=0)][::-1]
         each = [
-            numel * item + exact * EXACT_ITEM_BYTES for numel, exact in zip(numels, exact_numels)
+            numel * item + exact * EXACT_ITEM_BYTES for numel, exact in zip(weights, exact_numels)
         ]
         self._last = list(accumulate(reversed(each), initial=0))
         self._sums: dict[range, tuple[int, int]] = {}
         self.numel = sum(numels)
-        """All blocks together have this many elements."""
+        """The gradients of all blocks together have this many elements."""
         self.sum_bytes = tuple(4 * numel for numel in reversed(numels))
         """The fp32 sum of each block takes this many bytes, the last block first."""
 
     def slot_bytes(self, start: int, stop: int) -> int:
         """Returns the bytes of a slot that can hold each of the blocks from `start` to `stop`."""
         if (start, stop) not in self._slots:
-            numel = max(self._numels[start:stop], default=0)
+            numel = max(self._weights[start:stop], default=0)
             exact = max(self._exact_numels[start:stop], default=0)
             self._slots[start, stop] = numel * self._item + exact * EXACT_ITEM_BYTES
         return self._slots[start, stop]
 
     def largest_from(self, start: int) -> int:
-        """Returns the elements of the largest block from `start` on; 0 where there is none."""
+        """Returns the elements of the largest gradient of a block from `start` on; 0 where there is
+        none.
+        """
         return self._largest[start]
 
     def resident_bytes(self, count: int) -> int:
@@ -54,8 +64,7 @@ class BlockSizes:
         return self._last[count]
 
     def largest_sums(self, seconds: range) -> tuple[int, int]:
-        """Returns the elements of the largest of these blocks, and of the largest of the others.
-        `seconds` counts blocks from 0; without any, the first number is 0, and without others the
+        """Returns the elements of the largest gradient of these blocks, and of the others. `seconds` counts blocks from 0; without any, the first number is 0, and without others the
         second.
         """
         if seconds not in self._sums:

@@ -43,7 +43,8 @@ class Size:
 
 def size_of_source(source: Source) -> Size:
     """Returns the size of a source. Raises ModelError where the model cannot be built."""
-    model = build_model(load_config(source.config.model.source), source.config.model)
+    config = source.config
+    model = build_model(load_config(config.model.source), config.model, config.train.parts)
     is_kept = source.kind in ("checkpoint", "best")
     is_read = not is_kept and source.config.model.init == "pretrained"
     return size_of(model, reading_bytes(model) if is_read else 0)

@@ -123,7 +123,7 @@ class Observer:
         waited_for_data = data_wait(applied.spans, self._spans, submitted.began, submitted.ended)
         data_seconds = min(exposed["other"], waited_for_data)
         self._spans = applied.spans
-        flops = parameter_flops(self._prepared.model.active_parameters, submitted.tokens)
+        flops = parameter_flops(self._prepared.model.counted_parameters, submitted.tokens)
         self._recorder.emit(
             StepFinished(
                 step=applied.step,

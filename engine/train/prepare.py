@@ -35,7 +35,7 @@ from engine.data.preview import check_first_rows
 from engine.data.template_process import template_process
 from engine.data.tokenise import Execution
 from engine.errors import CheckpointError, RunError
-from engine.fit.cost import MEASURED_FLOPS_FORMULA, largest_product
+from engine.fit.cost import largest_product, measured_flops_formula
 from engine.fit.planner import Chosen
 from engine.host.host_adamw import HostAdamW
 from engine.host.host_store import HostStore
@@ -204,7 +204,7 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     fetch(config.model.source, False, download, check)
     hf_config = load_config(config.model.source)
     tokenizer = load_tokenizer(config.model.source)
-    model = build_model(hf_config, config.model)
+    model = build_model(hf_config, config.model, config.train.parts)
     check()
     # A damaged checkpoint is found before anything is allocated.
     newest = newest_checkpoint(session.folder.checkpoints_path, True) if resume else None
@@ -440,7 +440,7 @@ def started_event(config: TrainConfig, prepared: Prepared, version: str, pid: in
         units=[unit.name for unit in prepared.model.units],
         resumed_step=prepared.step or None,
         program_version=version,
-        flops_formula=MEASURED_FLOPS_FORMULA,
+        flops_formula=measured_flops_formula(prepared.model.work_parameters is None),
         ceiling_tflops=gpus * (prepared.planned.ceiling or 0.0) / 1e12,
         best_by=config.output.best_by,
     )

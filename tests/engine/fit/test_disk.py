@@ -36,8 +36,8 @@ def disk_items(report: FitReport) -> dict[MemoryItem, int]:
 
 
 def test_the_kinds_take_what_their_planes_take():
-    assert SHAPE.checkpoint_bytes() == 12 * SHAPE.plane_numel
-    assert SHAPE.checkpoint_bytes("weights") == 4 * SHAPE.plane_numel
+    assert SHAPE.checkpoint_bytes() == 12 * SHAPE.gradient_numel
+    assert SHAPE.checkpoint_bytes("weights") == 4 * SHAPE.gradient_numel
     assert SHAPE.checkpoint_bytes("none") == 0
     plain = {MemoryItem.EXPORT: EXPORT, MemoryItem.RECORD: RECORD_BYTES}
     for kind, taken in (("full", 3 * FULL), ("weights", 3 * WEIGHTS), ("none", 0)):

@@ -145,7 +145,7 @@ def test_gradients_that_wait_in_the_memory_of_their_sums_take_none_of_their_own(
     assert gpu.held(Held.MODEL) == 0 and pool_of(found).living_in(GPU)
     parked = needs(*JOBS["parked"])
     assert not parked.chosen.choices.gradients_in_sums
-    gradients = 2 * parked.shape.plane_numel
+    gradients = 2 * parked.shape.gradient_numel
     assert pool_of(parked).parts[0].held(Held.MODEL) == gradients
 
 

@@ -135,7 +135,7 @@ def test_the_report_says_how_moments_are_kept_and_their_real_bytes(optimizer, ki
     items = {item.kind: item for item in report.host.items}
     for moment, name in ((MemoryItem.EXP_AVG, "first"), (MemoryItem.EXP_AVG_SQ, "second")):
         assert items[moment].note == f"AdamW's {name} moment, {kind}, {size} bytes a parameter"
-        assert items[moment].bytes == pytest.approx(size * shape.plane_numel, rel=0.005)
+        assert items[moment].bytes == pytest.approx(size * shape.gradient_numel, rel=0.005)
     assert items[MemoryItem.GRAD].note == "gradients, 2 bytes a parameter"
 
 

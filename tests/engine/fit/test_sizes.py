@@ -290,7 +290,7 @@ def test_a_shape_from_a_config_file_alone(tmp_path):
         and alignment < 1e-4 * shape.host_bytes
     )
     assert (
-        shape.checkpoint_bytes() == 12 * shape.plane_numel
+        shape.checkpoint_bytes() == 12 * shape.gradient_numel
         and shape.export_bytes("bfloat16") == 2 * shape.parameter_count
     )
     # design.md section 4: measured on the GPU.

@@ -21,7 +21,12 @@ def forgetful(monkeypatch):
     since.
     """
     built, build = [], shapes._build
-    monkeypatch.setattr(shapes, "_build", lambda model: built.append(model.source) or build(model))
+
+    def noted(model, parts):
+        built.append(model.source)
+        return build(model, parts)
+
+    monkeypatch.setattr(shapes, "_build", noted)
 
     def forget() -> None:
         monkeypatch.setattr(shapes, "_known", {})

@@ -302,7 +302,7 @@ def test_a_configuration_in_the_hub_cache_is_the_truth(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
         "engine.model.find_shape._build",
-        lambda model: asked.append(model.source) or "from the configuration",
+        lambda model, parts: asked.append(model.source) or "from the configuration",
     )
     for name, hub in (
         ("HF_HUB_CACHE", tmp_path / "a"),

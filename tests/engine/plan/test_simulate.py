@@ -367,7 +367,7 @@ def test_optimizers_run_where_weights_are_ready_first(shape):
     everything = tuple(unit.name for unit in shape.units)
     slow_host = only(adamw=1.0, adamw_busy=1.0)
     assert homes_of(shape, slow_host)[0] == everything
-    assert homes_of(shape, slow_host, buffers=0) == ((), pytest.approx(shape.plane_numel))
+    assert homes_of(shape, slow_host, buffers=0) == ((), pytest.approx(shape.gradient_numel))
     assert homes_of(shape, only(**bus(1.0))) == homes_of(shape, only(**bus(1.0)), buffers=0)
     # Neither is fast: both work, and are done sooner than the host alone.
     both = only(**bus(100.0), adamw=10.0, adamw_busy=8.0)
@@ -386,7 +386,7 @@ def test_what_the_first_pass_hides_is_not_waited_for(shape):
     update = only(adamw=1.0, adamw_busy=1.0)
     alone = homes_of(shape, update, buffers=0)[1]
     hidden = homes_of(shape, dataclasses.replace(update, matmul=1e-3), buffers=0)[1]
-    assert alone == pytest.approx(shape.plane_numel)
+    assert alone == pytest.approx(shape.gradient_numel)
     first = (
         shape.embed.numel + shape.blocks[0].numel
     )  # the first block's pass waits for these; all others are hidden
