@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -145,11 +145,6 @@ def load_newest_checkpoint(
     return None
 
 
-def checkpoint_dtype(path: str | os.PathLike[str]) -> Literal["bfloat16", "float32"]:
-    """Returns the data type of a checkpoint's planes. Raises CheckpointError if it is damaged."""
-    return "float32" if _verified_manifest(Path(path))["dtype"] == "float32" else "bfloat16"
-
-
 def load_checkpoint(
     path: str | os.PathLike[str],
     store: HostStore,
@@ -166,7 +161,7 @@ def load_checkpoint(
     """
     path = Path(path)
     target = _Target.of(store, buffers, planes)
-    manifest = _verified_manifest(path)
+    manifest = verified_manifest(path)
     _refuse_other_model(path, manifest, store)
     if target.is_of_a_resume:
         _refuse_weights_alone(path, manifest)
@@ -218,7 +213,7 @@ def _whole_ones(
     """
     for _, path in sorted(folders_by_step(Path(root)).items(), reverse=True):
         try:
-            manifest = _verified_manifest(path)
+            manifest = verified_manifest(path)
             if to_resume:
                 _refuse_weights_alone(path, manifest)
         except NewerFormat:
@@ -251,7 +246,7 @@ def _refuse_if_any(root: str | os.PathLike[str], skipped: list[str]) -> None:
         )
 
 
-def _verified_manifest(path: Path) -> dict[str, Any]:
+def verified_manifest(path: Path) -> dict[str, Any]:
     """Returns the manifest of a checkpoint after verifying the manifest and the file sizes.
 
     Raises CheckpointError if either is wrong, and NewerFormat for a format of a later version.

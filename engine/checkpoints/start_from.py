@@ -1,21 +1,24 @@
 """A new run can start from the weights of an earlier run's checkpoint (`model.start_from`).
 
 The fp32 masters are taken to the bit, also where the new run has another precision that can hold
-them. The moments of AdamW begin anew, as do the steps and the order of the rows.
+them, or trains other parts of the model. Only weights that the new run does not train are rounded
+to bf16, if it computes in that. The moments of AdamW begin anew, as do the steps and the order of
+the rows.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from engine.checkpoints.checkpoint import MANIFEST, CheckpointInfo
-from engine.checkpoints.restore import checkpoint_dtype, load_checkpoint, newest_checkpoint
+from engine.checkpoints.restore import load_checkpoint, newest_checkpoint, verified_manifest
 from engine.errors import CheckpointError, ModelError
 from engine.host.host_store import HostStore
-from engine.planes.layout import WEIGHT_PLANES
+from engine.planes.layout import WEIGHT_PLANES, UnitLayout, lay_out
 from engine.progress import Progress, untold
 from engine.runs.folder import BEST_FOLDER
 
@@ -57,11 +60,14 @@ def load_start(
     """
     path = newest_weights(place)
     try:
-        dtype = checkpoint_dtype(path)
-        if dtype == store.dtype:
+        manifest = verified_manifest(path)
+        dtype: Literal["float32", "bfloat16"]
+        dtype = "float32" if manifest["dtype"] == "float32" else "bfloat16"
+        layouts = _layouts_of(manifest, store)
+        if dtype == store.dtype and layouts == list(store.layouts.values()):
             return load_checkpoint(path, store, buffers, WEIGHT_PLANES, progress)
         # The moments are allocated later, so there is room for both kinds of weights.
-        other = HostStore(list(store.layouts.values()), dtype)
+        other = HostStore(layouts, dtype)
         try:
             other.allocate_weights()
             info = load_checkpoint(path, other, buffers, WEIGHT_PLANES, progress)
@@ -73,3 +79,22 @@ def load_start(
             other.close()
     except CheckpointError as error:
         raise ModelError(f"model.start_from: {error}") from None
+
+
+def _layouts_of(manifest: Mapping[str, Any], store: HostStore) -> list[UnitLayout]:
+    """Returns the layouts of a store with those parameters frozen that the run of a checkpoint did
+    not train. Those of a checkpoint of another model are the store's, and loading it refuses it.
+    """
+    written = {entry["unit"]: entry["parameters"] for entry in manifest["units"]}
+    layouts = []
+    for unit, layout in store.layouts.items():
+        own = {spec.full_name: spec for spec in layout.parameters}
+        names = [each["full_name"] for each in written.get(unit, ())]
+        if sorted(names) != sorted(own):
+            return list(store.layouts.values())
+        specs = [
+            replace(own[each["full_name"]], frozen=each.get("frozen", False))
+            for each in written[unit]
+        ]
+        layouts.append(lay_out(unit, specs))
+    return layouts

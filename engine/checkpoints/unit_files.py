@@ -41,6 +41,8 @@ def description(layout: UnitLayout) -> dict[str, Any]:
     for spec, offset in zip(layout.parameters, layout.offsets):
         fields = asdict(spec)
         del fields["exact"]  # the planes are the same, whatever the device computes with
+        if not spec.frozen:  # earlier versions do not know the word
+            del fields["frozen"]
         parameters.append({**fields, "offset": offset})
     return {
         "unit": layout.unit,

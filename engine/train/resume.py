@@ -18,6 +18,7 @@ from typing import Any
 from engine.config.settings import AUTO, TrainConfig
 from engine.errors import RunError
 from engine.paths import program_command
+from engine.words import counted
 
 ORDER = ("train.batch_size", "train.seed", "data.shuffle")
 """These settings decide which rows a step reads. If they changed, some rows would be skipped and
@@ -122,6 +123,12 @@ def changed_settings(
     Raises RunError if the run cannot continue from that checkpoint.
     """
     before, now = state.get("settings") or {}, _settings(config)
+    if before and _parts(before) != _parts(now):
+        raise RunError(
+            f"Run {run_id} trained {_parts_in_words(before)} up to step {step:,} and is to train "
+            f"{_parts_in_words(now)} now; leave train.method, train.part_names and "
+            f"train.last_blocks as they were, or {train_on_in_words(run_id)}."
+        )
     told = []
     for name, value in now.items():
         if name not in before or before[name] == value:
@@ -156,6 +163,22 @@ def changed_settings(
             f"The run was to have {state['total_steps']:,} steps and has {total_steps:,} now."
         )
     return told
+
+
+def _parts(settings: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Returns what is trained by these settings. Earlier versions trained the whole model."""
+    if settings.get("train.method", "full") == "full":
+        return ()
+    return sorted(settings["train.part_names"]), settings["train.last_blocks"]
+
+
+def _parts_in_words(settings: Mapping[str, Any]) -> str:
+    """Returns the same in words."""
+    if not _parts(settings):
+        return "the whole model"
+    names, blocks = _parts(settings)
+    words = [f"the last {counted(blocks, 'block')}"] if blocks else []
+    return " and ".join([*words, *names])
 
 
 def train_on_in_words(run_id: str) -> str:
