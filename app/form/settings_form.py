@@ -66,6 +66,9 @@ LABELS = {
     "data.typed_tokens": "Special tokens in turns",
     "data.eval_fraction": "Held-out share",
     "train.batch_size": "Batch size (rows)",
+    "train.method": "What is trained",
+    "train.part_names": "Parameters to train (one pattern a line)",
+    "train.last_blocks": "Last blocks to train",
     "train.micro_batch_size": "Micro-batch size (rows)",
     "train.eps": "AdamW epsilon",
     "train.beta1": "AdamW beta 1",
@@ -100,6 +103,10 @@ CHOICE_LABELS = {
         "random": "random weights (from scratch)",
     },
     "model.dtype": {"bfloat16": "bfloat16, fp32 masters", "float32": "float32"},
+    "train.method": {
+        "full": "the whole model",
+        "parts": "the parts that are named here",
+    },
     "train.optimizer": {
         "adamw": "AdamW, moments in fp32",
         "adamw_bf16": "AdamW, moments in bf16",
@@ -164,6 +171,12 @@ SHORT_HELP = {
         "14, 10 or 8.03 bytes of RAM a parameter, fp32 masters and gradient included (2 more in "
         "float32; 10 for embeddings in 8 bits). Smaller moments change results slightly."
     ),
+    "train.method": (
+        "A frozen parameter takes 2 bytes of RAM (4 in float32), and units below the first trained "
+        "one have no backward."
+    ),
+    "train.part_names": "Full names, such as model.layers.*.mlp.* or lm_head.weight.",
+    "train.last_blocks": "All parameters of so many blocks; final norm and head are named above.",
     "train.learning_rate": "Peak, AdamW.",
     "train.decay_steps": "Of warmup_stable_decay, at the end; empty: a tenth of the run.",
     "train.min_learning_rate": "Reached by the end of the run.",

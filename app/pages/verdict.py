@@ -176,9 +176,12 @@ def _as_shown(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def _size_words(report: FitReport) -> str:
     model = report.model
+    trained = ""
+    if model["trained_parameters"] != model["parameters"]:
+        trained = f", {in_count(model['trained_parameters'])} of them trained"
     return (
         f"{in_count(model['parameters'])} parameters ({model['model_type']}, {model['blocks']} "
-        f"blocks), up to {report.time['tokens_per_step']:,} tokens a step"
+        f"blocks){trained}, up to {report.time['tokens_per_step']:,} tokens a step"
     )
 
 

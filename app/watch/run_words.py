@@ -128,6 +128,9 @@ def _facts(snapshot: RunSnapshot) -> list[list[str]]:
     if snapshot.parameters:
         parameters = in_count(snapshot.parameters)
         facts.append(["Model", f"{parameters} parameters in {len(snapshot.units)} units"])
+        if snapshot.trained_parameters is not None:
+            trained = in_count(snapshot.trained_parameters)
+            facts.append(["Trained", f"{trained} of these parameters; the others are frozen"])
     if snapshot.device:
         facts.append(["Computes on", snapshot.device_name or snapshot.device.upper()])
     if snapshot.sessions > 1:

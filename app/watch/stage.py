@@ -93,7 +93,10 @@ def _done(snapshot: RunSnapshot) -> list[str]:
         done.append(f"The data are read: {counted(rows, 'row')}{tokens}.")
     if snapshot.parameters:
         units = counted(len(snapshot.units), "unit")
-        done.append(f"The model has {in_count(snapshot.parameters)} parameters in {units}.")
+        trained = ""
+        if snapshot.trained_parameters is not None:
+            trained = f", of which {in_count(snapshot.trained_parameters)} are trained"
+        done.append(f"The model has {in_count(snapshot.parameters)} parameters in {units}{trained}.")
     memory = snapshot.memory
     if len(memory):
         done.append(f"The process takes {in_bytes(memory.host_rss[-1])} of host memory.")

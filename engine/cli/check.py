@@ -288,11 +288,12 @@ def report_as_text(report: FitReport, machine: Machine) -> str:
     active = ""
     if model["active_parameters"] != model["parameters"]:
         active = f" ({_billions(model['active_parameters'])} active)"
+    trained = ""
     if model["trained_parameters"] != model["parameters"]:
-        active += f" of which {_billions(model['trained_parameters'])} are trained,"
+        trained = f", {_billions(model['trained_parameters'])} of them trained"
     lines = [
         f"{model['source']}: {model['model_type']}, {_billions(model['parameters'])} "
-        f"parameters{active} in {model['blocks']} blocks, {model['dtype']}",
+        f"parameters{active} in {model['blocks']} blocks{trained}, {model['dtype']}",
         report.headline,
     ]
     lines += [f"  - {reason}" for reason in report.reasons]

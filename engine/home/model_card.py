@@ -99,8 +99,12 @@ def _origin(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -> s
     else:
         begun = f"from {base}"
     size = f"{snapshot.parameters:,} parameters, " if snapshot.parameters else ""
+    what = "All weights were"
+    if snapshot.trained_parameters is not None:
+        what = f"{snapshot.trained_parameters:,} of the weights were"
+        begun += ", and the others are those from before"
     return (
-        f"All weights were trained {begun}, with Ramstream "
+        f"{what} trained {begun}, with Ramstream "
         f"{snapshot.program_version}. These are the weights after step {exported.step:,} of "
         f"{snapshot.total_steps:,}: {size}written in {exported.dtype}. The licence of the base "
         "model goes on to apply."

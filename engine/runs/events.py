@@ -63,6 +63,8 @@ class RunStarted(Event, frozen=True):
     device_name: str = ""
     total_steps: Whole = 0
     parameters: Whole = 0
+    trained_parameters: Whole | None = None
+    """So many of them are trained; None where all are, and in records of earlier versions."""
     units: list[str] = []
     resumed_step: Whole | None = None
     program_version: str = ""
@@ -174,8 +176,9 @@ class StepFinished(Event, frozen=True):
     seconds: Number = 0.0
     tokens_per_second: Number = 0.0
     tflops: Number = 0.0
-    """The rate is model FLOPs (6 x parameters used per token x tokens) / seconds / 1e12. Recompute
-    and padding are not counted.
+    """The rate is model FLOPs (6 x parameters used per token x tokens, or less where parts of the
+    model are trained: `RunStarted.flops_formula`) / seconds / 1e12. Recompute and padding are not
+    counted.
     """
     exposed: dict[str, Number] = {}
     """The COMPUTE lane waited this many seconds for each cause: h2d, d2h, optimizer, other and,

@@ -183,6 +183,7 @@ class RunSnapshot(SnapshotFields):
         self.device_name = event.device_name
         self.total_steps = event.total_steps
         self.parameters = event.parameters
+        self.trained_parameters = event.trained_parameters
         self.units = event.units
         self.program_version = event.program_version
         self.flops_formula = event.flops_formula

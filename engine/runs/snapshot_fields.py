@@ -41,6 +41,8 @@ class SnapshotFields:
     device_name: str = ""
     total_steps: int = 0
     parameters: int = 0
+    trained_parameters: int | None = None
+    """So many of them are trained; None where all are."""
     units: list[str] = field(default_factory=list)
     program_version: str = ""
     flops_formula: str = ""

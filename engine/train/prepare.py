@@ -437,6 +437,7 @@ def started_event(config: TrainConfig, prepared: Prepared, version: str, pid: in
         device_name=prepared.backend.device_name,
         total_steps=prepared.total_steps,
         parameters=prepared.model.parameter_count,
+        trained_parameters=prepared.model.trained_count if config.train.parts else None,
         units=[unit.name for unit in prepared.model.units],
         resumed_step=prepared.step or None,
         program_version=version,
