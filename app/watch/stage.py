@@ -96,7 +96,8 @@ def _done(snapshot: RunSnapshot) -> list[str]:
         trained = ""
         if snapshot.trained_parameters is not None:
             trained = f", of which {in_count(snapshot.trained_parameters)} are trained"
-        done.append(f"The model has {in_count(snapshot.parameters)} parameters in {units}{trained}.")
+        size = in_count(snapshot.parameters)
+        done.append(f"The model has {size} parameters in {units}{trained}.")
     memory = snapshot.memory
     if len(memory):
         done.append(f"The process takes {in_bytes(memory.host_rss[-1])} of host memory.")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.fit.cost import parameter_flops
 from engine.model.shape import ModelShape
+from engine.planes.active_parameters import parameter_flops
 
 
 def step_flops(shape: ModelShape, rows: int, row_length: int, recomputed: int) -> dict[str, float]:

@@ -18,7 +18,6 @@ import numpy as np
 from engine.checkpoints.weights import initialise
 from engine.config.settings import ModelConfig, Optimizer
 from engine.data.rows import IGNORED, MicroBatch
-from engine.fit.cost import parameter_flops
 from engine.host.held_step import HeldStep
 from engine.host.host_adamw import AdamWSettings, HostAdamW
 from engine.host.host_store import HostStore
@@ -32,6 +31,7 @@ from engine.plan.ops import Lane, OpKind
 from engine.plan.shards import Shards
 from engine.plan.step_plan import Span
 from engine.plan.waits import as_records, overlap_seconds, seconds_by_cause, waits_of
+from engine.planes.active_parameters import parameter_flops
 from engine.planes.layout import PLANE_ITEM_BYTES
 from engine.ranks.build_engine import LeadersParts, build_engines, lead_shared
 from engine.ranks.crew import Crew, CrewPlan

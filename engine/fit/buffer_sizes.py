@@ -370,7 +370,9 @@ def _plane_note(shape: ModelShape, choices: PlanChoices, plane: str, size: int) 
     if is_moment:
         units = units[: len(units) - choices.spilled_units]
     is_high = plane == "weight_high"
-    numel = sum(unit.weight_numel if is_high else unit.numel for unit in units)
+    numel = sum(unit.numel for unit in units)
+    if is_high:
+        numel += sum(unit.frozen_numel for unit in units)
     text = f"{PLANE_NOTES[plane]}{kind}, {size / numel:.3g} bytes a parameter"
     if shape.work_parameters is not None and not is_high:
         text += " that is trained"

@@ -276,7 +276,7 @@ def host_rate(rates: Rates, optimizer: Optimizer, beside_states: bool) -> float:
 
 
 class _Pass(NamedTuple):
-    """A `_Pass` over a block takes so many times as long as its forward, but for matrix products."""
+    """A `_Pass` over a block takes so many times a forward, but for its matrix products."""
 
     other: float
     attention: float
@@ -440,34 +440,6 @@ class Cost:
             + self.gradient(HEAD, 8)
         )
         return max(work, self.launch(OpKind.FORWARD))
-
-
-# ---------------------------------------------------------------------- FLOPs
-
-_WHOLE = "6 x parameters that a token passes through x tokens"
-_PARTS = (
-    "2 x (parameters that a token passes through in forward + those down to the first trained one "
-    "+ those that are trained) x tokens"
-)
-
-
-def planned_flops_formula(is_whole: bool) -> str:
-    """Returns the formula that is shown with a planned step. is_whole: the whole model is
-    trained.
-    """
-    return f"{_WHOLE if is_whole else _PARTS} of full rows; recompute not counted"
-
-
-def measured_flops_formula(is_whole: bool) -> str:
-    """Returns the formula that is shown with the measured rate of a step."""
-    return f"{_WHOLE if is_whole else _PARTS} (padding and recompute not counted) / seconds"
-
-
-def parameter_flops(active_parameters: int, tokens: int) -> int:
-    """Returns the FLOPs of forward and backward on so many tokens, by the formula shown. Where
-    parts are trained, these are the parameters of a model that takes as many FLOPs.
-    """
-    return 6 * active_parameters * tokens
 
 
 def largest_product(shape: ModelShape, tokens: int) -> float:

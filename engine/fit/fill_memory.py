@@ -105,8 +105,6 @@ class MemoryFiller:
         blocks = len(sizer.shape.blocks)
         self._counts: Sequence[int] = range(blocks, -1, -1)
         """These numbers of kept or resident blocks are tried."""
-        self._most_kept = blocks - sizer.shape.forward_blocks
-        """Only so many blocks have a backward, for which they may keep activations."""
         if sizer.device == "cpu":
             self._counts = (blocks, 0)
 
@@ -119,7 +117,7 @@ class MemoryFiller:
         resident = 0 if engine.residency == AUTO else engine.residency
         kept = 0
         if engine.save_level == "all":
-            kept = min(resident or 1, self._most_kept)
+            kept = min(resident or 1, self.sizer.most_kept)
         can_go_to_host = engine.save_level in (AUTO, "all") and self.sizer.device == "cuda"
         choices = self._frame.changed(
             micro_batches=spread.micro_batches,
@@ -383,7 +381,7 @@ class MemoryFiller:
         if not self.sizer.fits(size, choices):
             return
         choices = self._with_kept_blocks(size, choices)
-        if choices.kept_blocks == self._most_kept:  # there are no boundaries
+        if choices.kept_blocks == self.sizer.most_kept:  # there are no boundaries
             choices = choices.changed(host_boundaries=False)
         choices = self._with_resident_blocks(size, choices)
         yield Candidate(size, choices)
@@ -399,7 +397,7 @@ class MemoryFiller:
         stays = self.sizer.device == "cpu" and self._engine.residency == AUTO
 
         def keeping(count: int) -> PlanChoices:
-            kept = min(count, self._most_kept)
+            kept = min(count, self.sizer.most_kept)
             if stays:
                 return choices.changed(kept_blocks=kept, resident_blocks=count)
             return choices.changed(kept_blocks=kept)

@@ -12,7 +12,6 @@ from typing import Any
 
 from engine.config.settings import TrainConfig
 from engine.fit.checkpoint_needs import best_bytes
-from engine.fit.cost import parameter_flops, planned_flops_formula
 from engine.fit.memory_items import MEMORY, PartName
 from engine.fit.needs import (
     NOTHING_MORE,
@@ -33,6 +32,7 @@ from engine.machine.known_machines import known_machine
 from engine.machine.read_machine import Machine
 from engine.model.find_shape import shape_from_source
 from engine.model.shape import ModelShape
+from engine.planes.active_parameters import parameter_flops, planned_flops_formula
 from engine.words import GIB, in_gib
 
 WORDS = {

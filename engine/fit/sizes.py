@@ -178,6 +178,11 @@ class Sizer:
     def device(self) -> str:
         return self.memory.device
 
+    @property
+    def most_kept(self) -> int:
+        """Returns how many blocks have a backward, for which they may keep activations."""
+        return len(self.shape.blocks) - self.shape.forward_blocks
+
     def fits(self, size: int, choices: PlanChoices, limit: float | None = None) -> bool:
         """Tells whether the choices take no more than `limit` bytes, by default those that
         automatic choices may fill.

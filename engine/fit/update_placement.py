@@ -63,10 +63,13 @@ def wait_for_boundaries(cost: Cost, choices: PlanChoices) -> float:
     """
     if not choices.spilled_boundaries:
         return 0.0
-    blocks = len(cost.shape.blocks)
-    recomputed, pairs = blocks - choices.kept_blocks, len(seconds_of_pairs(blocks, choices))
-    forward = choices.micro_batches * cost.first_forwards[recomputed]
-    backward = choices.micro_batches * (cost.passes - cost.first_forwards[-1]) * recomputed / blocks
+    blocks, first = len(cost.shape.blocks), cost.shape.forward_blocks
+    pairs, last_bounded = len(seconds_of_pairs(blocks, choices)), blocks - choices.kept_blocks
+    recomputed = last_bounded - first
+    below = cost.first_forwards[first]
+    forward = choices.micro_batches * (cost.first_forwards[last_bounded] - below)
+    backward = choices.micro_batches * (cost.passes - cost.first_forwards[-1])
+    backward *= recomputed / (blocks - first)
     seconds = forward * pairs / recomputed
     last = choices.rounds * pairs * DISK_RINGS * cost.on_disk(Lane.WRITE, cost.hidden_bytes)
     hiding = {Lane.WRITE: forward - seconds + min(seconds, last), Lane.READ: forward + backward}
@@ -94,7 +97,9 @@ class _Placement:
         first = settled_blocks(len(shape.blocks), choices)
         streamed, resident = shape.blocks[first:first_resident], shape.blocks[first_resident:]
         self._settled = choices.settled_units
-        self._in_place = cost.in_place(shape.first_gradients[choices.settled_units] // choices.ranks)
+        self._in_place = cost.in_place(
+            shape.first_gradients[choices.settled_units] // choices.ranks
+        )
         in_slots = (*resident, *streamed[: choices.slots])
         if settled_blocks(len(shape.blocks), choices) < shape.forward_blocks:
             in_slots = resident  # other blocks are in the shared slots when the next step begins

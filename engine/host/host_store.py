@@ -366,7 +366,7 @@ class HostStore:
     def _put_high(
         self, unit: str, offset: int, source: torch.Tensor, buffer: torch.Tensor | None
     ) -> None:
-        """Sets weights that are not trained, from element `offset` on. Torch rounds ties to even."""
+        """Sets weights that are not trained, from an element on. Torch rounds ties to even."""
         dtype = torch.bfloat16 if self.dtype == "bfloat16" else torch.float32
         for piece in fp32_pieces(source, buffer):
             content = piece.to(dtype).view(torch.uint8).numpy()

@@ -36,9 +36,10 @@ longer than those of the trial.
 def build_model(config: Any, model: ModelConfig, parts: Parts | None = None) -> StreamedModel:
     """Builds the skeleton on the meta device and splits it into units.
 
-    `config` is a transformers configuration. parts: those that are trained, None for all. The probe runs the model once on two tokens with
-    weights that occupy no memory, so it takes well under a second for any size. Raises ModelError
-    for a model that cannot be streamed, and ConfigError where it lacks such a part.
+    `config` is a transformers configuration. parts: those that are trained, None for all. The probe
+    runs the model once on two tokens with weights that occupy no memory, so it takes well under a
+    second for any size. Raises ModelError for a model that cannot be streamed, and ConfigError
+    where it lacks such a part.
     """
     refuse_family(config)
     if config.model_type in _FAILS_IN_BF16 and model.dtype == "bfloat16":

@@ -61,9 +61,7 @@ _NUMBERS = {
 """These whole numbers of a row have at least these values."""
 
 
-def shape_key(
-    content: bytes, dtype: str, attention: str, parts: Parts | None = None
-) -> str | None:
+def shape_key(content: bytes, dtype: str, attention: str, parts: Parts | None = None) -> str | None:
     """Returns the name under which a shape is kept, for a model whose config.json is `content`.
     parts: those that are trained, None for all.
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from engine.model.activation_sizes import Activations
 from engine.model.activations import Counted, argument_numel, count_activations
-from engine.planes.active_parameters import routed_experts
 from engine.model.shape import FP32_LOGIT_BYTES, ModelShape, UnitShape
 from engine.model.units import StreamedModel
+from engine.planes.active_parameters import routed_experts
 from engine.planes.layout import PLANE_ITEM_BYTES, UnitLayout
 
 ACTIVATION_FACTOR = 1.3

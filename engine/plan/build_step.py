@@ -161,11 +161,12 @@ def _refuse_contradictions(
     if unknown or (homes and choices.update_buffers < 1):
         raise ValueError(f"{choices.update_buffers} buffers for the optimizers of {homes}")
     _refuse_wrong_ranks(choices, sizes)
-    if sizes is not None and sizes.frozen:
-        _refuse_wrong_frozen(blocks, choices, TrainedUnits(blocks, sizes.frozen))
+    trained = TrainedUnits(blocks, sizes.frozen if sizes is not None else ())
+    if trained.frozen:
+        _refuse_wrong_frozen(blocks, choices, trained)
     _refuse_wrong_spares(choices)
     _refuse_wrong_settlers(blocks, choices)
-    _refuse_wrong_spill(blocks, choices)
+    _refuse_wrong_spill(blocks, choices, trained)
 
 
 def _refuse_wrong_ranks(choices: PlanChoices, sizes: PlaneSizes | None) -> None:
@@ -204,7 +205,7 @@ def _refuse_wrong_frozen(blocks: list[str], choices: PlanChoices, trained: Train
         raise ValueError("blocks are recorded only where all units have a backward")
 
 
-def _refuse_wrong_spill(blocks: list[str], choices: PlanChoices) -> None:
+def _refuse_wrong_spill(blocks: list[str], choices: PlanChoices, trained: TrainedUnits) -> None:
     """Raises ValueError where these moments and boundaries cannot be on the disk."""
     units = 2 + len(blocks)
     if not 0 <= choices.spilled_units <= units - choices.settled_units:
@@ -214,7 +215,7 @@ def _refuse_wrong_spill(blocks: list[str], choices: PlanChoices) -> None:
         )
     if choices.spilled_units and choices.device_homes:
         raise ValueError("moments on the disk cannot be streamed to the device")
-    kept = choices.micro_batches * len(bounded_blocks(len(blocks), choices))
+    kept = choices.micro_batches * len(bounded_blocks(len(trained.blocks_back), choices))
     spilled = choices.spilled_boundaries
     if not 0 <= spilled <= kept:
         raise ValueError(f"{spilled} boundaries cannot be on the disk where a step keeps {kept}")

@@ -46,8 +46,8 @@ class ReadBoundary(OfMicroBatch):
 
 
 class SpilledBoundaries:
-    """A `SpilledBoundaries` writes the ops between host and disk into `drafts`. blocks: all blocks,
-    in forward order.
+    """A `SpilledBoundaries` writes the ops between host and disk into `drafts`. blocks: those with
+    a backward, in forward order.
     """
 
     def __init__(self, blocks: Sequence[str], choices: PlanChoices, drafts: list[Draft]):

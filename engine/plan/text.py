@@ -4,7 +4,7 @@ a diff of lines, and a grid for human readers. No torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -118,50 +118,35 @@ def to_text(plan: StepPlan) -> str:
         f"elements of a piece: {plan.piece_numel}",
         f"elements of a ring buffer: {plan.ring_numel}",
     ]
-    if plan.arena:
-        facts += [
-            f"arena: {'; '.join(f'{buffer} at {start}' for buffer, start in plan.arena)}",
-            f"bytes of the arena: {plan.arena_bytes}",
-            f"places of update buffers: {', '.join(map(str, plan.buffer_places))}",
-        ]
-    facts += _facts_of_ranks(plan)
-    if plan.rounded_in_sums:
-        facts.append(f"gradients in their sums: {', '.join(plan.rounded_in_sums)}")
-    if plan.outer_in_parked:
-        facts.append("embed and head: in parked gradients")
-    if plan.graphs:
-        facts.append(f"graphs of micro-batches: {plan.graphs}")
-    if plan.embed_piece:
-        facts.append(f"elements of a piece of embed: {plan.embed_piece}")
-    if plan.gradient_rings:
-        facts.append(f"gradient rings: {', '.join(map(str, plan.gradient_rings))}")
-    if plan.state_rings:
-        facts += [
-            f"state rings: {', '.join(map(str, plan.state_rings))}",
-            f"elements of a piece on the disk: {plan.spill_numel}",
-        ]
-    if plan.disk_rings:
-        facts.append(f"disk rings: {', '.join(map(str, plan.disk_rings))}")
-    if plan.settled:
-        facts.append(f"settled: {_places_text(plan.settled)}")
-    if plan.frozen:
-        facts.append(f"frozen: {', '.join(plan.frozen)}")
-    if plan.forward_only:
-        facts.append(f"forward only: {', '.join(plan.forward_only)}")
-    if plan.held:  # only some passes without gradients have such units
-        facts.append(f"held: {_places_text(plan.held)}")
+    facts += [fact for fact in _rare_facts(plan) if not fact.endswith(": ")]
     lines = [fact.rstrip() for fact in facts] + ["", *map(_op_text, plan.ops)]
     return "\n".join(lines) + "\n"
 
 
-def _facts_of_ranks(plan: StepPlan) -> list[str]:
-    """Returns the lines that say which of several ranks a plan is of."""
-    facts = []
+def _rare_facts(plan: StepPlan) -> Iterator[str]:
+    """Yields the properties that only some plans have. One that a plan lacks ends with a colon."""
+    if plan.arena:
+        yield f"arena: {'; '.join(f'{buffer} at {start}' for buffer, start in plan.arena)}"
+        yield f"bytes of the arena: {plan.arena_bytes}"
+        yield f"places of update buffers: {', '.join(map(str, plan.buffer_places))}"
     if plan.shards.ranks > 1:
-        facts.append(f"shard: {plan.shards.rank} of {plan.shards.ranks}")
+        yield f"shard: {plan.shards.rank} of {plan.shards.ranks}"
     if plan.hosts > 1:
-        facts.append(f"hosts: {plan.hosts}")
-    return facts
+        yield f"hosts: {plan.hosts}"
+    yield f"gradients in their sums: {', '.join(plan.rounded_in_sums)}"
+    if plan.outer_in_parked:
+        yield "embed and head: in parked gradients"
+    yield f"graphs of micro-batches: {plan.graphs or ''}"
+    yield f"elements of a piece of embed: {plan.embed_piece or ''}"
+    yield f"gradient rings: {', '.join(map(str, plan.gradient_rings))}"
+    yield f"state rings: {', '.join(map(str, plan.state_rings))}"
+    if plan.state_rings:
+        yield f"elements of a piece on the disk: {plan.spill_numel}"
+    yield f"disk rings: {', '.join(map(str, plan.disk_rings))}"
+    yield f"settled: {_places_text(plan.settled)}"
+    yield f"frozen: {', '.join(plan.frozen)}"
+    yield f"forward only: {', '.join(plan.forward_only)}"
+    yield f"held: {_places_text(plan.held)}"  # only some passes without gradients have such units
 
 
 def from_text(text: str) -> StepPlan:

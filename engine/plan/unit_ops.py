@@ -73,7 +73,7 @@ class UnitOps:
         places = Places(self.buffers.lasting_slots(), self.buffers.shared_sums())
         self.device = DeviceUpdates(blocks, places, choices, sizes, self._drafts)
         self.spilled = SpilledUpdates(blocks, self.buffers, choices, sizes, self._drafts)
-        self.on_disk = SpilledBoundaries(blocks, choices, self._drafts)
+        self.on_disk = SpilledBoundaries(self.trained.blocks_back, choices, self._drafts)
 
     # ------------------------------------------------------------------ forward
 

@@ -1,5 +1,5 @@
-"""How many parameters of a model a token passes through is counted here, in forward and in backward.
-No torch.
+"""The parameters of a model that a token passes through are counted here, in forward and in
+backward, and the FLOPs that this takes. No torch.
 """
 
 from __future__ import annotations
@@ -55,3 +55,31 @@ def routed_experts(text_config: Any) -> tuple[int, int]:
             chosen = chosen or getattr(text_config, "top_k_experts", None)
             return experts, chosen or experts
     return 0, 0
+
+
+# ---------------------------------------------------------------------- FLOPs
+
+_WHOLE = "6 x parameters that a token passes through x tokens"
+_PARTS = (
+    "2 x (parameters that a token passes through in forward + those down to the first trained one "
+    "+ those that are trained) x tokens"
+)
+
+
+def planned_flops_formula(is_whole: bool) -> str:
+    """Returns the formula that is shown with a planned step. is_whole: the whole model is
+    trained.
+    """
+    return f"{_WHOLE if is_whole else _PARTS} of full rows; recompute not counted"
+
+
+def measured_flops_formula(is_whole: bool) -> str:
+    """Returns the formula that is shown with the measured rate of a step."""
+    return f"{_WHOLE if is_whole else _PARTS} (padding and recompute not counted) / seconds"
+
+
+def parameter_flops(active_parameters: int, tokens: int) -> int:
+    """Returns the FLOPs of forward and backward on so many tokens, by the formula shown. Where
+    parts are trained, these are the parameters of a model that takes as many FLOPs.
+    """
+    return 6 * active_parameters * tokens

@@ -64,7 +64,8 @@ class BlockSizes:
         return self._last[count]
 
     def largest_sums(self, seconds: range) -> tuple[int, int]:
-        """Returns the elements of the largest gradient of these blocks, and of the others. `seconds` counts blocks from 0; without any, the first number is 0, and without others the
+        """Returns the elements of the largest gradient of these blocks, and of the others.
+        `seconds` counts blocks from 0; without any, the first number is 0, and without others the
         second.
         """
         if seconds not in self._sums:

@@ -12,9 +12,6 @@ from engine.config.trained_parts import BLOCKS, NAMES, Parts
 from engine.errors import ConfigError
 from engine.planes.layout import UnitLayout, lay_out
 
-_EXAMPLES = 3
-"""A sentence about a pattern that fits nothing shows so many names."""
-
 
 def with_frozen(
     layouts: Sequence[UnitLayout], aliases: Mapping[str, str], parts: Parts
@@ -30,9 +27,7 @@ def with_frozen(
 
 
 def _with_frozen(layout: UnitLayout, trained: set[str]) -> UnitLayout:
-    specs = [
-        replace(spec, frozen=spec.full_name not in trained) for spec in layout.parameters
-    ]
+    specs = [replace(spec, frozen=spec.full_name not in trained) for spec in layout.parameters]
     return lay_out(layout.unit, specs)
 
 
@@ -65,7 +60,8 @@ def _named(
 
 
 def _examples(names: Mapping[str, str]) -> str:
-    """Returns names that a pattern may fit, in words: of the first, a middle and the last."""
-    listed = list(names)
-    shown = dict.fromkeys(listed[at * (len(listed) - 1) // (_EXAMPLES - 1)] for at in range(_EXAMPLES))
+    """Returns names that a pattern may fit, in words: the first, a middle one and the last."""
+    first, *others = names
+    middle = others[len(others) // 2 : -1][:1]
+    shown = dict.fromkeys([first, *middle, *others[-1:]])
     return f"its parameters have names such as {', '.join(shown)}."

@@ -257,7 +257,7 @@ def lay_out(unit: str, parameters: list[ParameterSpec]) -> UnitLayout:
     high_only = [spec for spec in parameters if spec.frozen and not spec.exact]
     whole = [spec for spec in parameters if not spec.frozen or spec.exact]
     decayed = [spec for spec in whole if spec.decay and not spec.frozen]
-    spared = [spec for spec in whole if not spec.decay or spec.frozen]
+    spared = [spec for spec in whole if spec not in decayed]
     ordered = [*decayed, *spared, *high_only]
     stops = list(itertools.accumulate((_aligned(spec.numel) for spec in ordered), initial=0))
     return UnitLayout(

@@ -99,6 +99,7 @@ def _rows_backward(
     first = start // width
     count = min(rows, -(-stop // width)) - first
     gradient = step.lookups[op.micro_batch].rows_gradient(step.hidden[op.micro_batch], first, count)
+    assert op.grad is not None  # embed has no backward unless it is trained
     total = context.state.grads[op.grad][: stop - start]
     filled = total[: count * width].view(count, width)
     if op.first:

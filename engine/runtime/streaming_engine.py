@@ -139,12 +139,11 @@ class StreamingEngine:
 
     def _step_plan(self, updates: bool = True) -> StepPlan:
         numel = {unit.name: unit.layout.numel for unit in self.model.units}
-        pieces = small_pieces(self._store.largest_block)
         largest = max(unit.layout.high_numel for unit in self.model.blocks)
         sizes = PlaneSizes(
             numel,
             self._update_buffer.numel,
-            self._store.update_buffer(pieces, self.shards).numel,
+            self._store.update_buffer(small_pieces(self._store.largest_block), self.shards).numel,
             self._update_buffer.bytes,
             embed_piece(self.model.units[0].layout, largest, self.model.tied),
             TORCH_DTYPES[self.model.dtype].itemsize,

@@ -14,7 +14,6 @@ from typing import cast
 from msgspec.structs import replace
 
 from engine.data.rows import MicroBatch
-from engine.fit.cost import parameter_flops
 from engine.machine.gpus import GpuSampler
 from engine.memory.memory_watch import LOOK_SECONDS, MemoryWatch, host_limit
 from engine.plan.ops import Lane
@@ -27,6 +26,7 @@ from engine.plan.waits import (
     waits_as_records,
     waits_of,
 )
+from engine.planes.active_parameters import parameter_flops
 from engine.ranks.rank_samples import gpus_here, samples_of_ranks
 from engine.runs import field_types
 from engine.runs.events import LogLine, MemorySampled, StepFinished, StepTimeline, UnitNorms

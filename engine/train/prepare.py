@@ -35,7 +35,7 @@ from engine.data.preview import check_first_rows
 from engine.data.template_process import template_process
 from engine.data.tokenise import Execution
 from engine.errors import CheckpointError, RunError
-from engine.fit.cost import largest_product, measured_flops_formula
+from engine.fit.cost import largest_product
 from engine.fit.planner import Chosen
 from engine.host.host_adamw import HostAdamW
 from engine.host.host_store import HostStore
@@ -49,6 +49,7 @@ from engine.model.hub import fetch
 from engine.model.pretrained_files import load_config, load_tokenizer
 from engine.model.units import StreamedModel
 from engine.plan.text import grid
+from engine.planes.active_parameters import measured_flops_formula
 from engine.progress import Progress
 from engine.ranks.build_engine import LeadersParts, adamw_settings, build_engines
 from engine.ranks.crew import Crew

@@ -9,12 +9,13 @@ import dataclasses
 import pytest
 import torch
 
+from engine.bench.step_flops import step_flops
 from engine.config.settings import ModelConfig, TrainConfig
 from engine.config.trained_parts import Parts
 from engine.errors import ConfigError
 from engine.fit.buffer_sizes import fixed_items, host_boundary_bytes, update_buffer
 from engine.fit.choose import choose
-from engine.fit.cost import MicroBatch, parameter_flops, step_flops
+from engine.fit.cost import MicroBatch
 from engine.fit.job import Job, Target
 from engine.fit.memory_items import PartName, items_of
 from engine.fit.predict import predicted_step
@@ -31,6 +32,7 @@ from engine.model.shape_rows import pack, unpack
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes, settled_of
 from engine.plan.validate import validate
+from engine.planes.active_parameters import parameter_flops
 from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.device_state import DeviceBuffers, DeviceState
 from engine.words import GIB
@@ -170,7 +172,9 @@ def test_flops_are_those_of_what_is_computed():
     assert counted["model"] == pytest.approx(model, rel=1e-3)
     assert counted["hardware"] - counted["model"] == pytest.approx(2 * tokens * block + attention)
     same = shape_of(build_model(configuration, how, Parts(("*",))))
-    assert parameter_flops(same.counted_parameters, 7) == parameter_flops(whole.active_parameters, 7)
+    assert parameter_flops(same.counted_parameters, 7) == parameter_flops(
+        whole.active_parameters, 7
+    )
 
 
 # ------------------------------------------------------------------ choosing
@@ -187,7 +191,9 @@ def with_last(shape: ModelShape, blocks: int) -> ModelShape:
         )
         for at, unit in enumerate(shape.units)
     ]
-    return dataclasses.replace(shape, units=tuple(units), work_parameters=shape.parameter_count // 2)
+    return dataclasses.replace(
+        shape, units=tuple(units), work_parameters=shape.parameter_count // 2
+    )
 
 
 JOBS = {

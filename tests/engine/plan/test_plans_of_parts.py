@@ -54,7 +54,9 @@ def planes_after(choices: PlanChoices, parts: Parts, backend=None, **how) -> lis
     """Every plane but gradients, after two steps that are submitted without draining."""
     tied, dtype = how.pop("tied", False), how.pop("dtype", "float32")
     plain = plain_model(tiny_config("qwen3", num_hidden_layers=4, tie_word_embeddings=tied))
-    run = streamed(plain, choices, backend=backend, dtype=dtype, parts=parts, max_grad_norm=0.5, **how)
+    run = streamed(
+        plain, choices, backend=backend, dtype=dtype, parts=parts, max_grad_norm=0.5, **how
+    )
     for step in (1, 2):
         run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
     run.engine.drain()
@@ -107,6 +109,17 @@ def test_moments_on_the_disk_give_the_same_bits(reference, spilled, tmp_path):
     for name in PARTS:
         found = planes_after(choices, PARTS[name], dtype="bfloat16", disk=tmp_path)
         assert_same_bits(found, reference[name, "bfloat16", False])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_boundaries_on_the_disk_give_the_same_bits(reference, count, tmp_path):
+    choices = dataclasses.replace(BASE, host_boundaries=True, spilled_boundaries=count)
+    for name in ("last block", "in the middle"):
+        found = planes_after(choices, PARTS[name], dtype="bfloat16", disk=tmp_path)
+        assert_same_bits(found, reference[name, "bfloat16", False])
+    with pytest.raises(ValueError, match="3 boundaries cannot be on the disk where a step keeps 2"):
+        more = dataclasses.replace(choices, spilled_boundaries=3)
+        planes_after(more, PARTS["last block"], disk=tmp_path)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_bf16", "adamw_8bit"])

@@ -23,7 +23,6 @@ from engine.fit.cost import (
     Cost,
     MicroBatch,
     op_seconds,
-    parameter_flops,
     step_seconds,
 )
 from engine.fit.update_placement import choose_homes
@@ -34,6 +33,7 @@ from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.ops import Lane, Op
 from engine.plan.simulate import simulate
+from engine.planes.active_parameters import parameter_flops
 from tests.support.tiny import tiny_config
 
 BLOCKS = [f"block {k}" for k in range(6)]

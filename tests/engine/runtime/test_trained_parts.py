@@ -4,6 +4,7 @@ which the same parameters have `requires_grad` False.
 
 from __future__ import annotations
 
+import dataclasses
 from fnmatch import fnmatchcase
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from engine.config.trained_parts import Parts
 from engine.plan.choices import PlanChoices
+from tests.support.families import tiny_family_config
 from tests.support.tiny import plain_loss, plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.computing
@@ -54,7 +56,10 @@ def compare(family: str, tied: bool, parts: Parts, choices: PlanChoices, **chang
     assert sorted(trained) == sorted(name for name in specs if not specs[name][1].frozen)
     parameters = dict(plain.named_parameters())
     groups = [
-        {"params": [parameters[n] for n in trained if specs[n][1].decay is decays], "weight_decay": decay}
+        {
+            "params": [parameters[n] for n in trained if specs[n][1].decay is decays],
+            "weight_decay": decay,
+        }
         for decays, decay in ((True, 0.1), (False, 0.0))
     ]
     optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.999), eps=1e-5)
@@ -106,3 +111,44 @@ PARTS = {
 @pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
 def test_parts_anywhere(parts, tied):
     compare("llama", tied, parts, PlanChoices(micro_batches=2))
+
+
+ATTENTION = Parts(("*self_attn*",))
+"""Of a mixture of experts, the router stays in fp32 and is frozen."""
+
+
+@pytest.mark.parametrize("family", ["ernie4_5_moe", "flint"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        dict(settled_units=4),
+        dict(device_homes=("block 0", "block 1"), update_buffers=2),
+        dict(parked_gradients=True),
+    ],
+    ids=["host", "on the device", "device homes", "parked"],
+)
+def test_frozen_weights_in_fp32_do_not_change(family, changes):
+    """They have planes of moments, and AdamW passes over them without changing a bit, whatever the
+    decay.
+    """
+    config = tiny_family_config(family, num_hidden_layers=3)
+    choices = dataclasses.replace(PlanChoices(micro_batches=2), **changes)
+    run = streamed(
+        plain_model(config),
+        choices,
+        dtype="bfloat16",
+        config=config,
+        parts=ATTENTION,
+        weight_decay=0.5,
+    )
+    specs = [(unit, spec) for unit in run.model.units for spec in unit.layout.parameters]
+    assert any(spec.exact and spec.frozen for _, spec in specs)
+    before = [run.store.master(unit.name, spec.name) for unit, spec in specs]
+    for step in range(1, 4):
+        run.engine.train_step(step, random_batches(2, seed=step), 1e-2)
+    run.engine.drain()
+    for (unit, spec), master in zip(specs, before):
+        same = torch.equal(run.store.master(unit.name, spec.name), master)
+        assert same == spec.frozen, spec.full_name
+    run.close()

@@ -110,7 +110,11 @@ def test_the_record_says_what_is_trained(tmp_path):
 
 @pytest.mark.parametrize(
     "first, second",
-    [({}, {"train.method": "full"}), ({"train.method": "full"}, {}), ({}, {"train.last_blocks": 2})],
+    [
+        ({}, {"train.method": "full"}),
+        ({"train.method": "full"}, {}),
+        ({}, {"train.last_blocks": 2}),
+    ],
     ids=["parts, then all", "all, then parts", "parts, then more"],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -173,8 +173,8 @@ OPTIMIZER = (
     Change(
         "decayed-range-too-long",
         LAYOUT,
-        "        if spec.decay:\n            decay_numel = position\n",
-        "        decay_numel = position\n",
+        "decay_numel=stops[len(decayed)],",
+        "decay_numel=stops[len(decayed) + len(spared)],",
         "The whole plane counts as decayed.",
         (ADAMW_TESTS, "tests/engine/model/test_layout.py"),
     ),

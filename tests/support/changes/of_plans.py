@@ -186,8 +186,8 @@ PLANS = (
     Change(
         "boundaries-of-kept-blocks",
         "engine/fit/buffer_sizes.py",
-        "return blocks - choices.kept_blocks - len(seconds_of_pairs(blocks, choices))",
-        "return blocks - len(seconds_of_pairs(blocks, choices))",
+        "without = choices.kept_blocks + len(seconds_of_pairs(blocks, choices))",
+        "without = len(seconds_of_pairs(blocks, choices))",
         "The report counts boundaries of blocks that keep their activations.",
         (f"{SIZE_TESTS}::test_host_boundaries_are_the_engine_s_to_the_byte",),
     ),
@@ -283,7 +283,7 @@ PLANS = (
     ),
     Change(
         "parameters-counted-with-recompute",
-        COST,
+        "engine/planes/active_parameters.py",
         "return 6 * active_parameters * tokens",
         "return 8 * active_parameters * tokens",
         "The rate that is shown counts the recompute as work.",

@@ -7,6 +7,7 @@ from tests.support.changes.of_data import DATA
 from tests.support.changes.of_learning import LEARNED
 from tests.support.changes.of_moments import MOMENT_CHANGES
 from tests.support.changes.of_optimizer import OPTIMIZER
+from tests.support.changes.of_parts import PART_CHANGES
 from tests.support.changes.of_plans import PLANS
 from tests.support.changes.of_ranks import RANK_CHANGES
 from tests.support.changes.of_spilling import SPILL_CHANGES
@@ -19,6 +20,7 @@ AREAS: dict[str, tuple[Change, ...]] = {
     "Smaller moments and parked gradients": MOMENT_CHANGES,
     "Moments on the disk": SPILL_CHANGES,
     "Several ranks": RANK_CHANGES,
+    "Parts of a model": PART_CHANGES,
     "Planner": PLANS,
     "Data": DATA,
     "Checkpoints": CHECKPOINT,
