@@ -101,8 +101,6 @@ class _Placement:
             shape.first_gradients[choices.settled_units] // choices.ranks
         )
         in_slots = (*resident, *streamed[: choices.slots])
-        if settled_blocks(len(shape.blocks), choices) < shape.forward_blocks:
-            in_slots = resident  # other blocks are in the shared slots when the next step begins
         # These units are updated in the slot that they are still in when the step ends.
         self._placed = {EMBED, HEAD, *(unit.name for unit in in_slots)}
         if choices.ranks > 1:  # the other ranks need the updated weights, too

@@ -88,12 +88,10 @@ class StepBuffers:
         """Returns the blocks that are still in their slot when a step ends, with the slot.
 
         Backward ends with the first of the streamed blocks, and no other unit is fetched to their
-        slots before the next step. Where it ends with a later one, the next step begins with blocks
-        that take these slots.
+        slots before the next step. Blocks without a backward are no longer there, but no optimizer
+        looks for them.
         """
-        lasting = [*self._resident]
-        if not set(self._streamed[:1]) & set(self.trained.forward_only):
-            lasting += self._streamed[: self._choices.slots]
+        lasting = [*self._resident, *self._streamed[: self._choices.slots]]
         return {block: self.slots[block] for block in lasting}
 
     def settled_slots(self) -> tuple[tuple[str, Buffer], ...]:

@@ -234,6 +234,21 @@ def test_what_lies_below_keeps_and_fetches_nothing():
     assert sorted(fetched) == sorted(UNITS)
 
 
+def test_a_block_is_updated_in_its_slot_if_the_next_step_finds_it_there():
+    """The next step begins with the first blocks, of which some have no backward."""
+    homes = PlanChoices(micro_batches=2, device_homes=("block 2", "block 3"), update_buffers=2)
+    assert plan_of(FROZEN[0], homes).placed == ()
+    resident = dataclasses.replace(homes, resident_blocks=1)
+    assert [unit for unit, _ in plan_of(FROZEN[0], resident).placed] == ["block 3"]
+    others = dataclasses.replace(homes, device_homes=("block 0", "block 2"))
+    assert [unit for unit, _ in plan_of(FROZEN[3], others).placed] == ["block 0"]
+    second = dataclasses.replace(homes, device_homes=("block 1", "block 2"))
+    plan = plan_of(("embed", "block 0"), second)
+    validate(plan)
+    assert [unit for unit, _ in plan.placed] == ["block 1"]
+    assert not any(op.kind == OpKind.PREFETCH and op.unit == "block 1" for op in plan.ops[:20])
+
+
 def test_every_wait_of_such_a_plan_is_needed():
     for frozen in FROZEN[:3]:
         choices = PlanChoices(micro_batches=2, host_boundaries=True, boundary_rings=2)

@@ -132,7 +132,7 @@ def test_frozen_weights_in_fp32_do_not_change(family, changes):
     """They have planes of moments, and AdamW passes over them without changing a bit, whatever the
     decay.
     """
-    config = tiny_family_config(family, num_hidden_layers=3)
+    config = tiny_family_config(family)
     choices = dataclasses.replace(PlanChoices(micro_batches=2), **changes)
     run = streamed(
         plain_model(config),

@@ -67,14 +67,6 @@ PART_CHANGES = (
         (PLANS,),
     ),
     Change(
-        "weights-late-in-shared-slots",
-        "engine/plan/step_buffers.py",
-        "if not set(self._streamed[:1]) & set(self.trained.forward_only):",
-        "if self._streamed:",
-        "Blocks count as being in their slots when a step ends, though the last fetch was another's.",
-        (PLANS,),
-    ),
-    Change(
         "frozen-weights-keep-inputs",
         "engine/model/activations.py",
         "parameters[name].requires_grad_(not is_frozen)",
