@@ -403,12 +403,6 @@ class TrainConfig:
         gpus, rows, size = self.engine.gpus, self.train.batch_size, self.train.micro_batch_size
         if gpus == AUTO or gpus == 1:
             return
-        if self.train.parts is not None:
-            raise ConfigError(
-                "train.method",
-                f"parts of a model are trained on one GPU, not on {gpus}; set engine.gpus to 1, or "
-                "train.method to full.",
-            )
         if rows % gpus:
             raise ConfigError(
                 "engine.gpus",

@@ -187,7 +187,7 @@ def _refuse_wrong_ranks(choices: PlanChoices, sizes: PlaneSizes | None) -> None:
 
 def _refuse_wrong_frozen(blocks: list[str], choices: PlanChoices, trained: TrainedUnits) -> None:
     """Raises ValueError where choices need a gradient or a backward that units do not have."""
-    if choices.ranks > 1 or choices.outer_in_parked or choices.boundary_blocks > 1:
+    if choices.all_ranks > 1 or choices.outer_in_parked or choices.boundary_blocks > 1:
         raise ValueError(
             "several ranks, pairs of blocks, and embed and head among parked gradients are for "
             "models that are trained whole"
