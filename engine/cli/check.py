@@ -313,7 +313,7 @@ def report_as_text(report: FitReport, machine: Machine) -> str:
             each = name == PartName.GPU and report.choices["ranks"] > 1
             words = f"{title} of each of {report.choices['ranks']} GPUs" if each else title
             lines += ["", *_part_as_text(words, part)]
-    lines += ["", "Plan", *_plan_as_text(report.choices, model["blocks"])]
+    lines += ["", "Plan", *_plan_as_text(report.choices, model)]
     time = report.time
     lines.append(
         f"  {time['tokens_per_step']:,} tokens and {time['flops_per_step'] / 1e12:,.3g} TFLOP a "
@@ -333,8 +333,10 @@ def _notes(machine: Machine) -> list[str]:
     return ["", *machine.notes] if machine.notes else []
 
 
-def _plan_as_text(choices: Mapping[str, Any], blocks: int) -> list[str]:
-    """Returns the choices of the plan as lines of text."""
+def _plan_as_text(choices: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
+    """Returns the choices of the plan as lines of text. `model` is that of the report."""
+    blocks, back = model["blocks"], model["backward_blocks"]
+    which = "blocks" if back == blocks else "blocks with a backward"
     boundaries = "on the host" if choices["host_boundaries"] else "on the device"
     if choices.get("boundary_blocks") == 2:
         boundaries += ", of every second block"
@@ -352,7 +354,7 @@ def _plan_as_text(choices: Mapping[str, Any], blocks: int) -> list[str]:
         rows += f", {kernels_in_words(choices)}"
     lines = [
         rows,
-        f"  {choices.get('kept_blocks', 0)} of {blocks} blocks keep their activations, boundaries "
+        f"  {choices.get('kept_blocks', 0)} of {back} {which} keep their activations, boundaries "
         f"{boundaries}, logits of {choices['loss_chunk']} positions at once",
     ]
     if choices.get("spilled_units"):
@@ -361,7 +363,7 @@ def _plan_as_text(choices: Mapping[str, Any], blocks: int) -> list[str]:
         lines.append(f"  {choices['spilled_boundaries']:,} boundaries of a step are on the disk")
     if choices.get("device_homes") is not None:
         # The embedding and the head are units as well.
-        lines += [f"  {line}" for line in _updates_in_words(choices, blocks + 2)]
+        lines += [f"  {line}" for line in _updates_in_words(choices, blocks + 2, model)]
     return lines
 
 
@@ -391,7 +393,9 @@ def kernels_in_words(choices: Mapping[str, Any]) -> str:
     return f"{kernels}, launched as CUDA graphs" if choices.get("graphs") else kernels
 
 
-def _updates_in_words(choices: Mapping[str, Any], units: int) -> list[str]:
+def _updates_in_words(
+    choices: Mapping[str, Any], units: int, model: Mapping[str, Any]
+) -> list[str]:
     """Returns a line that says where optimizers of units that live in RAM run, and none if the
     whole model lives on the GPU. `units` counts the blocks, embedding and head.
     """
@@ -399,6 +403,11 @@ def _updates_in_words(choices: Mapping[str, Any], units: int) -> list[str]:
     if settled == units:
         return []
     all_units = "all units that live in RAM" if settled else "all units"
+    trained = model["trained_units"]
+    if trained < units:
+        where = f"{homes} of them on the GPU" if homes else "on the host"
+        where = "where they live" if settled else where
+        return [f"{trained} of {units} units are trained, and updated {where}"]
     if not homes:
         return [f"{all_units} are updated on the host"]
     pieces = choices.get("update_buffers")

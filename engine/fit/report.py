@@ -120,6 +120,8 @@ def estimate(
             "trained_parameters": shape.trained_count,
             "read_ahead": shape.read_ahead_numel,
             "blocks": len(shape.blocks),
+            "backward_blocks": len(shape.blocks) - shape.forward_blocks,
+            "trained_units": len(shape.units) - len(shape.frozen_units),
             "model_type": shape.model_type,
             "source": config.model.source,
             "dtype": config.model.dtype,
