@@ -247,7 +247,7 @@ def test_bars_are_drawn_with_the_items_that_are_listed_in_words(page):
         "([draw, before]) => JSON.stringify(eval(draw)('host')) !== before",
         arg=[DRAWN, json.dumps(before)],
     )
-    assert page.locator(".rs-fit[open]").count() == 3
+    expect(page.locator(".rs-fit[open]")).to_have_count(3)  # parts follow one after the other
     expect(page.locator(".rs-verdict dl")).to_contain_text("tokens/s")
     expect(page.locator(".rs-verdict dl")).to_contain_text(
         "estimated from the card's specification"
