@@ -75,9 +75,8 @@ def test_it_trains_what_a_run_with_processes_of_its_own_trains(folder, preset, p
 
 
 @pytest.mark.everything(PROCESSES)
-@pytest.mark.parametrize("shape", [(2, 1), (2, 2)], ids=str)
-def test_its_bits_repeat(folder, preset, shape):
-    first, second = (trained(folder, preset, *shape) for _ in range(2))
+def test_its_bits_repeat(folder, preset):
+    first, second = (trained(folder, preset, 2, 1) for _ in range(2))
     assert figures(first) == figures(second)
     ours, theirs = (planes_in(runs, 8) for runs in (first, second))
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
@@ -127,7 +126,7 @@ LONG |= {"output.checkpoint_every": 10, "output.keep_checkpoints": 2}
 
 
 @pytest.mark.everything(PROCESSES)
-@pytest.mark.parametrize("hosts, ranks, rank", [(2, 1, 1), (2, 1, 0), (1, 2, 1), (2, 2, 3)])
+@pytest.mark.parametrize("hosts, ranks, rank", [(2, 1, 0), (1, 2, 1)])
 def test_a_run_whose_process_is_killed_goes_on_by_itself(folder, hosts, ranks, rank):
     preset = preset_of(folder / "long", **LONG)
     runs = folder / f"killed-{hosts}-{ranks}-{rank}"
