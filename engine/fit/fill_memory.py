@@ -200,14 +200,11 @@ class MemoryFiller:
         disk has no room for them, or RAM is still too short, nothing goes there.
         """
         lack = self.host_bytes(candidate) - self._free_host_bytes
-        if not self._disk_bytes or lack <= 0:
+        if not self._disk_bytes or candidate.choices.device_homes or lack <= 0:
             return [candidate]
-        found = [self._spilled_boundaries(candidate, lack)]
-        # States that are streamed to the device do not go to the disk.
-        has_moments = not candidate.choices.update_buffers
-        if has_moments:
-            found.append(self._spilled_moments(candidate))
-        if has_moments and not any(found):
+        boundaries = self._spilled_boundaries(candidate, lack)
+        found = [boundaries, self._spilled_moments(candidate)]
+        if not any(found):
             found = [self._spilled_moments(self._without_boundaries_in_ram(candidate))]
         return [way for way in found if way is not None] or [candidate]
 
@@ -347,7 +344,8 @@ class MemoryFiller:
     def _update_buffers(self, choices: PlanChoices) -> list[UpdateBuffers]:
         """Returns the update buffers to try."""
         nothing_streamed = choices.settled_units == len(self.sizer.shape.units)
-        if nothing_streamed or self.sizer.device == "cpu":
+        # States that are streamed to the device do not go to the disk.
+        if nothing_streamed or self._disk_bytes or self.sizer.device == "cpu":
             return [UpdateBuffers(0)]
         found = [UpdateBuffers(0)]
         whole = self.sizer.buffers_over_sums(choices)

@@ -55,12 +55,6 @@ def chosen_with(
     return choose(job, Target("cuda", gpu * GIB, round(ram * GIB), QUICK, disk), quick=True)
 
 
-def test_optimizers_stay_on_the_device_beside_boundaries_on_the_disk():
-    """The host alone would update small moments too slowly."""
-    found = chosen_with(50, rows=64).choices
-    assert found.spilled_boundaries and found.device_homes and not found.spilled_units
-
-
 def ram_of(found: Chosen, length: int = 1024, shape: ModelShape = SMALL_MOMENTS) -> int:
     tokens = found.micro_batch_size * length
     boundaries = host_boundary_bytes(shape, found.choices, tokens)
