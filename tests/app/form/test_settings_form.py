@@ -82,8 +82,8 @@ def test_each_field_survives_the_way_to_its_component_and_back(setting):
             config = getattr(config, part)
         return config
 
-    # A patience needs evaluations, and a choice by exact match needs prompts.
-    base = {"output.eval_every": 8, "output.exact_match_samples": 4}
+    # A patience needs evaluations, a choice by exact match needs prompts, and parts have names.
+    base = {"output.eval_every": 8, "output.exact_match_samples": 4, "train.last_blocks": 2}
     plain = config_with(**base)
     other = {setting.dotted: another_value(setting, value_of(plain))}
     with gr.Blocks():
