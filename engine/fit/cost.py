@@ -237,7 +237,8 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     compute = choices.micro_batches * (cost.passes + again + cost.loss()) + in_place
     stop = len(shape.blocks) - choices.resident_blocks
     first = max(settled, shape.embed.weight_numel)
-    streamed = shape.first_weights[1 + stop] - first
+    # Where the head lives on the device too, all blocks do.
+    streamed = max(0, shape.first_weights[1 + stop] - first)
     # Blocks without a backward are fetched once a round, the others twice.
     forward = shape.first_weights[1 + min(stop, shape.forward_blocks)] - first
     largest = max(unit.weight_numel for unit in shape.blocks)

@@ -61,10 +61,10 @@ def _rounds_of_asked_size(rows: int, size: int) -> Iterator[Spread]:
 
 def _one_micro_batch_a_round(job: Job, quick: bool) -> Iterator[Spread]:
     """Yields spreads whose rounds have one micro-batch each, until the micro-batches are too small.
-    The last micro-batch may have fewer rows than the others, but for several ranks, since the cuts
-    of a whole step must be theirs.
+    The last micro-batches may have a row less than the others. Each of several ranks takes as many
+    of those into which the whole step is cut.
     """
-    rows = job.rows
+    rows, ranks = job.rows, job.all_ranks
     most = min(rows, MOST_ROUNDS)
     numbers: Sequence[int] = range(2, most + 1)
     if quick:
@@ -73,8 +73,7 @@ def _one_micro_batch_a_round(job: Job, quick: bool) -> Iterator[Spread]:
         size = -(-rows // rounds)
         if size * job.row_length < LEAST_TOKENS:
             return
-        is_uneven = job.all_ranks > 1 and rows % size > 0
-        if -(-rows // size) == rounds and not is_uneven:
+        if -(-rows * ranks // size) == rounds * ranks:
             yield Spread(size, rounds, rounds)
 
 

@@ -11,9 +11,10 @@ import pytest
 from engine.config.settings import ModelConfig
 from engine.fit import choose as choosing
 from engine.fit.choose import choose
-from engine.fit.cost import MicroBatch, op_seconds
+from engine.fit.cost import Cost, MicroBatch, op_seconds, step_seconds
 from engine.fit.job import Job, Target
 from engine.fit.planner import SETTLING_COST, SIMULATED, Planner
+from engine.fit.predict import predicted_seconds
 from engine.fit.sizes import (
     COMFORTABLE,
     LOGITS_BYTES,
@@ -28,6 +29,7 @@ from engine.model.build import build_model
 from engine.model.measure_shape import shape_of
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes, settled_blocks
+from engine.plan.ops import GradientSum
 from engine.plan.simulate import simulate
 from engine.plan.step_plan import StepPlan
 from engine.plan.validate import validate
@@ -154,6 +156,22 @@ def test_what_is_chosen_is_also_the_fastest_op_by_op(monkeypatch, gib, rates):
     for seconds, size, choices, _ in sorted(seen, key=lambda way: way[0])[:25:6]:
         exact = simulated(size, choices)
         assert ours <= 1.03 * exact and 0.65 * exact < seconds < 1.02 * exact
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_the_closed_form_counts_all_work_of_a_model_that_lives_on_the_device(rounds):
+    shape, rates, micro_batch = big_shape(), QUICK, MicroBatch(4, 1024)
+    choices = PlanChoices(
+        micro_batches=rounds,
+        rounds=rounds,
+        settled_units=30,
+        kept_blocks=28,
+        gradient_sum=GradientSum.DEVICE if rounds > 1 else GradientSum.VERTICAL,
+        compiled=True,
+    )
+    exact = predicted_seconds(shape, choices, rates, micro_batch, "cuda")
+    seconds = step_seconds(Cost(shape, rates, micro_batch, True), choices, 0.0)
+    assert 0.95 * exact < seconds <= exact
 
 
 def test_one_more_resident_block_would_not_have_fitted():

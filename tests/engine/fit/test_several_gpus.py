@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from engine.config.settings import ModelConfig, TrainConfig
+from engine.data.rows import micro_batch_bounds
 from engine.errors import ConfigError
 from engine.fit.buffer_sizes import (
     fixed_items,
@@ -200,7 +201,7 @@ def test_the_pool_of_several_gpus_has_the_bytes_of_their_items(changes, settles)
     """Two of these GPUs hold most of the model, and a shard each of its moments."""
     needs = needs_on("2 x H100 SXM", engine__gpus=2, train__batch_size=32, **changes)
     choices = needs.chosen.choices
-    assert choices.settled_units >= 24 if settles else choices.resident_blocks > 0
+    assert choices.settled_units >= 20 if settles else choices.resident_blocks > 0
     assert settles or not choices.settled_units
     for part in pool_of(needs).parts:
         assert part.total == needs.parts[part.name].total
@@ -232,13 +233,21 @@ def test_what_is_chosen_is_a_plan_for_every_rank(ranks, gib, rows):
     chosen = chosen_for(ranks, gib, train__batch_size=rows * ranks)
     choices = chosen.choices
     assert choices.ranks == ranks and chosen.rounding["ranks"] == ranks
-    assert chosen.micro_batch_size * choices.micro_batches == rows
+    cuts = micro_batch_bounds(rows * ranks, chosen.micro_batch_size)
+    assert len(cuts) == ranks * choices.micro_batches  # each rank takes as many
     assert chosen.gpu_bytes <= gib * GIB
     shape = big_shape()
     numel = {unit.name: unit.numel for unit in shape.units}
     blocks = [unit.name for unit in shape.blocks]
     for rank in (0, ranks - 1):
         validate(build_step_plan(blocks, False, choices, PlaneSizes(numel, rank=rank)))
+
+
+def test_ranks_take_micro_batches_of_any_size_as_one_gpu_does():
+    """148 rows have no divisor near the 16 that keep a GPU busy; 37 leave activations less room."""
+    chosen = chosen_for(2, 139, train__batch_size=296)
+    assert 148 % chosen.micro_batch_size > 0
+    assert chosen.choices.kept_blocks == 28  # nothing is recomputed
 
 
 def test_a_session_of_several_ranks_is_continued_with_as_many():
