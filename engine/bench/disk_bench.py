@@ -1,8 +1,8 @@
-"""`bench --disk` measures how fast the disk of a folder reads and writes at once, as steps with
-moments on the disk do it (`engine.disk`).
+"""`bench --disk` measures how fast the disk of a folder reads and writes: both at once, as steps do
+it with moments on the disk (`engine.disk`), and each alone, as they do it with boundaries there.
 
 The first gigabytes go to a cache of the drive, at a rate that it does not keep. So as much is
-written as no cache holds, and only the last quarter counts.
+written as no cache holds, and only the last quarter counts. Then it writes alone, and reads alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,8 @@ LEAST_BYTES = GIB
 PIECE_BYTES = 32 << 20
 _COUNTED = 0.75
 """What is moved after this share of the writing counts."""
+_ALONE = 0.125
+"""So much of what is written at once is then written alone, and read alone."""
 
 
 @dataclass
@@ -58,9 +60,10 @@ def bench_disk(folder: str, as_json: bool, say: Callable[[str], None]) -> str:
     ConfigError for a folder that takes no moments, and RamstreamError where the disk fails.
     """
     place = check_spill_folder(folder)
-    percent = 100 * DRAINED_BYTES / RATED_BYTES
+    nbytes = DRAINED_BYTES * (1 + _ALONE)
+    percent = 100 * nbytes / RATED_BYTES
     say(
-        f"Writing {DRAINED_BYTES / 1e9:.0f} GB to {place} while reading, {percent:.2g} % of what a "
+        f"Writing {nbytes / 1e9:.0f} GB to {place} while reading, {percent:.2g} % of what a "
         f"drive rated for {RATED_BYTES / 1e12:.0f} TB lasts"
     )
     rates = measured_disk(place, DRAINED_BYTES)
@@ -69,7 +72,9 @@ def bench_disk(folder: str, as_json: bool, say: Callable[[str], None]) -> str:
         return json.dumps({"folder": str(place), **rates.to_dict()}, indent=2)
     return (
         f"{place} reads {rates.read / 1e9:.2f} GB/s and writes {rates.write / 1e9:.2f} GB/s at "
-        "once, with the drive's cache full. Plans with engine.disk use these rates from now on."
+        f"once, with the drive's cache full. Alone, it reads {rates.read_alone / 1e9:.2f} GB/s and "
+        f"writes {rates.write_alone / 1e9:.2f} GB/s. Plans with engine.disk use these rates from "
+        "now on."
     )
 
 
@@ -82,9 +87,32 @@ def measured_disk(folder: Path, nbytes: int) -> DiskRates:
         )
     file = SpillFile(folder, size)
     try:
-        return _moved(file, nbytes)
+        both = _moved(file, nbytes)
+        count = max(2, int(_ALONE * nbytes) // PIECE_BYTES)
+        write, read = (_alone(file, move, count) for move in (SpillFile.write, SpillFile.read))
+        written = both.written + count * PIECE_BYTES
+        return replace(both, written=written, read_alone=read, write_alone=write)
     finally:
         file.close()
+
+
+def _alone(
+    file: SpillFile, move: Callable[[SpillFile, memoryview, int], None], count: int
+) -> float:
+    """Returns the bytes a second at which pieces are moved while nothing else is."""
+    memory, progress = _piece(), _Progress()
+    for number in range(count):
+        move(file, memory, number * PIECE_BYTES % file.nbytes)
+        progress.add(PIECE_BYTES)
+    return progress.rate_since(0.0)
+
+
+def _piece() -> memoryview:
+    """Returns a piece of random bytes, since a drive might compress zeros."""
+    memory = memoryview(map_memory(PIECE_BYTES))
+    content = np.frombuffer(memory, np.uint8)
+    content[:] = np.random.default_rng(0).integers(0, 256, PIECE_BYTES, np.uint8)
+    return memory
 
 
 def _moved(file: SpillFile, nbytes: int) -> DiskRates:
@@ -107,10 +135,7 @@ def _moved(file: SpillFile, nbytes: int) -> DiskRates:
     reader = threading.Thread(target=read, name="disk-reads")
     reader.start()
     try:
-        memory = memoryview(map_memory(PIECE_BYTES))
-        # A drive might compress zeros.
-        content = np.frombuffer(memory, np.uint8)
-        content[:] = np.random.default_rng(0).integers(0, 256, PIECE_BYTES, np.uint8)
+        memory = _piece()
         for written in range(0, nbytes, PIECE_BYTES):
             file.write(memory, written % file.nbytes)
             writing.add(PIECE_BYTES)

@@ -162,10 +162,10 @@ class _OpSeconds:
         return self._cost.carried(op.kind, stop - start, early=op.index < self._summary)
 
     def _of_disk(self, op: Op) -> float:
-        cost, size = self._cost, float(self._cost.hidden_bytes)
+        cost = self._cost
         if isinstance(op, OfSpilled):
-            size = cost.moment_bytes(op.unit, op.piece[1] - op.piece[0])
-        return cost.on_disk(op.lane, size)
+            return cost.on_disk(op.lane, cost.moment_bytes(op.unit, op.piece[1] - op.piece[0]))
+        return cost.boundaries_on_disk(op.lane, 1)
 
     def _of_compute(self, op: Op) -> float:
         cost = self._cost
@@ -419,9 +419,19 @@ class Cost:
         return numel * self._moment_bytes[unit]
 
     def on_disk(self, lane: Lane, size: float) -> float:
-        """Returns the seconds in which so many bytes are read from the disk, or written."""
+        """Returns the seconds in which so many bytes of moments are read from the disk, or written.
+        Both happen at once.
+        """
         rate = self.rates.disk_read if lane == Lane.READ else self.rates.disk_write
         return size / (rate or ASSUMED_RATE)
+
+    def boundaries_on_disk(self, lane: Lane, count: int) -> float:
+        """Returns the seconds in which so many boundaries are read from the disk, or written. They
+        are written during forward and read during backward, so each has the disk alone.
+        """
+        rates = self.rates
+        rate = rates.disk_read_alone if lane == Lane.READ else rates.disk_write_alone
+        return count * self.hidden_bytes / (rate or ASSUMED_RATE)
 
     def gradient(self, unit: str, touches: int) -> float:
         """Returns the seconds of work on a unit's fp32 sum. touches: bytes that are read or written

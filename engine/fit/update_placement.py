@@ -71,10 +71,10 @@ def wait_for_boundaries(cost: Cost, choices: PlanChoices) -> float:
     backward = choices.micro_batches * (cost.passes - cost.first_forwards[-1])
     backward *= recomputed / (blocks - first)
     seconds = forward * pairs / recomputed
-    last = choices.rounds * pairs * DISK_RINGS * cost.on_disk(Lane.WRITE, cost.hidden_bytes)
+    last = choices.rounds * pairs * DISK_RINGS * cost.boundaries_on_disk(Lane.WRITE, 1)
     hiding = {Lane.WRITE: forward - seconds + min(seconds, last), Lane.READ: forward + backward}
-    size = choices.spilled_boundaries * cost.hidden_bytes
-    return sum(max(0.0, cost.on_disk(lane, size) - hiding[lane]) for lane in DISK_LANES)
+    count = choices.spilled_boundaries
+    return sum(max(0.0, cost.boundaries_on_disk(ln, count) - hiding[ln]) for ln in DISK_LANES)
 
 
 class _Placement:

@@ -8,7 +8,7 @@ counts as drained only if so much was written that no cache holds it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,9 @@ class DiskRates:
     write: float = ASSUMED_RATE
     written: int = 0
     """The measurement wrote this many bytes; 0 where the rates are assumed."""
+    read_alone: float = 0.0
+    """The disk reads so many while nothing is written; 0 where that was not measured."""
+    write_alone: float = 0.0
 
     @property
     def is_drained(self) -> bool:
@@ -49,7 +52,7 @@ class DiskRates:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the rates as plain data."""
-        return {"read": self.read, "write": self.write, "written": self.written}
+        return asdict(self)
 
 
 def stored_disk_rates(folder: Path) -> DiskRates | None:
@@ -58,7 +61,10 @@ def stored_disk_rates(folder: Path) -> DiskRates | None:
         found = kept_entry(disk_name(folder))
         if found is None:
             return None
-        rates = DiskRates(float(found["read"]), float(found["write"]), int(found["written"]))
+        # Rates that were stored before have none of one direction alone.
+        alone = [float(found.get(name, 0.0)) for name in ("read_alone", "write_alone")]
+        both = float(found["read"]), float(found["write"])
+        rates = DiskRates(*both, int(found["written"]), *alone)
     except (OSError, TypeError, KeyError, ValueError):
         return None
     sound = all(math.isfinite(rate) and rate > 0 for rate in (rates.read, rates.write))
@@ -80,4 +86,10 @@ def disk_rates_of(config: TrainConfig) -> DiskRates:
 def with_disk(rates: Rates, config: TrainConfig) -> Rates:
     """Returns the rates of a machine with those of the disk of `engine.disk`."""
     disk = disk_rates_of(config)
-    return replace(rates, disk_read=disk.read, disk_write=disk.write)
+    return replace(
+        rates,
+        disk_read=disk.read,
+        disk_write=disk.write,
+        disk_read_alone=disk.read_alone or disk.read,
+        disk_write_alone=disk.write_alone or disk.write,
+    )

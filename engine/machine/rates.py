@@ -143,6 +143,10 @@ class Rates:
     """
     disk_write: float = 0.0
     """It is the same for writing."""
+    disk_read_alone: float = 0.0
+    """Boundaries are read from the disk at this many bytes a second while nothing is written."""
+    disk_write_alone: float = 0.0
+    """They are written at so many while nothing is read."""
     link: float = 0.0
     """Each of several GPUs receives this many bytes a second from the others, while it sends as
     many; 0 where that is not known.
@@ -173,7 +177,7 @@ class Rates:
         return cls(**{name: float(known[name]) for name in names})
 
 
-_OF_DISK = ("disk_read", "disk_write")
+_OF_DISK = ("disk_read", "disk_write", "disk_read_alone", "disk_write_alone")
 UPDATE_BYTES: dict[Optimizer, float] = {"adamw": 26, "adamw_bf16": 18, "adamw_8bit": 14.06}
 """AdamW reads and writes this many bytes of host memory per parameter, with bf16 weights."""
 PACKED_BYTES, PACKED_WIDTH = 49, 76

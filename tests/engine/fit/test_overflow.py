@@ -29,7 +29,7 @@ from engine.machine.known_machines import named_machine
 from engine.model.measure_shape import shape_of
 from engine.model.shape import ModelShape
 from engine.plan.choices import PlanChoices
-from engine.plan.ops import GradientSum
+from engine.plan.ops import GradientSum, Lane
 from engine.planes import spilled
 from engine.words import GIB
 from tests.support.chosen import QUICK, big_shape, config
@@ -166,6 +166,25 @@ def test_the_closed_form_is_near_the_simulation(rounds, share, pairs):
 
 
 # ---------------------------------------------------------------------- bytes
+
+
+def test_boundaries_have_the_disk_alone_and_moments_share_it():
+    rates = replace(QUICK, disk_read=1e9, disk_write=1e9, disk_read_alone=2e9, disk_write_alone=4e9)
+    cost = Cost(big_shape(), rates, MicroBatch(4, 1024), True)
+    size = 4 * 1024 * 3584 * 2
+    assert cost.boundaries_on_disk(Lane.READ, 3) == 3 * size / 2e9
+    assert cost.boundaries_on_disk(Lane.WRITE, 3) == 3 * size / 4e9
+    assert cost.on_disk(Lane.READ, size) == cost.on_disk(Lane.WRITE, size) == size / 1e9
+    with_boundaries = PlanChoices(
+        micro_batches=4, host_boundaries=True, spilled_boundaries=100, compiled=True
+    )
+    slow = replace(rates, disk_read_alone=1e9, disk_write_alone=1e9)
+    shape, micro_batch = big_shape(), MicroBatch(4, 1024)
+    seconds, longer = (
+        predicted_seconds(shape, with_boundaries, each, micro_batch, "cuda")
+        for each in (rates, slow)
+    )
+    assert seconds < longer
 
 
 @pytest.mark.parametrize("pairs", [1, 2])
