@@ -1,60 +1,33 @@
-"""The cost of a step's ops, in seconds and in FLOPs, is estimated from the rates of a machine and
-the shape of a model. No torch.
+"""The cost of a step is estimated from the rates of a machine and the shape of a model. No torch.
 
-- `op_seconds` gives the time of each op of a plan, for the simulator.
-- `step_seconds` gives the time of a whole step in closed form, fast enough to compare hundreds of
-  choices.
-- Both take the times of a step's parts from `Cost`: matrix products and attention by their FLOPs,
+- `Cost` gives the seconds of a step's parts: matrix products and attention by their FLOPs,
   everything else by the bytes that it reads and writes.
+- `step_seconds` gives the time of a whole step from them in closed form, fast enough to compare
+  hundreds of choices. `engine.fit.predict` simulates it op by op.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.config.settings import Optimizer
 from engine.machine.disk_rates import ASSUMED_RATE
-from engine.machine.exchange_times import ExchangeTimes
 from engine.machine.link_rates import (
     COMPUTE_SECONDS,
-    of_rank,
     seconds_between_hosts,
     seconds_to_receive,
 )
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.shape import ModelShape, UnitShape
-from engine.plan.buffers import EMBED, HEAD
+from engine.plan.buffers import HEAD
 from engine.plan.choices import PlanChoices, seconds_of_pairs
 from engine.plan.ops import (
-    DISK_LANES,
-    Backward,
-    DeviceUpdate,
-    Embed,
-    EmbedBackward,
-    FetchBoundary,
-    FetchGrad,
-    Forward,
     GradientSum,
     Lane,
-    Loss,
-    Offload,
-    OffloadParked,
-    OfPiece,
-    OfSpilled,
-    Op,
     OpKind,
-    Prefetch,
-    Recompute,
-    Reduce,
-    StoreBoundary,
-    Summary,
-    Update,
-    UpdateInPlace,
 )
-from engine.plan.step_plan import StepPlan
 from engine.planes.layout import PLANE_ITEM_BYTES
 from engine.planes.moments import MOMENTS
 
@@ -67,9 +40,17 @@ GRADIENT_BYTES = 27
 addition to the time that grows with its tokens: the gradient is written, read and added to an fp32
 sum (measured: docs/performance.md).
 """
+FIRST_GRADIENT_BYTES = 9
+"""The first gradient of a sum is written, read and copied there, so it moves less."""
 BLOCK_CALLS = {OpKind.FORWARD: 320, OpKind.BACKWARD: 200}
 """Launching one block takes about as long as launching this many operations. In backward, torch
 launches most of them from C++.
+"""
+BLOCK_KERNELS = {OpKind.FORWARD: 30, OpKind.BACKWARD: 58}
+"""A block runs about so many kernels on a GPU."""
+KERNEL_SECONDS = 3.3e-6
+"""Each kernel leaves the GPU idle for so long, while it begins and ends (measured with 0.5B
+parameters and 2,048 to 151,552 tokens: docs/performance.md).
 """
 GRAPH_CALLS = 6
 """Launching a block that is a CUDA graph takes about as long as this many operations."""
@@ -99,127 +80,6 @@ class MicroBatch:
         return self.rows * self.row_length
 
 
-def op_seconds(
-    plan: StepPlan, shape: ModelShape, rates: Rates, micro_batch: MicroBatch
-) -> Callable[[Op], float]:
-    """Returns a function that estimates the seconds of each op of `plan`.
-
-    An op of COMPUTE takes the time of its matrix products, its attention and its other memory
-    traffic. In a forward, each byte that autograd keeps for a block is written once and read once;
-    a backward moves twice as much. Compiled blocks move half of that. On a GPU an op takes at least
-    as long as its launch. With several ranks, the plan is that of one of them.
-    """
-    return _OpSeconds(plan, shape, rates, micro_batch).of
-
-
-class _OpSeconds:
-    """An `_OpSeconds` estimates how long each op of one plan takes."""
-
-    def __init__(self, plan: StepPlan, shape: ModelShape, rates: Rates, micro_batch: MicroBatch):
-        rates, shards = of_rank(rates, plan.shards.ranks), plan.shards
-        self._rates = rates
-        self._ranks = shards.ranks
-        self._item = shape.item_bytes
-        self._numel = {unit.name: shards.numel(unit.gradient_numel) for unit in shape.units}
-        """So much of each unit has a gradient and is updated: all of it, or a shard."""
-        numels = {unit.name: unit.numel for unit in shape.units}
-        self._exchange = ExchangeTimes(plan, numels, self._item, rates)
-        low = PLANE_ITEM_BYTES[shape.dtype].get("weight_low", 0)
-        self._weight_bytes = {
-            unit.name: shards.numel(unit.weight_numel) * self._item
-            + unit.exact_numel * low / shards.ranks
-            for unit in shape.units
-        }
-        """A prefetch copies these bytes: weight_high, and weight_low of what stays in fp32."""
-        self._cost = Cost(shape, rates, micro_batch, plan.compiled, plan.graphs > 0)
-        self._adamw = host_rate(rates, shape.optimizer, bool(plan.device_homes))
-        self._summary = next((op.index for op in plan.ops if isinstance(op, Summary)), 0)
-        self._slower = 1.0
-        """COMPUTE takes so many times as long beside exchanges."""
-        lost = COMPUTE_SECONDS * sum(map(self._exchange.received, plan.ops))
-        if lost:
-            compute = sum(self._of_compute(op) for op in plan.ops if op.lane == Lane.COMPUTE)
-            self._slower += lost / max(lost, compute)
-
-    def of(self, op: Op) -> float:
-        """Returns the seconds of one op."""
-        if isinstance(op, OfPiece):
-            return self._of_piece(op)
-        if op.lane in DISK_LANES:
-            return self._of_disk(op)
-        if isinstance(op, UpdateInPlace):
-            return self._cost.in_place(self._numel[op.unit])
-        if op.lane == Lane.COMPUTE:
-            return self._slower * self._of_compute(op)
-        if op.lane == Lane.EXCHANGE:
-            return self._exchange.seconds(op)
-        return self._of_host_or_copy(op)
-
-    def _of_piece(self, op: OfPiece) -> float:
-        start, stop = op.piece
-        if isinstance(op, DeviceUpdate):  # every plane is read and written
-            return (stop - start) * 2 * self._cost.state_bytes / self._rates.device_memory
-        return self._cost.carried(op.kind, stop - start, early=op.index < self._summary)
-
-    def _of_disk(self, op: Op) -> float:
-        cost = self._cost
-        if isinstance(op, OfSpilled):
-            return cost.on_disk(op.lane, cost.moment_bytes(op.unit, op.piece[1] - op.piece[0]))
-        return cost.boundaries_on_disk(op.lane, 1)
-
-    def _of_compute(self, op: Op) -> float:
-        cost = self._cost
-        match op:
-            case Forward() | Recompute():
-                return cost.forward(op.unit)
-            case Backward():
-                again = cost.forward(op.unit) if op.recomputes else 0.0
-                return again + cost.backward(op.unit) + cost.gradient(op.unit, GRADIENT_BYTES)
-            case Loss():
-                return cost.loss()
-            case Embed() | EmbedBackward():
-                return self._of_embed(op)
-            case Reduce():
-                return self._part(op.unit, op.piece) * cost.gradient(op.unit, 8 + self._item)
-        return 0.0
-
-    def _part(self, unit: str, piece: tuple[int, int] | None) -> float:
-        """Returns which part of a unit's elements the piece is."""
-        return 1.0 if piece is None else (piece[1] - piece[0]) / self._numel[unit]
-
-    def _of_embed(self, op: Embed | EmbedBackward) -> float:
-        cost, memory = self._cost, self._rates.device_memory
-        if isinstance(op, Embed):
-            return max(2 * cost.hidden_bytes / memory, cost.launch(OpKind.FORWARD))
-        gradient = self._part(EMBED, op.piece) * cost.gradient(EMBED, 8 + self._item)
-        work = 4 * cost.hidden_bytes / memory + gradient
-        return max(work, cost.launch(OpKind.BACKWARD)) if op.captures else work
-
-    def _of_host_or_copy(self, op: Op) -> float:
-        rates, hidden_bytes = self._rates, self._cost.hidden_bytes
-        match op:
-            case Prefetch() | FetchGrad():
-                size: float = self._numel[op.unit] * self._item
-                if isinstance(op, Prefetch):
-                    size = self._weight_bytes[op.unit] * (self._ranks if op.whole else 1)
-                return size / rates.h2d
-            case Offload() | OffloadParked():
-                d2h = rates.d2h if isinstance(op, Offload) else rates.d2h_busy
-                return self._numel_of(op) * self._item / d2h
-            case StoreBoundary():
-                return hidden_bytes / rates.d2h
-            case FetchBoundary():
-                return hidden_bytes / rates.h2d
-            case Update():
-                return self._numel_of(op) / self._adamw
-        return 0.0
-
-    def _numel_of(self, op: Offload | OffloadParked | Update) -> int:
-        """Returns the number of elements of the op's piece, or of the whole unit."""
-        piece = None if isinstance(op, Offload) else op.piece
-        return self._numel[op.unit] if piece is None else piece[1] - piece[0]
-
-
 def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     """Returns an estimate of a step's seconds in closed form: the longest of compute, the two ways
     of the bus, and what ranks and hosts exchange. It is fast; `simulate` is exact.
@@ -234,7 +94,9 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     settled = shape.first_weights[choices.settled_units]
     updated = shape.first_gradients[choices.settled_units]
     in_place = cost.in_place(updated // choices.ranks)
+    sums = 1 if choices.gradient_sum == GradientSum.DEVICE else choices.rounds
     compute = choices.micro_batches * (cost.passes + again + cost.loss()) + in_place
+    compute -= sums * cost.saved_by_first
     stop = len(shape.blocks) - choices.resident_blocks
     first = max(settled, shape.embed.weight_numel)
     # Where the head lives on the device too, all blocks do.
@@ -279,11 +141,13 @@ def host_rate(rates: Rates, optimizer: Optimizer, beside_states: bool) -> float:
 class _Pass(NamedTuple):
     """A `_Pass` over a block takes so many times a forward, but for its matrix products."""
 
+    of: OpKind
     other: float
     attention: float
 
 
-_FORWARD, _BACKWARD = _Pass(1.0, 1.0), _Pass(2.0, 2.5)
+_FORWARD = _Pass(OpKind.FORWARD, 1.0, 1.0)
+_BACKWARD = _Pass(OpKind.BACKWARD, 2.0, 2.5)
 """Attention has five matrix products in backward and two in forward."""
 
 
@@ -340,6 +204,9 @@ class Cost:
             + sum(self.gradient(unit.name, GRADIENT_BYTES) for unit in shape.blocks)
         )
         """Forward and backward of all blocks take this many seconds."""
+        less = GRADIENT_BYTES - FIRST_GRADIENT_BYTES
+        self.saved_by_first = sum(self.gradient(unit.name, less) for unit in shape.blocks)
+        """They take so much less where a sum begins."""
 
     def launch(self, kind: OpKind) -> float:
         """Returns the seconds that launching the operations around the blocks takes. A GPU may
@@ -387,6 +254,7 @@ class Cost:
             + times * self._unpacking
             + touched / rates.device_memory
             + times * rates.overhead
+            + (0.0 if rates.overhead else BLOCK_KERNELS[kind.of] * KERNEL_SECONDS)
         )
 
     @property

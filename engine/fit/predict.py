@@ -1,19 +1,55 @@
 """To predict how long a step will take, the plan of given choices is simulated with the rates of a
-machine. No torch.
+machine: `op_seconds` says how long each of its ops takes. No torch.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 from engine.fit.buffer_sizes import ring_numel, update_buffer
-from engine.fit.cost import MicroBatch, op_seconds
+from engine.fit.cost import (
+    FIRST_GRADIENT_BYTES,
+    GRADIENT_BYTES,
+    Cost,
+    MicroBatch,
+    host_rate,
+)
+from engine.machine.exchange_times import ExchangeTimes
+from engine.machine.link_rates import COMPUTE_SECONDS, of_rank
 from engine.machine.rates import Rates
 from engine.model.shape import ModelShape
+from engine.plan.buffers import EMBED
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes
+from engine.plan.ops import (
+    DISK_LANES,
+    Backward,
+    DeviceUpdate,
+    Embed,
+    EmbedBackward,
+    FetchBoundary,
+    FetchGrad,
+    Forward,
+    Lane,
+    Loss,
+    Offload,
+    OffloadParked,
+    OfPiece,
+    OfSpilled,
+    Op,
+    OpKind,
+    Prefetch,
+    Recompute,
+    Reduce,
+    StoreBoundary,
+    Summary,
+    Update,
+    UpdateInPlace,
+)
 from engine.plan.simulate import Simulated, simulate
 from engine.plan.step_plan import StepPlan
+from engine.planes.layout import PLANE_ITEM_BYTES
 from engine.planes.spilled import SPILL_NUMEL
 
 
@@ -47,3 +83,125 @@ def predicted_step(
     plan = build_step_plan(blocks, shape.tied, choices, sizes)
     seconds_of = op_seconds(plan, shape, rates, micro_batch)
     return plan, simulate(plan, seconds_of, inline=device == "cpu")
+
+
+def op_seconds(
+    plan: StepPlan, shape: ModelShape, rates: Rates, micro_batch: MicroBatch
+) -> Callable[[Op], float]:
+    """Returns a function that estimates the seconds of each op of `plan`.
+
+    An op of COMPUTE takes the time of its matrix products, its attention and its other memory
+    traffic. In a forward, each byte that autograd keeps for a block is written once and read once;
+    a backward moves twice as much. Compiled blocks move half of that. On a GPU an op takes at least
+    as long as its launch. With several ranks, the plan is that of one of them.
+    """
+    return _OpSeconds(plan, shape, rates, micro_batch).of
+
+
+class _OpSeconds:
+    """An `_OpSeconds` estimates how long each op of one plan takes."""
+
+    def __init__(self, plan: StepPlan, shape: ModelShape, rates: Rates, micro_batch: MicroBatch):
+        rates, shards = of_rank(rates, plan.shards.ranks), plan.shards
+        self._rates = rates
+        self._ranks = shards.ranks
+        self._item = shape.item_bytes
+        self._numel = {unit.name: shards.numel(unit.gradient_numel) for unit in shape.units}
+        """So much of each unit has a gradient and is updated: all of it, or a shard."""
+        numels = {unit.name: unit.numel for unit in shape.units}
+        self._exchange = ExchangeTimes(plan, numels, self._item, rates)
+        low = PLANE_ITEM_BYTES[shape.dtype].get("weight_low", 0)
+        self._weight_bytes = {
+            unit.name: shards.numel(unit.weight_numel) * self._item
+            + unit.exact_numel * low / shards.ranks
+            for unit in shape.units
+        }
+        """A prefetch copies these bytes: weight_high, and weight_low of what stays in fp32."""
+        self._cost = Cost(shape, rates, micro_batch, plan.compiled, plan.graphs > 0)
+        self._adamw = host_rate(rates, shape.optimizer, bool(plan.device_homes))
+        self._summary = next((op.index for op in plan.ops if isinstance(op, Summary)), 0)
+        self._slower = 1.0
+        """COMPUTE takes so many times as long beside exchanges."""
+        lost = COMPUTE_SECONDS * sum(map(self._exchange.received, plan.ops))
+        if lost:
+            compute = sum(self._of_compute(op) for op in plan.ops if op.lane == Lane.COMPUTE)
+            self._slower += lost / max(lost, compute)
+
+    def of(self, op: Op) -> float:
+        """Returns the seconds of one op."""
+        if isinstance(op, OfPiece):
+            return self._of_piece(op)
+        if op.lane in DISK_LANES:
+            return self._of_disk(op)
+        if isinstance(op, UpdateInPlace):
+            return self._cost.in_place(self._numel[op.unit])
+        if op.lane == Lane.COMPUTE:
+            return self._slower * self._of_compute(op)
+        if op.lane == Lane.EXCHANGE:
+            return self._exchange.seconds(op)
+        return self._of_host_or_copy(op)
+
+    def _of_piece(self, op: OfPiece) -> float:
+        start, stop = op.piece
+        if isinstance(op, DeviceUpdate):  # every plane is read and written
+            return (stop - start) * 2 * self._cost.state_bytes / self._rates.device_memory
+        return self._cost.carried(op.kind, stop - start, early=op.index < self._summary)
+
+    def _of_disk(self, op: Op) -> float:
+        cost = self._cost
+        if isinstance(op, OfSpilled):
+            return cost.on_disk(op.lane, cost.moment_bytes(op.unit, op.piece[1] - op.piece[0]))
+        return cost.boundaries_on_disk(op.lane, 1)
+
+    def _of_compute(self, op: Op) -> float:
+        cost = self._cost
+        match op:
+            case Forward() | Recompute():
+                return cost.forward(op.unit)
+            case Backward():
+                again = cost.forward(op.unit) if op.recomputes else 0.0
+                touches = FIRST_GRADIENT_BYTES if op.first else GRADIENT_BYTES
+                return again + cost.backward(op.unit) + cost.gradient(op.unit, touches)
+            case Loss():
+                return cost.loss()
+            case Embed() | EmbedBackward():
+                return self._of_embed(op)
+            case Reduce():
+                return self._part(op.unit, op.piece) * cost.gradient(op.unit, 8 + self._item)
+        return 0.0
+
+    def _part(self, unit: str, piece: tuple[int, int] | None) -> float:
+        """Returns which part of a unit's elements the piece is."""
+        return 1.0 if piece is None else (piece[1] - piece[0]) / self._numel[unit]
+
+    def _of_embed(self, op: Embed | EmbedBackward) -> float:
+        cost, memory = self._cost, self._rates.device_memory
+        if isinstance(op, Embed):
+            return max(2 * cost.hidden_bytes / memory, cost.launch(OpKind.FORWARD))
+        gradient = self._part(EMBED, op.piece) * cost.gradient(EMBED, 8 + self._item)
+        work = 4 * cost.hidden_bytes / memory + gradient
+        return max(work, cost.launch(OpKind.BACKWARD)) if op.captures else work
+
+    def _of_host_or_copy(self, op: Op) -> float:
+        rates, hidden_bytes = self._rates, self._cost.hidden_bytes
+        match op:
+            case Prefetch() | FetchGrad():
+                size: float = self._numel[op.unit] * self._item
+                if isinstance(op, Prefetch):
+                    size = self._weight_bytes[op.unit] * (self._ranks if op.whole else 1)
+                return size / rates.h2d
+            case Offload() | OffloadParked():
+                d2h = rates.d2h if isinstance(op, Offload) else rates.d2h_busy
+                return self._numel_of(op) * self._item / d2h
+            case StoreBoundary():
+                return hidden_bytes / rates.d2h
+            case FetchBoundary():
+                return hidden_bytes / rates.h2d
+            case Update():
+                return self._numel_of(op) / self._adamw
+        return 0.0
+
+    def _numel_of(self, op: Offload | OffloadParked | Update) -> int:
+        """Returns the number of elements of the op's piece, or of the whole unit."""
+        piece = None if isinstance(op, Offload) else op.piece
+        return self._numel[op.unit] if piece is None else piece[1] - piece[0]

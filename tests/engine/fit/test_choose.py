@@ -11,10 +11,10 @@ import pytest
 from engine.config.settings import ModelConfig
 from engine.fit import choose as choosing
 from engine.fit.choose import choose
-from engine.fit.cost import Cost, MicroBatch, op_seconds, step_seconds
+from engine.fit.cost import Cost, MicroBatch, step_seconds
 from engine.fit.job import Job, Target
 from engine.fit.planner import SETTLING_COST, SIMULATED, Planner
-from engine.fit.predict import predicted_seconds
+from engine.fit.predict import op_seconds, predicted_seconds
 from engine.fit.sizes import (
     COMFORTABLE,
     LOGITS_BYTES,

@@ -23,13 +23,13 @@ from engine.fit.buffer_sizes import (
     update_buffer,
 )
 from engine.fit.choose import choose
-from engine.fit.cost import MicroBatch, op_seconds
+from engine.fit.cost import MicroBatch
 from engine.fit.job import Job, Target, numbers_of_ranks
 from engine.fit.memory_items import MemoryItem, PartName
 from engine.fit.needs import Needs, needs_of
 from engine.fit.planner import Chosen
 from engine.fit.pool import pool_of
-from engine.fit.predict import predicted_step
+from engine.fit.predict import op_seconds, predicted_step
 from engine.fit.report import estimate
 from engine.fit.sizes import EXCHANGE_BYTES, RUNTIME_BYTES
 from engine.host.host_store import HostStore

@@ -14,17 +14,20 @@ from engine.config.settings import ModelConfig
 from engine.fit import cost
 from engine.fit.cost import (
     BLOCK_CALLS,
+    BLOCK_KERNELS,
     BUS_SHARE,
+    FIRST_GRADIENT_BYTES,
     GRADIENT_BYTES,
     GRAPH_CALLS,
     HALF_SPEED_TOKENS,
     HALF_SPEED_WIDTH,
+    KERNEL_SECONDS,
     MEASURED_WIDTH,
     Cost,
     MicroBatch,
-    op_seconds,
     step_seconds,
 )
+from engine.fit.predict import op_seconds
 from engine.fit.update_placement import choose_homes
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.build import build_model
@@ -186,12 +189,18 @@ def test_ops_take_what_their_bytes_and_products_take(shape):
     assert attention == pytest.approx(2 * 2 * 16 * 16 * shape.attention_width)
     assert of("backward", attention=1.0) == pytest.approx(3.5 * attention)
     assert of("backward", kept_plan, attention=1.0) == pytest.approx(2.5 * attention)
-    assert of("forward", packed_attention=1.0) < 1e-20
+    between = BLOCK_KERNELS["forward"] * KERNEL_SECONDS
+    assert of("forward", packed_attention=1.0) == pytest.approx(between)
+    assert of("backward", kept_plan) == pytest.approx(BLOCK_KERNELS["backward"] * KERNEL_SECONDS)
+    assert of("forward", overhead=2.0) == 2.0  # a CPU has no gaps between kernels
     traffic = of("forward", device_memory=1.0)
     assert traffic == pytest.approx(2 * block.activations.of(2, 16))
     assert of("backward", kept_plan, device_memory=1.0) == pytest.approx(
-        2 * traffic + GRADIENT_BYTES * block.numel
+        2 * traffic + FIRST_GRADIENT_BYTES * block.numel
     )
+    later = [op for op in kept_plan.ops if op.kind == "backward" and not op.first]
+    seconds = op_seconds(kept_plan, shape, only(device_memory=1.0), MicroBatch(2, 16))
+    assert seconds(later[0]) == pytest.approx(2 * traffic + GRADIENT_BYTES * block.numel)
     compiled = dataclasses.replace(plan, compiled=True)
     assert of("forward", compiled, device_memory=1.0) == pytest.approx(
         block.compiled_activations.of(2, 16)
