@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -25,9 +26,8 @@ from engine.host.shared_memory import OwnedMemory
 from engine.model.build import build_model
 from engine.model.pretrained_files import load_config
 from engine.model.units import StreamedModel
-from engine.paths import PROGRAM_ROOT
 from engine.plan.choices import PlanChoices, settled_of
-from engine.ranks import plane_copies
+from engine.ranks import members, plane_copies
 from engine.ranks.build_engine import LeadersParts, build_engines, lead
 from engine.ranks.crew import Crew, CrewPlan
 from engine.ranks.follower import run
@@ -39,6 +39,7 @@ from engine.ranks.torchrun import Launched
 from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.engine_settings import EngineSettings
 from tests.support.folders import make_model
+from tests.support.forked_processes import SERVES, ForkedProcess, is_server
 from tests.support.tiny import random_batches
 
 PATIENCE = 90
@@ -107,10 +108,21 @@ def led(
         yield Led(crew, engine, model, store, logged, folder, batches)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forked_followers() -> Iterator[None]:
+    """Forks the processes of ranks that the tests' own process leads, in the module that imports
+    this fixture.
+    """
+    known = {name: getattr(subprocess, name) for name in ("DEVNULL", "TimeoutExpired")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(members, "subprocess", SimpleNamespace(Popen=ForkedProcess, **known))
+        yield
+
+
 # --------------------------------------------------------------------- other hosts
 
 PIECE_BYTES = 5000
-FOLLOWER = "import sys; from tests.support.crews import follow_as; follow_as(*sys.argv[1:])"
+FOLLOWER = "from tests.support.crews import follow_as; follow_as({}, {}, {}, {})"
 
 
 @contextlib.contextmanager
@@ -125,11 +137,9 @@ def gathered(place: Place) -> Iterator[Gathering]:
 def _gathered(place: Place) -> Iterator[Gathering]:
     with socket.create_server((LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
-    numbers = [f"{place.ranks}", f"{place.hosts}", f"{port}"]
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", FOLLOWER, f"{rank}", *numbers],
-            cwd=PROGRAM_ROOT,
+        ForkedProcess(
+            [sys.executable, "-c", FOLLOWER.format(rank, place.ranks, place.hosts, port)],
             env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
         )
         for rank in range(1, place.all_ranks)
@@ -153,11 +163,11 @@ def launched_as(place: Place, port: int) -> Launched:
     return Launched(place, LOOPBACK, port, has_store=False, run="a test")
 
 
-def follow_as(rank: str, ranks: str, hosts: str, port: str) -> None:
+def follow_as(rank: int, ranks: int, hosts: int, port: int) -> None:
     """Follows the leader of a test, as this rank."""
-    place = Place(int(rank), int(ranks), int(hosts))
+    place = Place(rank, ranks, hosts)
     plane_copies.PIECE_BYTES = PIECE_BYTES
-    run(follow(launched_as(place, int(port)), hello(place, {})))
+    run(follow(launched_as(place, port), hello(place, {})))
 
 
 # --------------------------------------------------------------------- who is left
@@ -183,13 +193,18 @@ def followers_of(pid: int) -> list[int]:
     """Returns the processes that follow the one that leads, in the order of ranks."""
     found = []
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
+        if not entry.name.isdecimal() or is_server(int(entry.name)):
             continue
         with contextlib.suppress(OSError):
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == pid and b"engine.ranks.follower" in (entry / "cmdline").read_bytes():
+            if parent == pid and _follows(entry):
                 found.append(int(entry.name))
     return sorted(found)
+
+
+def _follows(process: Path) -> bool:
+    command = (process / "cmdline").read_bytes()
+    return b"engine.ranks.follower" in command or SERVES in command
 
 
 # --------------------------------------------------------------------- faults

@@ -9,6 +9,7 @@ import pytest
 
 import launch
 from engine.bench import plan_training
+from tests.support.crews import forked_followers  # noqa: F401  a fixture
 from tests.support.folders import make_config
 
 

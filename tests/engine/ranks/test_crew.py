@@ -26,7 +26,14 @@ from engine.ranks import build_engine, line
 from engine.ranks.build_engine import LeadersParts, build_engines
 from engine.runtime import block_ops, compute_ops
 from engine.runtime.engine_settings import EngineSettings
-from tests.support.crews import Led, followers_of, led, plant, wait_for_end
+from tests.support.crews import (
+    Led,
+    followers_of,
+    forked_followers,  # noqa: F401  a fixture
+    led,
+    plant,
+    wait_for_end,
+)
 from tests.support.tiny import random_batches
 
 SOON = 60

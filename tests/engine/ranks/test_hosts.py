@@ -15,7 +15,12 @@ from engine.errors import RankError
 from engine.host.shared_memory import OpenedMemory, SharedPlanes
 from engine.ranks import build_engine, line
 from tests.engine.ranks.test_crew import rebuilt
-from tests.support.crews import Led, led, wait_for_end
+from tests.support.crews import (
+    Led,
+    forked_followers,  # noqa: F401  a fixture
+    led,
+    wait_for_end,
+)
 from tests.support.tiers import in_tiers
 from tests.support.tiny import random_batches
 

@@ -30,7 +30,11 @@ from engine.train.run import Run, resume_run, start_run
 from tests.engine.train.test_kill import ONE_THREAD
 from tests.engine.train.test_rank_runs import assert_close, on, planes
 from tests.engine.train.test_settled_runs import settle  # noqa: F401  a fixture
-from tests.support.crews import followers_of, wait_for_end
+from tests.support.crews import (
+    followers_of,
+    forked_followers,  # noqa: F401  a fixture
+    wait_for_end,
+)
 from tests.support.folders import make_config
 from tests.support.tiers import in_tiers
 from tests.support.trained_runs import events_of, files_of

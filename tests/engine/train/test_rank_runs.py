@@ -36,7 +36,7 @@ from engine.train.run import Run, resume_run, start_run
 from engine.train.trainer import Trainer
 from tests.engine.train.test_failures import bad_row  # noqa: F401  a fixture
 from tests.engine.train.test_settled_runs import figures, settle  # noqa: F401  a fixture
-from tests.support.crews import followers_of
+from tests.support.crews import followers_of, forked_followers  # noqa: F401  a fixture
 from tests.support.folders import make_config
 from tests.support.trained_runs import events_of, execute, files_of
 
