@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any, NoReturn
 
 from engine.paths import PROGRAM_ROOT
@@ -131,6 +132,12 @@ def is_server(pid: int) -> bool:
     return pid in [each.pid for each in _servers]
 
 
+def forked_rank(pid: int) -> str | None:
+    """Returns the variable RANK of a forked process, or None where it is another process."""
+    name = Path(f"/proc/{pid}/comm").read_text().split()
+    return name[1] if name[:1] == ["rank"] else None
+
+
 def _ask_system(number: int, value: Any) -> None:
     ctypes.CDLL(None).prctl(number, value, 0, 0, 0)
 
@@ -147,7 +154,7 @@ def serve_first(descriptor: int) -> None:
     import engine.cli.train
     import engine.ranks.follower
     import engine.train.trainer
-    import tests.support.crews  # noqa: F401
+    import tests.support.launches  # noqa: F401
     from engine.model.library import transformers as load_transformers
 
     load_transformers()
@@ -207,6 +214,9 @@ def _run(command: list[str], env: dict[str, str], folder: str) -> NoReturn:
     if "RANK" in env:
         _ask_system(_NAME, f"rank {env['RANK']}".encode())
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.stdin = open(0, closefd=False)
+    sys.stdout = open(1, "w", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     arguments = [each for each in command[1:] if each not in ("-P", "-u")]
     code: Any = 1
     try:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +22,10 @@ from engine.summaries.listing import list_runs
 from tests.engine.train.test_kill import ONE_THREAD
 from tests.support.crews import is_running, wait_for_end
 from tests.support.folders import make_config
+from tests.support.forked_processes import ForkedProcess, fork_from_here, forked_rank
 
 PATIENCE = 150
+FORKING = "from tests.support.launches import torchrun_forks; torchrun_forks()"
 SETTINGS = {
     "train.micro_batch_size": 1,
     "train.steps": 8,
@@ -35,17 +38,27 @@ SETTINGS = {
 class Launch:
     """A command of `launch.py train`, of which `torchrun` starts `ranks` on each host."""
 
-    def __init__(self, hosts: int, ranks: int, arguments: list[list[str]], restarts: int = 0):
-        """arguments: those of each host."""
+    def __init__(
+        self,
+        hosts: int,
+        ranks: int,
+        arguments: list[list[str]],
+        restarts: int = 0,
+        start: type[subprocess.Popen] = ForkedProcess,
+    ):
+        """arguments: those of each host. start: what starts all processes."""
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
+        program = ["-m", "torch.distributed.run"]
+        if start is ForkedProcess:
+            program = ["-c", FORKING]
         torchrun = [
-            *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={hosts}"),
+            *(sys.executable, *program, f"--nnodes={hosts}"),
             *(f"--nproc-per-node={ranks}", f"--max-restarts={restarts}", "--rdzv-backend=c10d"),
             *(f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id={port}"),
         ]
         self.agents = [
-            subprocess.Popen(
+            start(
                 [*torchrun, str(PROGRAM_ROOT / "launch.py"), "train", *own],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -68,10 +81,9 @@ class Launch:
         for agent in self.agents:
             for pid in children_of(agent.pid):
                 with contextlib.suppress(OSError):
-                    values = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                    named = dict(value.partition(b"=")[::2] for value in values)
-                    if b"RANK" in named:
-                        found[int(named[b"RANK"])] = pid
+                    rank = forked_rank(pid) or _variables(pid).get(b"RANK")
+                    if rank is not None:
+                        found[int(rank)] = pid
         return found
 
     def wait_for_step(self, runs: Path, step: int) -> None:
@@ -82,12 +94,25 @@ class Launch:
             time.sleep(0.05)
 
 
+def torchrun_forks() -> None:
+    """Does what `torchrun` does, but for its processes, which are forked."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+    fork_from_here()
+    subprocess_handler.Popen = ForkedProcess
+    run.main(sys.argv[1:])
+
+
+def _variables(pid: int) -> dict[bytes, bytes]:
+    values = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return dict(value.partition(b"=")[::2] for value in values)
+
+
 @contextlib.contextmanager
-def launch(
-    hosts: int, ranks: int, arguments: list[list[str]], restarts: int = 0
-) -> Iterator[Launch]:
-    """Starts a command on each host, and checks that nothing of it is left."""
-    found = Launch(hosts, ranks, arguments, restarts)
+def launch(hosts: int, ranks: int, arguments: list[list[str]], *how: Any) -> Iterator[Launch]:
+    """Starts a command on each host, and checks that nothing of it is left. how: as for `Launch`"""
+    found = Launch(hosts, ranks, arguments, *how)
     seen: set[int] = set()
     try:
         yield found
