@@ -29,6 +29,8 @@ _shared = tempfile.TemporaryDirectory(prefix="ramstream-tests-")
 os.environ["RAMSTREAM_CACHE"] = _shared.name  # for what is made once for a module
 _numbers = itertools.count()
 
+gc.disable()  # reading all tests makes some million objects, of which none is garbage
+
 MOST_PROCESSES = 4
 """A run takes this many processes at most, because one of them has the browser to itself."""
 
@@ -186,6 +188,12 @@ def pytest_testnodedown(node: object) -> None:
     """Takes over the count of a process of xdist; each of them has collected the same tests."""
     output = getattr(node, "workeroutput", {})
     node.config.stash[LEFT_OUT] = output.get("left_out", 0)
+
+
+def pytest_collection_finish() -> None:
+    """Lets memory be collected again: all that was imported until now stays."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)
