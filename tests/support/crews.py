@@ -39,7 +39,7 @@ from engine.ranks.torchrun import Launched
 from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.engine_settings import EngineSettings
 from tests.support.folders import make_model
-from tests.support.forked_processes import SERVES, ForkedProcess, is_server
+from tests.support.forked_processes import SERVES, ForkedProcess, fork_from_here, is_server
 from tests.support.tiny import random_batches
 
 PATIENCE = 90
@@ -113,10 +113,23 @@ def forked_followers() -> Iterator[None]:
     """Forks the processes of ranks that the tests' own process leads, in the module that imports
     this fixture.
     """
-    known = {name: getattr(subprocess, name) for name in ("DEVNULL", "TimeoutExpired")}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(members, "subprocess", SimpleNamespace(Popen=ForkedProcess, **known))
+        patch.setattr(members, "subprocess", _forking)
         yield
+
+
+FORK_RANKS = "from tests.support.crews import fork_ranks; fork_ranks()\n"
+"""A program that leads ranks, and is forked itself, forks them if it begins with this line."""
+
+
+def fork_ranks() -> None:
+    fork_from_here()
+    members.subprocess = _forking
+
+
+_forking: Any = SimpleNamespace(
+    Popen=ForkedProcess, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
+)
 
 
 # --------------------------------------------------------------------- other hosts
@@ -193,7 +206,7 @@ def followers_of(pid: int) -> list[int]:
     """Returns the processes that follow the one that leads, in the order of ranks."""
     found = []
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal() or is_server(int(entry.name)):
+        if not entry.name.isdecimal():
             continue
         with contextlib.suppress(OSError):
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
@@ -203,8 +216,10 @@ def followers_of(pid: int) -> list[int]:
 
 
 def _follows(process: Path) -> bool:
+    """Tells whether a process follows, or was forked to follow."""
     command = (process / "cmdline").read_bytes()
-    return b"engine.ranks.follower" in command or SERVES in command
+    is_forked = SERVES in command and not is_server(int(process.name))
+    return is_forked or b"engine.ranks.follower" in command
 
 
 # --------------------------------------------------------------------- faults

@@ -29,6 +29,7 @@ from engine.paths import PROGRAM_ROOT
 SERVER = "from tests.support.forked_processes import serve_first; serve_first({})"
 SERVES = b"serve_first"
 """The command of a forked process has this word, since it is that of the server."""
+SERVER_NAME = "forks"
 LARGEST_REQUEST = 1 << 20
 FREE = 500
 """From this number on, no file is open in a process that was just forked."""
@@ -128,14 +129,18 @@ def fork_from_here() -> None:
 
 
 def is_server(pid: int) -> bool:
-    """Tells whether a process is the server of this one."""
-    return pid in [each.pid for each in _servers]
+    """Tells whether a process is one that others are forked from."""
+    return _name_of(pid) == SERVER_NAME
 
 
 def forked_rank(pid: int) -> str | None:
     """Returns the variable RANK of a forked process, or None where it is another process."""
-    name = Path(f"/proc/{pid}/comm").read_text().split()
-    return name[1] if name[:1] == ["rank"] else None
+    kind, _, rank = _name_of(pid).partition(" ")
+    return rank if kind == "rank" else None
+
+
+def _name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
 
 
 def _ask_system(number: int, value: Any) -> None:
@@ -165,6 +170,7 @@ def serve_first(descriptor: int) -> None:
 
 def serve(line: socket.socket) -> None:
     """Forks a process at each request, until the other end is gone."""
+    _ask_system(_NAME, SERVER_NAME.encode())
     with line:
         while True:
             request, descriptors, _, _ = socket.recv_fds(line, LARGEST_REQUEST, 16)
@@ -211,8 +217,8 @@ def _run(command: list[str], env: dict[str, str], folder: str) -> NoReturn:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
-    if "RANK" in env:
-        _ask_system(_NAME, f"rank {env['RANK']}".encode())
+    name = f"rank {env['RANK']}" if "RANK" in env else "python"
+    _ask_system(_NAME, name.encode())
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdin = open(0, closefd=False)
     sys.stdout = open(1, "w", closefd=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from engine.runs.events import EvalFinished, PlanBuilt, RunEnded, RunStarted, St
 from engine.summaries.listing import list_runs
 from engine.train.run import start_run
 from tests.engine.train.test_rank_runs import assert_close
-from tests.support.crews import followers_of
+from tests.support.crews import followers_of, forked_followers  # noqa: F401  a fixture
 from tests.support.folders import make_config
 from tests.support.launches import SETTINGS, events_in, launch, planes_in, preset_of
 from tests.support.tiers import in_tiers
@@ -44,10 +45,16 @@ def plain(folder, preset) -> Path:
     return folder / "plain"
 
 
-def trained(folder: Path, preset: str, hosts: int, ranks: int) -> Path:
-    """Trains on so many hosts; returns the folder of the run."""
+@pytest.fixture(scope="module")
+def two_hosts(folder, preset) -> Path:
+    """Returns the folder of a run whose processes are all started in the plain way."""
+    return trained(folder, preset, 2, 1, 0, subprocess.Popen)
+
+
+def trained(folder: Path, preset: str, hosts: int, ranks: int, *how) -> Path:
+    """Trains on so many hosts; returns the folder of the run. how: as for `Launch`."""
     runs = folder / f"{hosts}x{ranks}-{len(list(folder.iterdir()))}"
-    with launch(hosts, ranks, [[preset, "--runs-dir", str(runs)]] * hosts) as started:
+    with launch(hosts, ranks, [[preset, "--runs-dir", str(runs)]] * hosts, *how) as started:
         codes, out, err = started.ended()
     assert codes == [0] * hosts and out.count("Finished all 8 steps") == 1, (out, err)
     assert "Traceback" not in err
@@ -65,8 +72,10 @@ def figures(runs: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("shape", in_tiers([(2, 1), (1, 2), (2, 2)], [(2, 1)], PROCESSES), ids=str)
-def test_it_trains_what_a_run_with_processes_of_its_own_trains(folder, preset, plain, shape):
-    runs = trained(folder, preset, *shape)
+def test_it_trains_what_a_run_with_processes_of_its_own_trains(
+    folder, preset, plain, two_hosts, shape
+):
+    runs = two_hosts if shape == (2, 1) else trained(folder, preset, *shape)
     np.testing.assert_allclose(figures(runs), figures(plain), rtol=1e-5)
     for step in (3, 6, 8):
         assert_close(planes_in(runs, step), planes_in(plain, step))
@@ -75,8 +84,8 @@ def test_it_trains_what_a_run_with_processes_of_its_own_trains(folder, preset, p
 
 
 @pytest.mark.everything(PROCESSES)
-def test_its_bits_repeat(folder, preset):
-    first, second = (trained(folder, preset, 2, 1) for _ in range(2))
+def test_its_bits_repeat(folder, preset, two_hosts):
+    first, second = two_hosts, trained(folder, preset, 2, 1)
     assert figures(first) == figures(second)
     ours, theirs = (planes_in(runs, 8) for runs in (first, second))
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)

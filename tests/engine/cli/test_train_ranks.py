@@ -15,34 +15,37 @@ import launch
 from engine.config.settings import TrainConfig
 from engine.summaries.listing import list_runs
 from tests.engine.train.test_kill import ONE_THREAD
-from tests.support.crews import followers_of, wait_for_end
+from tests.support.crews import FORK_RANKS, followers_of, wait_for_end
 from tests.support.folders import make_config
+from tests.support.forked_processes import ForkedProcess
 
 ROOT = Path(launch.__file__).parent
 PATIENCE = 120
 TWO = {"engine.gpus": 2, "train.micro_batch_size": 1}
 
 
-AS_IN_A_TERMINAL = (
-    "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+AS_IN_A_TERMINAL = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+"""A process that nohup has started ignores SIGHUP, and so would what it starts."""
+PLAIN = (
+    f"import os, sys; {AS_IN_A_TERMINAL}"
     "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 )
-"""A process that nohup has started ignores SIGHUP, and so would what it starts."""
+FORKED = (
+    f"{FORK_RANKS}{AS_IN_A_TERMINAL}"
+    "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
 
 
 class Terminal:
-    """A command in a process group of its own, as a terminal starts it."""
+    """A command in a process group of its own, as a terminal starts it. forked: all of its
+    processes are forked from one that has imported.
+    """
 
-    def __init__(self, *arguments: str):
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                AS_IN_A_TERMINAL,
-                str(ROOT / "launch.py"),
-                "train",
-                *arguments,
-            ],
+    def __init__(self, *arguments: str, forked: bool = True):
+        start = ForkedProcess if forked else subprocess.Popen
+        program = [sys.executable, "-c", FORKED if forked else PLAIN]
+        self.process = start(
+            [*program, str(ROOT / "launch.py"), "train", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -86,7 +89,7 @@ def wait_for_step(runs: Path, terminal: Terminal, step: int) -> list[int]:
 def test_ctrl_c_stops_and_saves_and_resume_finishes(tmp_path):
     runs = tmp_path / "runs"
     preset = preset_of(tmp_path, **{"train.steps": 100_000, "train.schedule": "constant"})
-    terminal = Terminal(preset, "--runs-dir", str(runs))
+    terminal = Terminal(preset, "--runs-dir", str(runs), forked=False)
     followers = wait_for_step(runs, terminal, 3)
     terminal.press(signal.SIGINT)
     code, out, err = terminal.output()

@@ -31,11 +31,13 @@ from tests.engine.train.test_kill import ONE_THREAD
 from tests.engine.train.test_rank_runs import assert_close, on, planes
 from tests.engine.train.test_settled_runs import settle  # noqa: F401  a fixture
 from tests.support.crews import (
+    FORK_RANKS,
     followers_of,
     forked_followers,  # noqa: F401  a fixture
     wait_for_end,
 )
 from tests.support.folders import make_config
+from tests.support.forked_processes import ForkedProcess
 from tests.support.tiers import in_tiers
 from tests.support.trained_runs import events_of, files_of
 
@@ -274,8 +276,8 @@ def test_a_leader_that_is_killed_costs_the_steps_since_the_newest_checkpoint(fol
     config = make_config(folder, **on(2, **EVERY))
     preset = folder / "preset.yaml"
     config.save(preset)
-    leader = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(preset), str(runs)],
+    leader = ForkedProcess(
+        [sys.executable, "-c", FORK_RANKS + PROGRAM, str(preset), str(runs)],
         cwd=PROGRAM_ROOT,
         env=os.environ | ONE_THREAD,
         stdout=subprocess.PIPE,
