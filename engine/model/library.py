@@ -15,6 +15,7 @@ The library is not thread-safe:
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import os
 import socket
@@ -50,6 +51,25 @@ def transformers() -> ModuleType:
 
 @functools.cache
 def _imported() -> ModuleType:
+    with _no_collections():
+        return _import()
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Pauses the collection of garbage. An import makes a million objects and no garbage; to look
+    at them again and again would take half a second.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _import() -> ModuleType:
     module = importlib.import_module("transformers")
     for name in _NAMES:
         getattr(module, name)

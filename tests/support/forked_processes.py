@@ -1,4 +1,4 @@
-"""Processes that start within milliseconds: each is forked from a process that has imported all they
+"""Processes that start within milliseconds: each is forked from one that has imported all they
 need. Importing takes each process four seconds of a core.
 
 They are processes like all others: children of the one that starts them, each in a session of its
@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import importlib
 import inspect
 import json
 import os
@@ -24,12 +25,23 @@ import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
+from engine.model import library
 from engine.paths import PROGRAM_ROOT
 
 SERVER = "from tests.support.forked_processes import serve_first; serve_first({})"
 SERVES = b"serve_first"
 """The command of a forked process has this word, since it is that of the server."""
 SERVER_NAME = "forks"
+MODULES = (
+    "engine.cli.launched",
+    "engine.cli.train",
+    "engine.ranks.follower",
+    "engine.train.trainer",
+    "tests.support.launches",
+    "torch.distributed.run",
+    "transformers.models.llama.modeling_llama",
+)
+"""Forked processes need these. The tiny models of runs are llamas."""
 LARGEST_REQUEST = 1 << 20
 FREE = 500
 """From this number on, no file is open in a process that was just forked."""
@@ -152,17 +164,9 @@ def _ask_system(number: int, value: Any) -> None:
 
 def serve_first(descriptor: int) -> None:
     """Imports, and then serves."""
-    import torch.distributed.run
-    import transformers.models.llama.modeling_llama  # noqa: F401
-
-    import engine.cli.launched
-    import engine.cli.train
-    import engine.ranks.follower
-    import engine.train.trainer
-    import tests.support.launches  # noqa: F401
-    from engine.model.library import transformers as load_transformers
-
-    load_transformers()
+    for module in MODULES:
+        importlib.import_module(module)
+    library.transformers()
     gc.collect()
     gc.freeze()
     serve(socket.socket(fileno=descriptor))
@@ -220,9 +224,9 @@ def _run(command: list[str], env: dict[str, str], folder: str) -> NoReturn:
     name = f"rank {env['RANK']}" if "RANK" in env else "python"
     _ask_system(_NAME, name.encode())
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.stdin = open(0, closefd=False)
-    sys.stdout = open(1, "w", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     arguments = [each for each in command[1:] if each not in ("-P", "-u")]
     code: Any = 1
     try:

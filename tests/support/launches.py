@@ -111,8 +111,7 @@ def _variables(pid: int) -> dict[bytes, bytes]:
 
 @contextlib.contextmanager
 def launch(hosts: int, ranks: int, arguments: list[list[str]], *how: Any) -> Iterator[Launch]:
-    """Starts a command on each host, and checks that nothing of it is left. how: as for `Launch`.
-    """
+    """Starts a command on each host, and checks that nothing is left. how: as for `Launch`."""
     found = Launch(hosts, ranks, arguments, *how)
     seen: set[int] = set()
     try:

@@ -27,8 +27,7 @@ TWO = {"engine.gpus": 2, "train.micro_batch_size": 1}
 AS_IN_A_TERMINAL = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
 """A process that nohup has started ignores SIGHUP, and so would what it starts."""
 PLAIN = (
-    f"import os, sys; {AS_IN_A_TERMINAL}"
-    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    f"import os, sys; {AS_IN_A_TERMINAL}os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 )
 FORKED = (
     f"{FORK_RANKS}{AS_IN_A_TERMINAL}"
