@@ -18,6 +18,7 @@ from engine.checkpoints.weights import load_pretrained
 from engine.host.host_store import HostStore
 from engine.model.attention import KERNELS
 from engine.model.pretrained_files import load_config
+from engine.model.units import StreamedModel
 from engine.plan.choices import PlanChoices
 from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.engine_settings import EngineSettings
@@ -78,7 +79,10 @@ def compare(family: str) -> FamilyLogits:
     """
     with tempfile.TemporaryDirectory() as place:
         folder = save_family(Path(place) / "model", family)
-        exact = round_to_bf16(folder, family)
+        config = load_config(str(folder))
+        ours = bf16_model(folder, config)
+        kept = kept_in_fp32(ours)
+        exact = round_to_bf16(folder, kept)
         ids = torch.randint(3, VOCAB, (2, 12), generator=torch.Generator().manual_seed(1))
         # Plain transformers has chosen this attention, for the model in fp32.
         attention = exact.config.get_text_config()._attn_implementation
@@ -87,18 +91,17 @@ def compare(family: str) -> FamilyLogits:
             truth, theirs = (
                 model(input_ids=ids, use_cache=False).logits.float() for model in (exact, plain)
             )
-        ours = bf16_model(folder, load_config(str(folder)))
-        kept = kept_in_fp32(ours)
         assert kept == {n for n, p in plain.named_parameters() if p.dtype == torch.float32}
         for name, buffer in ours.persistent_buffers().items():
             assert buffer.dtype == plain.get_buffer(name).dtype, name
 
-        def compared(chosen: str) -> Compared:
-            found, used = streamed_logits(folder, ids, chosen)
+        def compared(model: StreamedModel) -> Compared:
+            found, used = streamed_logits(model, folder, ids)
             same = torch.equal(found, theirs)
             return Compared(used, same, error(found, truth), error(theirs, truth))
 
-        return FamilyLogits(bool(kept), compared(attention), compared("auto"))
+        alike = bf16_model(folder, config, attention)
+        return FamilyLogits(bool(kept), compared(alike), compared(ours))
 
 
 def error(found: torch.Tensor, truth: torch.Tensor) -> float:
@@ -106,11 +109,12 @@ def error(found: torch.Tensor, truth: torch.Tensor) -> float:
     return float((found - truth).norm() / truth.norm())
 
 
-def streamed_logits(folder: Path, ids: torch.Tensor, attention: str) -> tuple[torch.Tensor, str]:
-    """Returns the logits [rows, tokens, vocabulary] of the streamed model, with the whole tail at
-    once, and the attention that it had.
+def streamed_logits(
+    model: StreamedModel, folder: Path, ids: torch.Tensor
+) -> tuple[torch.Tensor, str]:
+    """Returns the logits [rows, tokens, vocabulary] of the streamed model with the weights in
+    `folder`, with the whole tail at once, and the attention that it had.
     """
-    model = bf16_model(folder, load_config(str(folder)), attention)
     store = HostStore(model.layouts, "bfloat16", threads=1)
     store.allocate_weights()
     load_pretrained(model, str(folder), store)

@@ -45,14 +45,13 @@ def save_family(
     return folder
 
 
-def round_to_bf16(folder: Path, family: str) -> torch.nn.Module:
-    """Rounds the weights in `folder` to bf16, but for those that stay in fp32. Returns what plain
-    transformers reads from it in fp32.
+def round_to_bf16(folder: Path, kept: set[str]) -> torch.nn.Module:
+    """Rounds the weights in `folder` to bf16, but for those that stay in fp32 (`kept`, by full
+    name). Returns what plain transformers reads from it in fp32.
 
     They are then the same numbers for us and for transformers, which rounds the ties of other
     weights in another way.
     """
-    kept = kept_in_fp32(bf16_model(folder, tiny_family_config(family)))
     plain = load_plain(folder, torch.float32)
     with torch.no_grad(), no_progress_bars():
         for name, parameter in plain.named_parameters():
