@@ -39,7 +39,13 @@ from engine.ranks.torchrun import Launched
 from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.engine_settings import EngineSettings
 from tests.support.folders import make_model
-from tests.support.forked_processes import SERVES, ForkedProcess, fork_from_here, is_server
+from tests.support.forked_processes import (
+    SERVES,
+    ForkedProcess,
+    fork_from_here,
+    is_server,
+    server,
+)
 from tests.support.tiny import random_batches
 
 PATIENCE = 90
@@ -113,6 +119,7 @@ def forked_followers() -> Iterator[None]:
     """Forks the processes of ranks that the tests' own process leads, in the module that imports
     this fixture.
     """
+    server()  # before tests plant faults into what starts
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(members, "subprocess", _forking)
         yield

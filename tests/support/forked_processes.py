@@ -79,37 +79,35 @@ class ForkedProcess(subprocess.Popen):
 class Server:
     """A process that others are forked from. It has imported, and has no threads."""
 
-    def __init__(self, line: socket.socket, pid: int):
+    def __init__(self, line: socket.socket):
         self._line = line
-        self.pid = pid
 
     @classmethod
     def started(cls) -> Server:
         """Starts one as a new Python."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            process = subprocess.Popen(
+            subprocess.Popen(
                 [sys.executable, "-c", SERVER.format(theirs.fileno())],
                 cwd=PROGRAM_ROOT,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        return cls(ours, process.pid)
+        return cls(ours)
 
     @classmethod
     def forked(cls) -> Server:
         """Forks one from this process, which must have no threads."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pid = os.fork()
-        if not pid:
+        if not os.fork():
             ours.close()
             _servers.clear()
             os.setsid()
             serve(theirs)
             os._exit(0)
         theirs.close()
-        return cls(ours, pid)
+        return cls(ours)
 
     def fork(self, command: list[str], env: dict, folder: str, files: dict[int, int]) -> int:
         """Returns the number of a new process, a child of this one. files: those that it gets, by
@@ -129,7 +127,9 @@ _servers: list[Server] = []
 
 
 def server() -> Server:
-    """Returns the server of this process, which the first call starts. Both end together."""
+    """Returns the server of this process, which the first call starts. Both end together. Call it
+    before a test changes what a new Python does.
+    """
     if not _servers:
         _servers.append(Server.started())
     return _servers[0]
