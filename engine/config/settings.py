@@ -18,8 +18,9 @@ import yaml
 from engine.config.data_settings import DataConfig
 from engine.config.limits import LARGEST, at_least, at_most, between
 from engine.config.output_settings import OutputConfig
+from engine.config.regularisation import Regularisation
 from engine.config.trained_parts import Parts, check_parts
-from engine.config.tree import assign, build, override, read_yaml
+from engine.config.tree import assign, build, override, read_preset
 from engine.errors import ConfigError
 from engine.files import write_whole
 from engine.words import GIB
@@ -144,6 +145,16 @@ class OptimConfig:
     max_grad_norm: float | None = 1.0
     """The global gradient norm is clipped to this; null never clips."""
 
+    label_smoothing: float = 0.0
+    """This share of a target's probability is spread evenly over the vocabulary, as by the Trainer
+    of transformers. The loss of training steps has it; held-out losses are plain cross-entropies.
+    """
+
+    neftune_alpha: float = 0.0
+    """In training, each embedding gets uniform noise of at most `neftune_alpha / sqrt(tokens of the
+    row x width)` (NEFTune); 5 is usual, 0 adds none. Evaluations and samples are without noise.
+    """
+
     nonfinite: Literal["stop", "skip"] = "stop"
     """A step whose loss or gradient norm is not a finite number changes no weight. `stop` then
     saves the step before it and ends the run; `skip` passes the step without an update and goes on,
@@ -165,6 +176,7 @@ class OptimConfig:
         self._check_batch()
         self._check_adamw()
         check_parts(self.method, self.part_names, self.last_blocks)
+        self.regularisation.check()
         at_least("train.patience", self.patience, 0)
         between("train.seed", self.seed, 0, 2**32 - 1)
 
@@ -172,6 +184,10 @@ class OptimConfig:
     def parts(self) -> Parts | None:
         """Returns the parts of the model that are trained; None where all of it is."""
         return Parts(self.part_names, self.last_blocks) if self.method == "parts" else None
+
+    @property
+    def regularisation(self) -> Regularisation:
+        return Regularisation(self.label_smoothing, self.neftune_alpha)
 
     def _check_length(self) -> None:
         if self.steps is not None and self.epochs is not None:
@@ -350,7 +366,7 @@ class TrainConfig:
         """Reads a YAML preset and applies `a.b=value` overrides, values in YAML syntax. Raises
         ConfigError.
         """
-        tree = _read_preset(Path(path))
+        tree = read_preset(Path(path))
         for text in overrides:
             override(tree, text)
         return cls.from_dict(tree)
@@ -421,26 +437,3 @@ class TrainConfig:
                 f"nothing can be on the disk where {gpus} GPUs compute; set engine.disk to "
                 "null, or engine.gpus to 1.",
             )
-
-
-def _read_preset(path: Path) -> dict[str, Any]:
-    """Returns the tree of a YAML preset. Raises ConfigError, which names the file."""
-    try:
-        tree = read_yaml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(
-            str(path), "there is no such preset file; give the path of a YAML preset."
-        ) from None
-    except IsADirectoryError:
-        raise ConfigError(str(path), "this is a folder; give the path of a YAML preset.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), f"the preset cannot be read ({error}).") from None
-    except yaml.YAMLError as error:
-        line = getattr(getattr(error, "problem_mark", None), "line", None)
-        where = f" near line {line + 1}" if line is not None else ""
-        raise ConfigError(str(path), f"this is not valid YAML{where}; fix the preset.") from None
-    if tree is None:  # an empty file gives no setting
-        return {}
-    if not isinstance(tree, dict):
-        raise ConfigError(str(path), "a preset is a mapping of sections (model, data, train, ...).")
-    return tree

@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Hashable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, Literal
 
 import yaml
@@ -258,3 +259,26 @@ def _nearest(key: str, known: set[str]) -> str:
 
     match = difflib.get_close_matches(key, sorted(known), n=1)
     return f"; did you mean {match[0]}" if match else f"; known here are {', '.join(sorted(known))}"
+
+
+def read_preset(path: Path) -> dict[str, Any]:
+    """Returns the tree of a YAML preset. Raises ConfigError, which names the file."""
+    try:
+        tree = read_yaml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            str(path), "there is no such preset file; give the path of a YAML preset."
+        ) from None
+    except IsADirectoryError:
+        raise ConfigError(str(path), "this is a folder; give the path of a YAML preset.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), f"the preset cannot be read ({error}).") from None
+    except yaml.YAMLError as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        where = f" near line {line + 1}" if line is not None else ""
+        raise ConfigError(str(path), f"this is not valid YAML{where}; fix the preset.") from None
+    if tree is None:  # an empty file gives no setting
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(str(path), "a preset is a mapping of sections (model, data, train, ...).")
+    return tree

@@ -62,6 +62,12 @@ class MicroBatch:
     """The rows have this many tokens, without padding."""
     loss_tokens: int
     """This many positions have a label other than -100."""
+    places: np.ndarray | None = None
+    """The rows have these places in their step, in the order of the data and whatever micro-batch
+    they are in: int64[B]. Rows of no step are counted from 0; None if nobody has counted them.
+    """
+    lengths: np.ndarray | None = None
+    """The rows have so many tokens without padding, int64[B]. None if nobody has counted them."""
 
 
 @dataclass(frozen=True)
@@ -233,10 +239,14 @@ def batches(
     the maximum length of a padded row in tokens (`padded_length`).
     """
     chosen = rows_of_step(rows, batch_size, step)
+    places = list(range(batch_size))
     if micro_batch_size < batch_size:
-        chosen.sort(key=rows.row_length, reverse=True)
-    bounds = micro_batch_bounds(batch_size, micro_batch_size)
-    return [micro_batch(rows, chosen[start:stop], pad_up_to) for start, stop in bounds]
+        places.sort(key=lambda place: rows.row_length(chosen[place]), reverse=True)
+    made = []
+    for start, stop in micro_batch_bounds(batch_size, micro_batch_size):
+        own = places[start:stop]
+        made.append(micro_batch(rows, [chosen[place] for place in own], pad_up_to, own))
+    return made
 
 
 def micro_batch_bounds(batch_size: int, micro_batch_size: int) -> list[tuple[int, int]]:
@@ -259,9 +269,11 @@ def one_pass(rows: RowSet, micro_batch_size: int, pad_up_to: int = 0) -> Iterato
         yield micro_batch(rows, order[start : start + micro_batch_size], pad_up_to)
 
 
-def micro_batch(rows: RowSet, chosen: list[int], pad_up_to: int = 0) -> MicroBatch:
+def micro_batch(
+    rows: RowSet, chosen: list[int], pad_up_to: int = 0, places: list[int] | None = None
+) -> MicroBatch:
     """Returns the rows `chosen`, padded to the length of the longest or, with `pad_up_to`, a little
-    more (`padded_length`).
+    more (`padded_length`). They have these `places` in their step; without them, from 0 on.
     """
     parts = [rows.row(i) for i in chosen]
     length = padded_length(max(len(part.input_ids) for part in parts), pad_up_to)
@@ -288,4 +300,6 @@ def micro_batch(rows: RowSet, chosen: list[int], pad_up_to: int = 0) -> MicroBat
         position_ids if packed else None,
         tokens,
         loss_tokens=int((labels != IGNORED).sum()),
+        places=np.array(range(len(parts)) if places is None else places, dtype=np.int64),
+        lengths=np.array([len(part.input_ids) for part in parts], dtype=np.int64),
     )

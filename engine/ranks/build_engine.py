@@ -8,6 +8,7 @@ import torch
 
 from engine.config.settings import ModelConfig, OptimConfig
 from engine.exchange.exchange import ExchangeError
+from engine.fit.planner import Chosen
 from engine.host.host_adamw import AdamWSettings, HostAdamW
 from engine.host.host_store import HostStore
 from engine.host.shared_memory import SharedPlanes
@@ -35,6 +36,18 @@ class LeadersParts:
 def adamw_settings(train: OptimConfig) -> AdamWSettings:
     """Returns the settings of AdamW in a run."""
     return AdamWSettings(train.beta1, train.beta2, train.eps, train.weight_decay, train.seed)
+
+
+def engine_settings(chosen: Chosen, tokens: int, train: OptimConfig) -> EngineSettings:
+    """Returns the settings of a run's engine. Its largest micro-batch has `tokens` positions."""
+    return EngineSettings(
+        chosen.choices,
+        tokens,
+        chosen.loss_chunk,
+        train.max_grad_norm,
+        train.seed,
+        regularisation=train.regularisation,
+    )
 
 
 def lead(store: HostStore, crew: Crew) -> None:
@@ -81,6 +94,7 @@ def build_engines(
             settings.loss_chunk,
             settings.max_grad_norm,
             settings.seed,
+            settings.regularisation,
             torch.get_num_threads(),
         )
 

@@ -176,6 +176,7 @@ class Follower:
             message.max_grad_norm,
             message.seed,
             self._exchange,
+            message.regularisation,
         )
         self._engine = StreamingEngine(opened.model, store, backend, settings, self._adamw)
         self._is_new = True

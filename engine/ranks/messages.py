@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from engine.config.regularisation import Regularisation
 from engine.config.settings import ModelConfig, Optimizer
 from engine.exchange.place import Place
 from engine.host.host_adamw import AdamWSettings
@@ -74,6 +75,7 @@ class Build:
     loss_chunk: int
     max_grad_norm: float | None
     seed: int
+    regularisation: Regularisation
     torch_threads: int
     """Blocks compute with this many threads on a CPU."""
 

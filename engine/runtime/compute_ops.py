@@ -6,14 +6,16 @@ arguments: the context of the plan, the op, and the step under way.
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
+from engine.embedding.embed_rows import LookupWatch
 from engine.errors import CacheError
 from engine.model.skeleton import Capture
 from engine.plan.buffers import EMBED, HEAD
 from engine.plan.ops import Embed, EmbedBackward, Loss
 from engine.runtime.block_passes import seed
-from engine.runtime.embed_rows import LookupWatch
 from engine.runtime.gradient_sums import Gradients, add, add_to_sum, sum_of
 from engine.runtime.loss import (
     LossChunks,
@@ -37,7 +39,11 @@ def _capture(context: OpContext, op: Embed | EmbedBackward, step: StepUnderWay) 
     skeleton = context.model.skeleton
     batch = step.inputs.batches[op.micro_batch]
     if step.inputs.caches is None:
-        return skeleton.capture(batch.input_ids, batch.position_ids, documents=batch.documents)
+        noise: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if batch.noise is not None:
+            noise = batch.noise.in_lookups_of(skeleton.model)
+        with noise:
+            return skeleton.capture(batch.input_ids, batch.position_ids, documents=batch.documents)
     captured = skeleton.capture(
         batch.input_ids, batch.position_ids, True, step.inputs.caches[op.micro_batch]
     )
@@ -148,7 +154,8 @@ def _scores(context: OpContext, op: Loss, step: StepUnderWay) -> None:
 
 def _targets(op: Loss, step: StepUnderWay) -> LossTargets:
     batch = step.inputs.batches[op.micro_batch]
-    return LossTargets(batch.loss_index, batch.labels, step.inputs.loss_scale)
+    inputs = step.inputs
+    return LossTargets(batch.loss_index, batch.labels, inputs.loss_scale, inputs.label_smoothing)
 
 
 def _chunks(context: OpContext) -> LossChunks:

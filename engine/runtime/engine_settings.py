@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.config.regularisation import NO_REGULARISATION, Regularisation
+from engine.embedding.embedding_noise import StepNoise
 from engine.exchange.exchange import Exchange
 from engine.exchange.place import ALONE, Place
 from engine.plan.choices import PlanChoices
@@ -26,6 +28,8 @@ class EngineSettings:
     seed: int = 0
     exchange: Exchange | None = None
     """The other ranks are reached through it; None where there are none."""
+    regularisation: Regularisation = NO_REGULARISATION
+    """Training steps are changed by it."""
 
     @property
     def place(self) -> Place:
@@ -36,6 +40,11 @@ class EngineSettings:
     def shards(self) -> Shards:
         """Returns how the planes are divided on a host, and which rank of it this is."""
         return Shards(self.choices.ranks, self.place.on_host)
+
+    def noise(self, step: int) -> StepNoise | None:
+        """Returns the noise on the embeddings of a step; None where there is none."""
+        alpha = self.regularisation.neftune_alpha
+        return StepNoise(alpha, self.seed, step) if alpha else None
 
 
 @dataclass(frozen=True)

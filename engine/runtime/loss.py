@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -44,6 +45,8 @@ class LossTargets:
     """The target tokens are int64 [n]."""
     scale: float
     """The sum of cross-entropies is multiplied by this."""
+    smoothing: float = 0.0
+    """In training, this share of a target's probability is spread evenly over the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -101,20 +104,22 @@ def chunked_loss(
     chunks: LossChunks,
     tail: TailGradients,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Returns the scaled sum of cross-entropies (scalar) and its gradient with respect to `hidden`
-    [rows, tokens, width], the last block's output. The gradient is None where `tail` asks for none.
+    """Returns the scaled sum of cross-entropies (scalar), smoothed as `targets` say, and its
+    gradient with respect to `hidden` [rows, tokens, width], the last block's output. The gradient
+    is None where `tail` asks for none.
     """
     states = hidden.detach().reshape(-1, hidden.shape[-1])
     selected = states.index_select(0, targets.index)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     size, labels = chunks.size, targets.labels
-    compiled_loss = compiled_function(cross_entropy, "The loss") if chunks.compiled else None
+    plain_loss = cross_entropy if not targets.smoothing else smoothed(targets.smoothing)
+    compiled_loss = compiled_function(plain_loss, "The loss") if chunks.compiled else None
     if compiled_loss is not None and compiled_loss.problem:
         compiled_loss = None
         size = max(1, size // UNCOMPILED)
     if compiled_loss is not None:
         selected, labels = _filled_up(selected, labels, size)
-    loss_of = cross_entropy if compiled_loss is None else compiled_loss
+    loss_of = plain_loss if compiled_loss is None else compiled_loss
     chunk_loss = _ChunkLoss(skeleton, targets.scale, tail)
     gradient = torch.zeros_like(states) if tail.of_hidden else None
     for start in range(0, len(targets.index), size):
@@ -209,6 +214,22 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     any dtype; the labels are int64 [n].
     """
     return torch_cross_entropy(logits.float(), labels, reduction="sum")
+
+
+@functools.cache
+def smoothed(smoothing: float) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Returns `cross_entropy` with label smoothing: of each position, (1 - smoothing) times its
+    cross-entropy, and smoothing times the mean of -log(p) over the vocabulary. It takes logits [n,
+    vocabulary] and labels [n], and returns a scalar. There is one function for each number, so that
+    it is compiled once.
+    """
+
+    def smoothed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return torch_cross_entropy(
+            logits.float(), labels, reduction="sum", label_smoothing=smoothing
+        )
+
+    return smoothed_cross_entropy
 
 
 def cross_entropies(

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.embedding.embed_rows import Lookup
+from engine.embedding.embedding_noise import RowNoise, StepNoise
 from engine.graphs.block_graphs import StepGraphs
 from engine.model.attention_documents import Documents
 from engine.model.skeleton import BlockArguments
 from engine.plan.shards import Shards
-from engine.runtime.embed_rows import Lookup
 
 
 @dataclass
@@ -32,6 +33,8 @@ class DeviceBatch:
     """It says where each document lies in the rows. The host computes it, so that no op must read
     `position_ids` back from the device.
     """
+    noise: RowNoise | None = None
+    """It is added to what the model looks up; None in a pass without noise."""
 
 
 Upload = Callable[[np.ndarray], torch.Tensor]
@@ -40,9 +43,12 @@ before later ops.
 """
 
 
-def upload_batches(upload: Upload, batches: Sequence[Any]) -> list[DeviceBatch]:
-    """Copies micro-batches to the device in one copy. Separate copies might each have to wait for
-    other copies on the bus, and the first op would wait for all of them.
+def upload_batches(
+    upload: Upload, batches: Sequence[Any], noise: StepNoise | None = None
+) -> list[DeviceBatch]:
+    """Copies micro-batches to the device in one copy, with the noise of their rows, if any.
+    Separate copies might each have to wait for other copies on the bus, and the first op would wait
+    for all of them.
     """
     arrays: list[np.ndarray] = []
     for batch in batches:
@@ -51,10 +57,18 @@ def upload_batches(upload: Upload, batches: Sequence[Any]) -> list[DeviceBatch]:
         arrays += [batch.input_ids, index, labels[index]]
         if batch.position_ids is not None:
             arrays.append(batch.position_ids)
+        if noise is not None:
+            arrays.append(noise.of_rows(batch))
     flat = [np.ascontiguousarray(array, dtype=np.int64).reshape(-1) for array in arrays]
     uploaded = upload(np.concatenate(flat))
     parts = iter(uploaded.split([array.size for array in flat]))
-    return [_device_batch(batch, parts, upload) for batch in batches]
+    made = []
+    for batch in batches:
+        on_device = _device_batch(batch, parts, upload)
+        if noise is not None:
+            on_device.noise = RowNoise(next(parts).view(2, -1))
+        made.append(on_device)
+    return made
 
 
 def _device_batch(batch: Any, parts: Iterator[torch.Tensor], upload: Upload) -> DeviceBatch:
@@ -105,6 +119,8 @@ class StepInputs:
     """The scale is 1 / (tokens of the whole step that contribute to the loss)."""
     learning_rate: float = 0.0
     max_grad_norm: float | None = None
+    label_smoothing: float = 0.0
+    """In training, the loss is smoothed by this (`engine.config.regularisation`)."""
     seed: int = 0
     first: int = 0
     """In the whole step, this many micro-batches come before these: those of other ranks."""

@@ -80,10 +80,8 @@ class StreamingEngine:
     ):
         self.model = model
         self.backend = backend
-        self.choices = settings.choices
+        self._settings, self.choices = settings, settings.choices
         self.place, self.shards = settings.place, settings.shards
-        self._max_grad_norm = settings.max_grad_norm
-        self._seed = settings.seed
         self._adamw = adamw
         self._store = store
         self._blocks = [unit.name for unit in model.blocks]
@@ -223,7 +221,8 @@ class StreamingEngine:
     ) -> StepUnderWay:
         self._passes.forget()
         self.state.set_training(True)
-        on_device = upload_batches(self.backend.upload, share.batches)
+        settings = self._settings
+        on_device = upload_batches(self.backend.upload, share.batches, settings.noise(number))
         scalars, keys = None, {}
         updated = [*self.plan.device_homes, *(unit for unit, _ in self.plan.settled)]
         if updated and number:
@@ -238,8 +237,9 @@ class StreamingEngine:
             batches=on_device,
             loss_scale=1.0 / max(1, share.loss_tokens),
             learning_rate=learning_rate,
-            max_grad_norm=self._max_grad_norm,
-            seed=self._seed,
+            max_grad_norm=settings.max_grad_norm,
+            label_smoothing=settings.regularisation.label_smoothing,
+            seed=settings.seed,
             first=share.first,
             scalars=scalars,
             keys=keys,

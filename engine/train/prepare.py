@@ -51,13 +51,17 @@ from engine.model.units import StreamedModel
 from engine.plan.text import grid
 from engine.planes.active_parameters import measured_flops_formula
 from engine.progress import Progress
-from engine.ranks.build_engine import LeadersParts, adamw_settings, build_engines
+from engine.ranks.build_engine import (
+    LeadersParts,
+    adamw_settings,
+    build_engines,
+    engine_settings,
+)
 from engine.ranks.crew import Crew
 from engine.ranks.rank_samples import gpus_of
 from engine.runs.events import DataPrepared, PlanBuilt, RunStarted
 from engine.runtime.backend import Backend
 from engine.runtime.cpu_backend import CpuBackend
-from engine.runtime.engine_settings import EngineSettings
 from engine.runtime.open_backend import open_backend
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.sampling.generate import Sampler
@@ -131,9 +135,7 @@ class Prepared:
         self.planned = planned
         chosen, train = planned.chosen, self.config.train
         tokens = chosen.micro_batch_size * planned.job.row_length
-        settings = EngineSettings(
-            chosen.choices, tokens, chosen.loss_chunk, train.max_grad_norm, train.seed
-        )
+        settings = engine_settings(chosen, tokens, train)
         if isinstance(self.backend, CpuBackend):
             product = largest_product(planned.job.shape, tokens)
             self.backend.share_work(product, chosen.choices.ranks)

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.nn.attention import sdpa_kernel
 
+from engine.config.regularisation import NO_REGULARISATION, Regularisation
 from engine.model.attention import KERNELS
 from engine.plan.choices import PlanChoices
 from engine.runtime.backend import Backend
 from tests.support.checkpoints_of_families import bf16_model, kept_in_fp32
+from tests.support.regularised import PLAIN, PlainStep
 from tests.support.tiny import Streamed, plain_model, random_batches, streamed
 
 RATE = 1e-3
@@ -48,6 +49,8 @@ def compare_in_bf16(
     choices: PlanChoices,
     backend: Backend | None = None,
     bounds: Bounds = Bounds(),
+    regularisation: Regularisation = NO_REGULARISATION,
+    steps: int = STEPS,
 ) -> None:
     """Asserts that one step's gradients, and what five steps with fp32 masters change, are no
     further from training in float32 than plain bf16 transformers is, and that losses agree to
@@ -72,6 +75,7 @@ def compare_in_bf16(
         dtype="bfloat16",
         tokens=rows.count * rows.length,
         loss_chunk=rows.loss_chunk,
+        regularisation=regularisation,
     )
     device = run.backend.device
     masters, truth = masters.to(device), copy.deepcopy(masters).to(device)
@@ -84,12 +88,13 @@ def compare_in_bf16(
         resident.get_buffer(name).data = buffer.to(device)
     resident.load_state_dict(masters.state_dict())
     optimizer, exact_optimizer = decoupled_adamw(masters, run), decoupled_adamw(truth, run)
-    for step in range(1, STEPS + 1):
+    for step in range(1, steps + 1):
+        how = PlainStep(regularisation, step)
         batches, homes = random_batches(2, rows.count, rows.length, seed=step), []
         run.engine.train_step(step, batches, RATE, homes.append)
         run.engine.drain()
-        loss, gradients = plain_gradients(resident, batches)
-        _, exact = plain_gradients(truth, batches)
+        loss, gradients = plain_gradients(resident, batches, how=how)
+        _, exact = plain_gradients(truth, batches, how=how)
         assert homes[0].loss == pytest.approx(loss, rel=2e-3)
         plain, right = norm_of(gradients), norm_of(exact)
         # Where one rounding sends a token to another expert, two runs in bf16 part: then float32
@@ -132,7 +137,10 @@ def streamed_gradients(run: Streamed) -> Tensors:
 
 
 def plain_gradients(
-    model: torch.nn.Module, batches, forward=torch.nn.Module.__call__
+    model: torch.nn.Module,
+    batches,
+    forward=torch.nn.Module.__call__,
+    how: PlainStep = PLAIN,
 ) -> tuple[float, Tensors]:
     """Returns loss and gradients of plain transformers on the model's device; gradients of
     micro-batches are summed in float32.
@@ -141,12 +149,13 @@ def plain_gradients(
     sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in model.named_parameters()}
     device = next(model.parameters()).device
     for batch in batches:
-        with sdpa_kernel(KERNELS, set_priority=True):  # the same attention as the engine's
+        # The same attention as the engine's.
+        with sdpa_kernel(KERNELS, set_priority=True), how.noisy(model, batch):
             logits = forward(
                 model, input_ids=torch.from_numpy(batch.input_ids).to(device), use_cache=False
             ).logits.float()
         labels = torch.from_numpy(batch.labels).to(device).reshape(-1)
-        part = F.cross_entropy(logits.view(-1, logits.shape[-1]), labels, reduction="sum") / total
+        part = how.loss(logits.view(-1, logits.shape[-1]), labels, total)
         part.backward()
         loss += part.item()
         for name, parameter in model.named_parameters():

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from engine.config.regularisation import NO_REGULARISATION, Regularisation
 from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
 from engine.exchange.exchange import Exchange
@@ -96,6 +97,8 @@ class Batch:
     position_ids: np.ndarray | None
     tokens: int
     loss_tokens: int
+    places: np.ndarray | None = None
+    lengths: np.ndarray | None = None
 
 
 def random_batches(
@@ -109,12 +112,15 @@ def random_batches(
     """Micro-batches of random tokens; labels are the next token, some of them without loss."""
     generator = np.random.default_rng(seed)
     batches = []
-    for _ in range(count):
+    for number in range(count):
         ids = generator.integers(3, vocabulary, (rows, length))
         labels = np.full((rows, length), -100)
         labels[:, :-1] = ids[:, 1:]
         labels[generator.random((rows, length)) < masked] = -100
-        batches.append(Batch(ids, labels, None, ids.size, int((labels >= 0).sum())))
+        places = np.arange(number * rows, (number + 1) * rows)
+        lengths = np.full(rows, length)
+        count_of = int((labels >= 0).sum())
+        batches.append(Batch(ids, labels, None, ids.size, count_of, places, lengths))
     return batches
 
 
@@ -193,10 +199,11 @@ def streamed(
     disk: Path | None = None,
     exchange: Exchange | None = None,
     parts: Parts | None = None,
+    regularisation: Regularisation = NO_REGULARISATION,
 ) -> Streamed:
     """The same model, streamed. `config`: where the model was made from a part of it. `disk`: the
     folder of moments that are on the disk. `exchange`: what reaches the other ranks. `parts`: those
-    that are trained, None for all.
+    that are trained, None for all. `regularisation`: what changes the steps.
     """
     backend = backend or CpuBackend()
     model = build_model(config or plain.config, ModelConfig(source="tiny", dtype=dtype), parts)
@@ -219,7 +226,7 @@ def streamed(
         model,
         store,
         backend,
-        EngineSettings(choices, tokens, loss_chunk, max_grad_norm, seed, exchange),
+        EngineSettings(choices, tokens, loss_chunk, max_grad_norm, seed, exchange, regularisation),
         adamw,
     )
     return Streamed(model, store, engine, backend, adamw)

@@ -7,7 +7,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.config.regularisation import NO_REGULARISATION, Regularisation
 from engine.plan.choices import PlanChoices
+from tests.support.regularised import PlainStep, regularised_loss
 from tests.support.tiny import (
     FAMILIES,
     Batch,
@@ -45,11 +47,17 @@ def uneven(_: int, seed: int) -> list[Batch]:
 
 
 def compare(
-    family: str, tied: bool, micro_batches: int, choices: PlanChoices, made=None, tokens: int = 24
+    family: str,
+    tied: bool,
+    micro_batches: int,
+    choices: PlanChoices,
+    made=None,
+    tokens: int = 24,
+    regularisation: Regularisation = NO_REGULARISATION,
 ) -> None:
     config = tiny_config(family, tie_word_embeddings=tied)
     plain = plain_model(config)
-    run = streamed(plain, choices, tokens=tokens)
+    run = streamed(plain, choices, tokens=tokens, regularisation=regularisation)
     assert run.model.tied == tied
     decay = {s.full_name for layout in run.model.layouts for s in layout.parameters if s.decay}
     optimizer = plain_optimizer(plain, decay)
@@ -65,6 +73,8 @@ def compare(
         run.engine.train_step(step, batches, RATE, homes.append)
         run.engine.drain()
         loss = plain_loss(plain, batches)
+        if regularisation != NO_REGULARISATION:
+            loss = regularised_loss(plain, batches, PlainStep(regularisation, step))
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 1e9)
         scale = min(1.0, 1.0 / (float(norm) + 1e-6))

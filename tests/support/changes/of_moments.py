@@ -120,7 +120,7 @@ MOMENT_CHANGES = (
     ),
     Change(
         "padding-gets-a-gradient-in-pieces",
-        "engine/runtime/embed_rows.py",
+        "engine/embedding/embed_rows.py",
         "elsewhere = (local < 0) | (local >= rows) | (self.ids == self.padding)",
         "elsewhere = (local < 0) | (local >= rows)",
         "The row of the padding token receives a gradient.",
