@@ -206,6 +206,8 @@ SINCE_THEN = {
     "train.patience": 0,
     "train.decay_steps": None,
     "train.min_learning_rate": 0.0,
+    "train.label_smoothing": 0.0,
+    "train.neftune_alpha": 0.0,
     "train.optimizer": "adamw",
     "train.method": "full",
     "train.part_names": [],

@@ -74,6 +74,7 @@ LABELS = {
     "train.beta1": "AdamW beta 1",
     "train.beta2": "AdamW beta 2",
     "train.max_grad_norm": "Gradient norm to clip to",
+    "train.neftune_alpha": "NEFTune: noise on embeddings (alpha)",
     "train.nonfinite": "A loss that is not finite",
     "train.patience": "End early after (evaluations)",
     "engine.gpus": "GPUs that compute together",
@@ -180,6 +181,8 @@ SHORT_HELP = {
     "train.learning_rate": "Peak, AdamW.",
     "train.decay_steps": "Of warmup_stable_decay, at the end; empty: a tenth of the run.",
     "train.min_learning_rate": "Reached by the end of the run.",
+    "train.label_smoothing": "Of the loss of steps; 0 is none. Held-out losses are without it.",
+    "train.neftune_alpha": "In training alone; 5 is usual, 0 is none.",
     "engine.gpus": "Of this machine. Each computes its share of the rows of every step.",
     "engine.states": (
         "auto: the first units live on the GPU as far as it has room; they take no RAM and are not "

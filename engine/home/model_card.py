@@ -35,6 +35,8 @@ _SHOWN = (
     "train.beta1",
     "train.beta2",
     "train.max_grad_norm",
+    "train.label_smoothing",
+    "train.neftune_alpha",
     "train.seed",
 )
 """The card lists these settings."""

@@ -21,12 +21,14 @@ from engine.plan.choices import PlanChoices
 from engine.plan.ops import EmbedBackward
 from engine.runtime.compiled import compiled_function
 from engine.runtime.loss import IGNORED, smoothed
+from tests.engine.model.test_families import SUPPORTED
 from tests.engine.plan.test_laws import SAME_BITS, assert_same_bits
 from tests.engine.runtime.test_compiled import needs_compiler
 from tests.engine.runtime.test_parity import compare, uneven
 from tests.engine.runtime.test_parked_gradients import OUTER, TALL
 from tests.engine.runtime.test_ranks import IN_ORDER, UNTIED
 from tests.support.bf16_parity import Rows, compare_in_bf16
+from tests.support.families import tiny_family_config
 from tests.support.regularised import PlainStep
 from tests.support.tiers import FAMILY_SWEEP, in_tiers
 from tests.support.tiny import (
@@ -134,9 +136,7 @@ def test_a_compiled_plan_smooths_its_loss_and_no_other_run_s():
     plain, losses = plain_model(tiny_config("llama")), {}
     for name, regularisation in {"plain": NO_REGULARISATION, **KINDS}.items():
         for choices in (BASE, compiled):
-            run = streamed(
-                plain_model(tiny_config("llama")), choices, regularisation=regularisation
-            )
+            run = streamed(plain, choices, regularisation=regularisation)
             applied = []
             run.engine.train_step(1, random_batches(2), 0.0, applied.append)
             run.engine.drain()
@@ -335,3 +335,16 @@ def test_a_model_that_looks_up_twice_is_refused_by_name():
     with twice, noise.in_lookups_of(model):
         model(torch.tensor([[1, 2]]))
     assert not model.table._forward_hooks
+
+
+@pytest.mark.parametrize("family", in_tiers(SUPPORTED, FEW, FAMILY_SWEEP))
+def test_every_family_looks_its_tokens_up_once_and_gets_the_noise(family):
+    model = plain_model(tiny_family_config(family))
+    batch = random_batches(1, 2, 6)[0]
+    noise = RowNoise(torch.from_numpy(StepNoise(50.0, 1, 1).of_rows(batch)))
+    ids = torch.from_numpy(batch.input_ids)
+    with torch.no_grad():
+        without = model(input_ids=ids, use_cache=False).logits
+        with noise.in_lookups_of(model):
+            found = model(input_ids=ids, use_cache=False).logits
+    assert not torch.allclose(found, without)

@@ -1,0 +1,115 @@
+"""Runs with label smoothing and noise on embeddings: they resume to the bit, and rows get the same
+noise whatever micro-batches and ranks they are in.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.runs.events import EvalFinished, LogLine, StepFinished
+from engine.train.run import resume_run, start_run
+from tests.support.failing import command
+from tests.support.folders import make_config
+from tests.support.trained_runs import events_of, execute, files_of
+
+pytestmark = pytest.mark.computing
+
+BOTH = {
+    "train.label_smoothing": 0.1,
+    "train.neftune_alpha": 5.0,
+    "data.packing": False,
+    "output.checkpoint_every": 2,
+    "output.keep_checkpoints": 9,
+}
+
+
+def train(tmp_path, name: str, at_step=None, **values):
+    run = start_run(make_config(tmp_path, **BOTH | values), tmp_path / name)
+    ended = execute(run, at_step)
+    assert ended.state == ("stopped" if at_step else "finished"), ended.reason
+    return run
+
+
+def losses(run) -> list[float]:
+    return [event.loss for event in events_of(run, StepFinished)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_stopped_run_goes_on_to_the_bit(tmp_path, dtype):
+    values = {"model.dtype": dtype}
+    whole = train(tmp_path, "whole", **values)
+    stopped = train(tmp_path, "stopped", {3: "stop"}, **values)
+    again = resume_run(tmp_path / "stopped", stopped.folder.id)
+    assert execute(again).state == "finished"
+    assert files_of(again)[8] == files_of(whole)[8]
+    assert losses(again) == losses(whole)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"train.micro_batch_size": 1},
+        {"train.micro_batch_size": 4},
+        {"train.micro_batch_size": 1, "engine.rounds": 2},
+        {"train.micro_batch_size": 1, "engine.gpus": 2},
+    ],
+    ids=str,
+)
+def test_rows_have_the_same_noise_in_any_micro_batches_and_on_any_ranks(tmp_path, values):
+    """Sums are added in another order, which changes losses by rounding alone."""
+    found = losses(train(tmp_path, "other", **values))
+    assert found == pytest.approx(losses(train(tmp_path, "two")), rel=2e-5)
+
+
+def test_each_changes_the_loss_of_steps_and_neither_that_of_an_evaluation(tmp_path):
+    plain = {"train.label_smoothing": 0.0, "train.neftune_alpha": 0.0}
+    still = {"train.learning_rate": 1e-12, "output.eval_every": 4}
+    first, evaluated = [], []
+    for name in ("neither", *plain):
+        run = train(tmp_path, name, **still | {k: v for k, v in plain.items() if k != name})
+        first.append(round(losses(run)[0], 5))
+        evaluated.append([round(event.loss, 6) for event in events_of(run, EvalFinished)])
+    assert len(set(first)) == 3 and first[1] > first[0]
+    assert evaluated[0] == evaluated[1] == evaluated[2] and evaluated[0]
+
+
+def test_a_resume_with_other_values_says_so(tmp_path):
+    run = train(tmp_path, "runs", {3: "stop"})
+    again = resume_run(
+        tmp_path / "runs", run.folder.id, ["train.neftune_alpha=0", "train.label_smoothing=0.2"]
+    )
+    assert execute(again).state == "finished"
+    told = [event.text for event in events_of(again, LogLine)]
+    assert "train.neftune_alpha was 5.0 up to step 3 and is 0.0 from here on." in told
+    assert "train.label_smoothing was 0.1 up to step 3 and is 0.2 from here on." in told
+
+
+def test_a_card_tells_of_them(tmp_path):
+    run = train(tmp_path, "runs", **{"output.export": True})
+    card = (run.folder.export_path / "README.md").read_text(encoding="utf-8")
+    assert "label_smoothing" in card and "neftune_alpha" in card
+
+
+BAD = {
+    "train.label_smoothing=1": "train.label_smoothing: 1.0 is outside 0 to 1 (1 excluded)",
+    "train.label_smoothing=-0.1": "train.label_smoothing: -0.1 is outside 0 to 1 (1 excluded)",
+    "train.label_smoothing=.nan": "train.label_smoothing",
+    "train.label_smoothing=some": "train.label_smoothing: 'some' is not a number",
+    "train.label_smoothing=null": "train.label_smoothing: null is not a number",
+    "train.neftune_alpha=-5": "train.neftune_alpha: -5.0 is not a number from 0 up; 5 is usual",
+    "train.neftune_alpha=.inf": "train.neftune_alpha",
+    "train.neftune_alpha=true": "train.neftune_alpha: true is not a number",
+    "train.neftune_alpha=[5]": "train.neftune_alpha",
+    "train.neftune_noise_alpha=5": "did you mean neftune_alpha",
+}
+
+
+@pytest.mark.parametrize("setting", BAD)
+@pytest.mark.parametrize("what", ["train", "check"])
+def test_bad_values_are_one_sentence(tmp_path, capsys, what, setting):
+    preset = tmp_path / "preset.yaml"
+    make_config(tmp_path).save(preset)
+    arguments = [what, str(preset), "--set", setting]
+    code, out, sentence = command(capsys, "--runs-dir", str(tmp_path / "runs"), *arguments)
+    assert code == 2 and BAD[setting] in sentence
+    assert len(sentence.strip().splitlines()) == 1 and "Traceback" not in out + sentence
