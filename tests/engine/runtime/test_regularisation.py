@@ -151,9 +151,12 @@ def test_a_compiled_plan_smooths_its_loss_and_no_other_run_s():
 # ------------------------------------------------------------------ any plan
 
 
-def planes_after(choices, regularisation, dtype="float32", parts=None, vocabulary=VOCAB):
+def planes_after(
+    choices, regularisation, dtype="float32", parts=None, vocabulary=VOCAB, backend=None
+):
     plain = plain_model(tiny_config("qwen3", vocab_size=vocabulary, tie_word_embeddings=False))
-    run = streamed(plain, choices, dtype=dtype, parts=parts, regularisation=regularisation)
+    how = dict(backend=backend, dtype=dtype, parts=parts, regularisation=regularisation)
+    run = streamed(plain, choices, **how)
     for step in (1, 2):
         batches = random_batches(choices.micro_batches, seed=step, vocabulary=vocabulary)
         run.engine.train_step(step, batches, 1e-2)

@@ -10,6 +10,7 @@ from tests.support.changes.of_optimizer import OPTIMIZER
 from tests.support.changes.of_parts import PART_CHANGES
 from tests.support.changes.of_plans import PLANS
 from tests.support.changes.of_ranks import RANK_CHANGES
+from tests.support.changes.of_regularisation import REGULARISED
 from tests.support.changes.of_spilling import SPILL_CHANGES
 from tests.support.changes.of_steps import STEPS
 from tests.support.changes.record import Change
@@ -21,6 +22,7 @@ AREAS: dict[str, tuple[Change, ...]] = {
     "Moments on the disk": SPILL_CHANGES,
     "Several ranks": RANK_CHANGES,
     "Parts of a model": PART_CHANGES,
+    "Label smoothing and noise": REGULARISED,
     "Planner": PLANS,
     "Data": DATA,
     "Checkpoints": CHECKPOINT,

@@ -1,0 +1,68 @@
+"""Changes to label smoothing and to the noise on embeddings."""
+
+from __future__ import annotations
+
+from tests.support.changes.record import Change
+
+NOISE = "engine/embedding/embedding_noise.py"
+TESTS = "tests/engine/runtime/test_regularisation.py"
+RUNS = "tests/engine/train/test_regularised_runs.py"
+
+REGULARISED = (
+    Change(
+        "smoothing-left-out",
+        "engine/runtime/compute_ops.py",
+        "inputs.loss_scale, inputs.label_smoothing)",
+        "inputs.loss_scale)",
+        "The loss of a step is a plain cross-entropy whatever the settings say.",
+        (TESTS,),
+    ),
+    Change(
+        "smoothing-not-told-to-other-ranks",
+        "engine/ranks/follower.py",
+        "            message.regularisation,\n",
+        "",
+        "Ranks that follow compute their rows without smoothing and noise.",
+        (RUNS,),
+    ),
+    Change(
+        "noise-by-the-place-in-the-micro-batch",
+        "engine/data/rows.py",
+        "np.array(range(len(parts)) if places is None else places, dtype=np.int64)",
+        "np.array(range(len(parts)), dtype=np.int64)",
+        "A row has other noise in another micro-batch.",
+        (TESTS,),
+    ),
+    Change(
+        "noise-of-padded-lengths",
+        "engine/data/rows.py",
+        "lengths=np.array([len(part.input_ids) for part in parts], dtype=np.int64)",
+        "lengths=np.array([length for part in parts], dtype=np.int64)",
+        "The strength of the noise depends on the padding of the micro-batch.",
+        (TESTS,),
+    ),
+    Change(
+        "noise-alike-in-every-step",
+        NOISE,
+        'struct.pack("<qqq", self.seed, self.step, place)',
+        'struct.pack("<qqq", self.seed, 0, place)',
+        "Every step has the same noise.",
+        (TESTS,),
+    ),
+    Change(
+        "noise-alike-for-every-token",
+        NOISE,
+        "second = _hashed(places ^ self._keys[:, 1:])",
+        "second = _hashed((places ^ places) ^ self._keys[:, 1:])",
+        "One of the two random words of a token is that of its row.",
+        (TESTS,),
+    ),
+    Change(
+        "noise-that-is-not-centred",
+        NOISE,
+        ".float().add_(0.5).mul_(2.0**-23)",
+        ".float().mul_(2.0**-23)",
+        "The mean of the noise is half of its finest step below 0.",
+        (TESTS,),
+    ),
+)
