@@ -1,4 +1,4 @@
-"""What a run changes in its training steps alone, so that the model learns its rows less by heart.
+"""A run may change its training steps so that the model learns its rows less by heart.
 
 No torch is imported.
 """

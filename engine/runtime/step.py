@@ -62,28 +62,26 @@ def upload_batches(
     flat = [np.ascontiguousarray(array, dtype=np.int64).reshape(-1) for array in arrays]
     uploaded = upload(np.concatenate(flat))
     parts = iter(uploaded.split([array.size for array in flat]))
-    made = []
-    for batch in batches:
-        on_device = _device_batch(batch, parts, upload)
-        if noise is not None:
-            on_device.noise = RowNoise(next(parts).view(2, -1))
-        made.append(on_device)
-    return made
+    return [_device_batch(batch, parts, upload, noise is not None) for batch in batches]
 
 
-def _device_batch(batch: Any, parts: Iterator[torch.Tensor], upload: Upload) -> DeviceBatch:
+def _device_batch(
+    batch: Any, parts: Iterator[torch.Tensor], upload: Upload, is_noisy: bool
+) -> DeviceBatch:
     """Takes the tensors of one micro-batch from `parts`, in the order of `upload_batches`."""
     shape = batch.input_ids.shape
+    rows, tokens = shape
     ids = next(parts).view(shape)
     index = next(parts)
     labels = next(parts)
     if batch.position_ids is None:
-        rows, tokens = shape
+        positions = None
         documents = Documents.whole_rows(rows, tokens, upload)
-        return DeviceBatch(ids, None, index, labels, documents)
-    positions = next(parts).view(shape)
-    documents = Documents.of(batch.position_ids, upload)
-    return DeviceBatch(ids, positions, index, labels, documents)
+    else:
+        positions = next(parts).view(shape)
+        documents = Documents.of(batch.position_ids, upload)
+    noise = RowNoise(next(parts).view(2, rows)) if is_noisy else None
+    return DeviceBatch(ids, positions, index, labels, documents, noise)
 
 
 @dataclass(frozen=True)

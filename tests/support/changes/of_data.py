@@ -107,8 +107,8 @@ DATA = (
     Change(
         "shortest-rows-first",
         ROWS,
-        "chosen.sort(key=rows.row_length, reverse=True)",
-        "chosen.sort(key=rows.row_length)",
+        "places.sort(key=lambda place: rows.row_length(chosen[place]), reverse=True)",
+        "places.sort(key=lambda place: rows.row_length(chosen[place]))",
         "The longest rows come in the last micro-batch, which may be the smaller one.",
         (ROW_TESTS, "tests/engine/train/test_dry_run.py"),
     ),
