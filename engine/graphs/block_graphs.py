@@ -33,6 +33,7 @@ from engine.graphs.graph_recorder import Recorder, Recording, Work
 from engine.graphs.static_arguments import Sizes, StaticArguments, sizes_of
 from engine.model.attention_documents import Documents
 from engine.model.skeleton import BlockArguments
+from engine.model.units import StreamedModel
 from engine.plan.ops import Backward, Forward, Recompute
 from engine.plan.step_plan import StepPlan
 
@@ -112,13 +113,13 @@ class Stage(Enum):
 
 
 class BlockGraphs:
-    """A `BlockGraphs` has the recordings of one plan. blocks: their names in forward order."""
+    """A `BlockGraphs` has the recordings of one plan for the blocks of `model`."""
 
-    def __init__(self, recorder: Recorder, plan: StepPlan, blocks: list[str]):
+    def __init__(self, recorder: Recorder, plan: StepPlan, model: StreamedModel):
         self.recorder = recorder
-        self.first, self.last = blocks[0], blocks[-1]
+        self.first, self.last = model.blocks[0].name, model.blocks[-1].name
         self.together = plan.graphs
-        self.problem = ""
+        self.problem = model.unrecordable
         """It says why blocks run as they are, and is empty where they are replayed."""
         self._unfit = ""
         """It says why a step did not fit its recordings. There are none from the next one on."""

@@ -50,6 +50,8 @@ def forward(
     attention for each size, because finding it out also waits for the device. With a key-value
     cache nothing is packed, and the library's masks are used.
     """
+    if getattr(model.config.get_text_config(), "output_router_logits", False):
+        given["output_router_logits"] = False  # the engine computes the loss that needs them
     has_cache = given.pop("use_cache", False) or any(
         given.get(name) is not None for name in CACHE_KEYWORDS
     )

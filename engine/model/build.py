@@ -21,7 +21,7 @@ from engine.model.block_trial import HollowProducts, Trial, plain_attributes
 from engine.model.library import empty_model, transformers
 from engine.model.packing_trial import packing_of
 from engine.model.skeleton import Skeleton, parameters_reached
-from engine.model.units import TORCH_DTYPES, StreamedModel, Unit
+from engine.model.units import TORCH_DTYPES, RouterLoss, StreamedModel, Unit
 from engine.plan.buffers import EMBED, HEAD
 from engine.planes.active_parameters import active_parameters, work_parameters
 from engine.planes.freezing import with_frozen
@@ -30,6 +30,23 @@ from engine.planes.layout import ParameterSpec, lay_out
 _FAILS_IN_BF16 = ("xlstm",)
 """The code of these families raises an error in bf16, in plain transformers too, for rows that are
 longer than those of the trial.
+"""
+_BALANCED = (
+    "ernie4_5_moe",
+    "flex_olmo",
+    "gpt_oss",
+    "granitemoe",
+    "jamba",
+    "minimax",
+    "mixtral",
+    "olmoe",
+    "phimoe",
+    "qwen2_moe",
+    "qwen3_moe",
+    "qwen3_next",
+)
+"""These families have one router a block, which returns its logits and scores, and the loss of
+`engine.runtime.router_balance`.
 """
 
 
@@ -88,11 +105,11 @@ def refuse_family(config: Any) -> None:
             "the unquantised model."
         )
     text = config.get_text_config()
-    if getattr(text, "output_router_logits", False):
+    if getattr(text, "output_router_logits", False) and family not in _BALANCED:
         raise ModelError(
             f"{family} asks for a router loss over all layers (output_router_logits), which is not "
-            "streamed yet; set output_router_logits to false in its config.json to train without "
-            "it."
+            "streamed for this family; set output_router_logits to false in its config.json to "
+            "train without it."
         )
     not_streamed = {
         "layerdrop": "leaves whole blocks out at random",
@@ -132,7 +149,23 @@ def _build(config: Any, model: ModelConfig) -> StreamedModel:
         residual_streams=-(-probed.entering_width // config.get_text_config().hidden_size),
         packing=packing.of(module),
         aliases=probed.aliases,
+        router_loss=_router_loss(module, blocks),
     )
+
+
+def _router_loss(module: Any, blocks: list[Unit]) -> RouterLoss | None:
+    """Returns the loss over routers that the configuration asks for."""
+    if not getattr(module.config.get_text_config(), "output_router_logits", False):
+        return None
+    routers = {
+        unit.name: name
+        for unit in blocks
+        if unit.block is not None
+        for name, part in unit.block.named_modules()
+        if type(part).__name__.endswith("TopKRouter")
+    }
+    coefficient = module.router_aux_loss_coef
+    return RouterLoss(coefficient, module.num_experts, module.num_experts_per_tok, routers)
 
 
 def _empty_module(config: Any, model: ModelConfig, best_attention: str) -> nn.Module:

@@ -52,6 +52,21 @@ class Unit:
         self.buffers = {name: buffer.to(device) for name, buffer in self.buffers.items()}
 
 
+@dataclass(frozen=True)
+class RouterLoss:
+    """A mixture of experts may ask for a loss that balances its experts
+    (`engine.runtime.router_balance`).
+    """
+
+    coefficient: float
+    experts: int
+    """Each router chooses among this many experts."""
+    chosen: int
+    """It chooses this many of them for a token."""
+    routers: dict[str, str]
+    """A block that has a router is mapped to the router's name in it, in forward order."""
+
+
 @dataclass
 class StreamedModel:
     """A streamed model is a causal language model divided into a skeleton and units in forward
@@ -80,6 +95,8 @@ class StreamedModel:
     """It says whether documents may share a row, and if not, why."""
     aliases: dict[str, str] = field(default_factory=dict)
     """The second name of a tied parameter is mapped to the name that owns the plane."""
+    router_loss: RouterLoss | None = None
+    """Training has this loss, too; None where the configuration asks for none."""
 
     @property
     def blocks(self) -> list[Unit]:
@@ -117,6 +134,13 @@ class StreamedModel:
         return {
             name: buffer for name, buffer in self.skeleton.model.named_buffers() if name in names
         }
+
+    @property
+    def unrecordable(self) -> str:
+        """Returns why no block can be recorded as a CUDA graph; it is empty where blocks can."""
+        if self.router_loss is None:
+            return ""
+        return "what its router has chosen is counted for the loss of output_router_logits"
 
     @property
     def counted_parameters(self) -> int:

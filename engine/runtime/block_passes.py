@@ -46,6 +46,9 @@ def _run(
     unit = context.units[op.unit]
     arguments = step.arguments[op.micro_batch][context.block_positions[op.unit]]
     block: Callable[..., Any] = context.state.template(op.slot, unit)
+    if context.state.balance is not None:
+        tokens = step.balanced(op.micro_batch)
+        context.state.balance.enter(op.unit, op.micro_batch, tokens, isinstance(op, Forward))
     if context.plan.compiled and step.inputs.training:
         block = context.state.compiled[op.slot, unit.kind]
     elif context.plan.compiled:

@@ -195,6 +195,9 @@ def _loss_with_gradients(context: OpContext, op: Loss, step: StepUnderWay) -> No
         _chunks(context),
         tail,
     )
+    balance, tokens = context.state.balance, step.balanced(op.micro_batch)
+    if balance is not None and tokens is not None:
+        total = total + balance.loss(op.micro_batch, tokens)
     context.state.norms[-1] += total
     if gradient is None:
         step.end_backward(op.micro_batch)

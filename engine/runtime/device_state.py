@@ -21,6 +21,7 @@ from engine.planes.layout import ExactPart
 from engine.planes.update_buffers import UpdateBuffer
 from engine.runtime.compiled import CompiledBlock
 from engine.runtime.device_moments import moment_tables
+from engine.runtime.router_balance import RouterBalance
 
 
 class ExactWeights:
@@ -131,6 +132,10 @@ class DeviceState:
         """These are the sums of `norms` over all ranks, where there are several."""
         self.one = torch.ones(1, dtype=torch.float32, device=device)
         """Ranks that only wait for each other exchange this float32 [1]."""
+        self.balance: RouterBalance | None = None
+        """It balances the routers of a model that asks for it."""
+        if model.router_loss is not None:
+            self.balance = RouterBalance(model.router_loss)
         self._training: bool | None = None
         self._templates: dict[tuple[Buffer, int], nn.Module] = {}
         self._parameters: dict[tuple[Buffer, int], list[nn.Parameter]] = {}
@@ -335,6 +340,8 @@ class DeviceState:
         for spec, parameter in zip(unit.layout.parameters, parameters):
             owner, _, attribute = spec.name.rpartition(".")
             template.get_submodule(owner)._parameters[attribute] = parameter
+        if self.balance is not None:
+            self.balance.watch(template, unit.name)
         self._templates[slot, unit.kind] = template
         if self._compiles:
             self.compiled[slot, unit.kind] = CompiledBlock(template)

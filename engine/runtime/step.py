@@ -15,6 +15,7 @@ from engine.graphs.block_graphs import StepGraphs
 from engine.model.attention_documents import Documents
 from engine.model.skeleton import BlockArguments
 from engine.plan.shards import Shards
+from engine.runtime.router_balance import BalancedTokens
 
 
 @dataclass
@@ -35,6 +36,10 @@ class DeviceBatch:
     """
     noise: RowNoise | None = None
     """It is added to what the model looks up; None in a pass without noise."""
+    lengths: torch.Tensor | None = None
+    """The rows have so many tokens without padding, int64 [rows]; None if nobody has counted
+    them.
+    """
 
 
 Upload = Callable[[np.ndarray], torch.Tensor]
@@ -59,6 +64,8 @@ def upload_batches(
             arrays.append(batch.position_ids)
         if noise is not None:
             arrays.append(noise.of_rows(batch))
+        if batch.lengths is not None:
+            arrays.append(batch.lengths)
     flat = [np.ascontiguousarray(array, dtype=np.int64).reshape(-1) for array in arrays]
     uploaded = upload(np.concatenate(flat))
     parts = iter(uploaded.split([array.size for array in flat]))
@@ -81,7 +88,8 @@ def _device_batch(
         positions = next(parts).view(shape)
         documents = Documents.of(batch.position_ids, upload)
     noise = RowNoise(next(parts).view(2, rows)) if is_noisy else None
-    return DeviceBatch(ids, positions, index, labels, documents, noise)
+    lengths = next(parts) if batch.lengths is not None else None
+    return DeviceBatch(ids, positions, index, labels, documents, noise, lengths)
 
 
 @dataclass(frozen=True)
@@ -189,10 +197,27 @@ class StepUnderWay:
     """Each micro-batch has its logits [n, vocabulary] here if `logits_at` requests them."""
     graphs: StepGraphs | None = None
     """Blocks are replayed from these recordings, or recorded; None where they run as they are."""
+    _balanced: dict[int, BalancedTokens] = field(default_factory=dict)
     failure: str | None = None
     """This says why a pass with caches failed; None while it has not."""
     result: StepResult | None = None
     """The result is set by the op `clip`, and is None before."""
+
+    def balanced(self, micro_batch: int) -> BalancedTokens | None:
+        """Returns the tokens of a micro-batch whose routers are balanced; None in a pass without
+        gradients.
+        """
+        if not self.inputs.training:
+            return None
+        if micro_batch not in self._balanced:
+            batch = self.inputs.batches[micro_batch]
+            own = torch.ones(batch.input_ids.shape, device=batch.input_ids.device)
+            if batch.lengths is not None:
+                places = torch.arange(own.shape[1], device=own.device)
+                own = (places < batch.lengths.unsqueeze(1)).float()
+            weight = len(batch.labels) * self.inputs.loss_scale
+            self._balanced[micro_batch] = BalancedTokens(own.reshape(-1), weight)
+        return self._balanced[micro_batch]
 
     def end_backward(self, micro_batch: int) -> None:
         """Frees the gradient of a micro-batch's hidden states, and the masks and rotary tables of

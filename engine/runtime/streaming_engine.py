@@ -132,7 +132,7 @@ class StreamingEngine:
         self._train = self._executor(self.plan)
         self._graphs: BlockGraphs | None = None
         if self.plan.graphs:
-            self._graphs = BlockGraphs(backend.recorder(), self.plan, self._blocks)
+            self._graphs = BlockGraphs(backend.recorder(), self.plan, model)
         functions_try_again()
 
     def _step_plan(self, updates: bool = True) -> StepPlan:

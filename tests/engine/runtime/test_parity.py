@@ -54,8 +54,11 @@ def compare(
     made=None,
     tokens: int = 24,
     regularisation: Regularisation = NO_REGULARISATION,
+    config=None,
+    loss_of=plain_loss,
 ) -> None:
-    config = tiny_config(family, tie_word_embeddings=tied)
+    """`loss_of` is that of plain training without regularisation."""
+    config = config or tiny_config(family, tie_word_embeddings=tied)
     plain = plain_model(config)
     run = streamed(plain, choices, tokens=tokens, regularisation=regularisation)
     assert run.model.tied == tied
@@ -72,7 +75,7 @@ def compare(
         homes = []
         run.engine.train_step(step, batches, RATE, homes.append)
         run.engine.drain()
-        loss = plain_loss(plain, batches)
+        loss = loss_of(plain, batches)
         if regularisation != NO_REGULARISATION:
             loss = regularised_loss(plain, batches, PlainStep(regularisation, step))
         loss.backward()

@@ -1,4 +1,4 @@
-"""Changes to label smoothing and to the noise on embeddings."""
+"""Changes to label smoothing, to the noise on embeddings and to the balance of experts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from tests.support.changes.record import Change
 
 NOISE = "engine/embedding/embedding_noise.py"
 TESTS = "tests/engine/runtime/test_regularisation.py"
+BALANCE = "engine/runtime/router_balance.py"
+BALANCED = "tests/engine/runtime/test_router_balance.py"
 RUNS = "tests/engine/train/test_regularised_runs.py"
 
 REGULARISED = (
@@ -64,5 +66,29 @@ REGULARISED = (
         ".float().mul_(2.0**-23)",
         "The mean of the noise is half of its finest step below 0.",
         (TESTS,),
+    ),
+    Change(
+        "experts-balanced-by-one-layer",
+        BALANCE,
+        "return self._sums[micro_batch].sum(1) / self.rows_of(tokens)",
+        "return self._sums[micro_batch][:, -1] * len(self._layers) / self.rows_of(tokens)",
+        "The choices of the last layer alone balance the experts of all layers.",
+        (BALANCED,),
+    ),
+    Change(
+        "padding-balanced",
+        "engine/runtime/step.py",
+        "            if batch.lengths is not None:\n                places = torch",
+        "            if batch.lengths is None:\n                places = torch",
+        "The padding of rows counts in the loss that balances experts.",
+        (BALANCED,),
+    ),
+    Change(
+        "balance-of-every-micro-batch-whole",
+        "engine/runtime/step.py",
+        "weight = len(batch.labels) * self.inputs.loss_scale",
+        "weight = 1.0",
+        "The loss that balances experts is added up over micro-batches.",
+        (BALANCED,),
     ),
 )
