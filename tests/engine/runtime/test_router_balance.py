@@ -21,6 +21,7 @@ from tests.engine.runtime.test_compiled import needs_compiler
 from tests.engine.runtime.test_parity import compare
 from tests.engine.runtime.test_ranks import IN_ORDER
 from tests.support.families import tiny_family_config
+from tests.support.recorders import AgainRecorder, RecordingBackend
 from tests.support.tiers import FAMILY_SWEEP, in_tiers
 from tests.support.tiny import Batch, plain_model, random_batches, streamed
 from tests.support.trained_ranks import Job, train
@@ -92,8 +93,9 @@ def test_it_does_with_other_plans(changes):
     compare("mixtral", False, choices.micro_batches, choices, made, 36, **how)
 
 
-def planes_after(choices, family="qwen3_moe", dtype="float32", parts=None):
-    run = streamed(plain_model(asked(family)), choices, tokens=36, dtype=dtype, parts=parts)
+def planes_after(choices, dtype="float32", parts=None, backend=None):
+    plain = plain_model(asked("qwen3_moe"))
+    run = streamed(plain, choices, tokens=36, dtype=dtype, parts=parts, backend=backend)
     for step in (1, 2):
         run.engine.train_step(step, padded(choices.micro_batches, seed=step), 1e-2)
     run.engine.drain()
@@ -113,6 +115,18 @@ def test_any_plan_gives_the_same_bits(dtype):
     for name in list(SAME_BITS)[::3]:
         choices = dataclasses.replace(BASE, **SAME_BITS[name])
         assert_same_bits(planes_after(choices, dtype=dtype), expected)
+
+
+def test_blocks_are_not_recorded_and_the_run_says_why():
+    """They count what changes from step to step."""
+    whole = dataclasses.replace(BASE, settled_units=6)
+    recorded, backend = dataclasses.replace(whole, graphs=True), RecordingBackend(AgainRecorder())
+    assert_same_bits(planes_after(recorded, backend=backend), planes_after(whole))
+    run = streamed(
+        plain_model(asked("qwen3_moe")), recorded, backend=RecordingBackend(AgainRecorder())
+    )
+    assert "output_router_logits" in run.engine.unrecorded
+    run.close()
 
 
 def test_frozen_blocks_count_too():

@@ -4,12 +4,14 @@ noise whatever micro-batches and ranks they are in.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from engine.runs.events import EvalFinished, LogLine, StepFinished
 from engine.train.run import resume_run, start_run
 from tests.support.failing import command
-from tests.support.folders import make_config
+from tests.support.folders import make_config, make_model
 from tests.support.trained_runs import events_of, execute, files_of
 
 pytestmark = pytest.mark.computing
@@ -88,6 +90,40 @@ def test_a_card_tells_of_them(tmp_path):
     run = train(tmp_path, "runs", **{"output.export": True})
     card = (run.folder.export_path / "README.md").read_text(encoding="utf-8")
     assert "label_smoothing" in card and "neftune_alpha" in card
+
+
+# ------------------------------------------------------------------ balanced experts
+
+
+@pytest.fixture
+def mixture(tmp_path):
+    """The folder of tests has a mixture of experts that asks for a loss over its routers."""
+    asked = {"output_router_logits": True, "router_aux_loss_coef": 0.5}
+    make_model(tmp_path / "model", "mixtral", **asked)
+    return tmp_path
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_run_with_balanced_experts_goes_on_to_the_bit(mixture, dtype):
+    values = {"model.dtype": dtype}
+    whole = train(mixture, "whole", **values)
+    stopped = train(mixture, "stopped", {3: "stop"}, **values)
+    again = resume_run(mixture / "stopped", stopped.folder.id)
+    assert execute(again).state == "finished"
+    assert files_of(again)[8] == files_of(whole)[8]
+
+
+def test_ranks_balance_what_one_rank_balances_and_an_export_asks_for_it_again(mixture):
+    one = train(mixture, "one", **{"train.micro_batch_size": 1, "output.export": True})
+    two = train(mixture, "two", **{"train.micro_batch_size": 1, "engine.gpus": 2})
+    assert losses(two) == pytest.approx(losses(one), rel=2e-5)
+    written = json.loads((one.folder.export_path / "config.json").read_text())
+    assert written["output_router_logits"] is True and written["router_aux_loss_coef"] == 0.5
+    file = mixture / "model" / "config.json"
+    asked = json.loads(file.read_text())
+    file.write_text(json.dumps(asked | {"output_router_logits": False}))
+    without = train(mixture, "without", **{"train.micro_batch_size": 1})
+    assert losses(one)[0] > losses(without)[0] + 0.1
 
 
 BAD = {

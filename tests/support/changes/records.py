@@ -22,7 +22,7 @@ AREAS: dict[str, tuple[Change, ...]] = {
     "Moments on the disk": SPILL_CHANGES,
     "Several ranks": RANK_CHANGES,
     "Parts of a model": PART_CHANGES,
-    "Label smoothing and noise": REGULARISED,
+    "Label smoothing, noise and balanced experts": REGULARISED,
     "Planner": PLANS,
     "Data": DATA,
     "Checkpoints": CHECKPOINT,
