@@ -79,7 +79,10 @@ class Learning:
     # ------------------------------------------------------------------ during the run
 
     def before_first_step(self, look: Look) -> None:
-        """Evaluates the weights with which the run begins, and answers prompts with them."""
+        """Evaluates the weights with which the run begins, and answers prompts with them. The log
+        says what the loss of steps has that held-out losses lack.
+        """
+        self._tell_of_losses()
         if self._session.config.output.eval_every:
             progress = self._session.progress("evaluate")
             progress(0, 1, "Evaluating before the first step")
@@ -88,6 +91,22 @@ class Learning:
             self._observer.tell_uncompiled("the evaluation before the first step")
         self._evaluator.measure_exact_match("before", 0, look)
         self._evaluator.answer_prompts(0, look)
+
+    def _tell_of_losses(self) -> None:
+        smoothing = self._session.config.train.label_smoothing
+        if smoothing:
+            self._session.log(
+                "info",
+                f"The loss of steps is smoothed by {smoothing:g} (train.label_smoothing). Held-out "
+                "losses are not, so the two cannot be compared.",
+            )
+        if self._prepared.model.router_loss is not None:
+            rows = counted(self._prepared.chosen.micro_batch_size, "row")
+            self._session.log(
+                "info",
+                "The model's configuration asks for a loss that balances experts. It is taken of "
+                f"micro-batches of {rows} (train.micro_batch_size); held-out losses are without.",
+            )
 
     def evaluate(self, step: int, look: Look, is_last: bool = False) -> None:
         """Evaluates the weights after `step`, and keeps them if they are the best."""

@@ -36,6 +36,10 @@ def losses(run) -> list[float]:
     return [event.loss for event in events_of(run, StepFinished)]
 
 
+def log_of(run) -> list[str]:
+    return [event.text for event in events_of(run, LogLine)]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_stopped_run_goes_on_to_the_bit(tmp_path, dtype):
     values = {"model.dtype": dtype}
@@ -71,6 +75,8 @@ def test_each_changes_the_loss_of_steps_and_neither_that_of_an_evaluation(tmp_pa
         run = train(tmp_path, name, **still | {k: v for k, v in plain.items() if k != name})
         first.append(round(losses(run)[0], 5))
         evaluated.append([round(event.loss, 6) for event in events_of(run, EvalFinished)])
+        told = "The loss of steps is smoothed by 0.1 (train.label_smoothing). Held-out"
+        assert any(told in line for line in log_of(run)) == (name == "train.label_smoothing")
     assert len(set(first)) == 3 and first[1] > first[0]
     assert evaluated[0] == evaluated[1] == evaluated[2] and evaluated[0]
 
@@ -81,7 +87,7 @@ def test_a_resume_with_other_values_says_so(tmp_path):
         tmp_path / "runs", run.folder.id, ["train.neftune_alpha=0", "train.label_smoothing=0.2"]
     )
     assert execute(again).state == "finished"
-    told = [event.text for event in events_of(again, LogLine)]
+    told = log_of(again)
     assert "train.neftune_alpha was 5.0 up to step 3 and is 0.0 from here on." in told
     assert "train.label_smoothing was 0.1 up to step 3 and is 0.2 from here on." in told
 
@@ -117,6 +123,7 @@ def test_ranks_balance_what_one_rank_balances_and_an_export_asks_for_it_again(mi
     one = train(mixture, "one", **{"train.micro_batch_size": 1, "output.export": True})
     two = train(mixture, "two", **{"train.micro_batch_size": 1, "engine.gpus": 2})
     assert losses(two) == pytest.approx(losses(one), rel=2e-5)
+    assert any("of micro-batches of 1 row (train.micro_batch_size)" in line for line in log_of(one))
     written = json.loads((one.folder.export_path / "config.json").read_text())
     assert written["output_router_logits"] is True and written["router_aux_loss_coef"] == 0.5
     file = mixture / "model" / "config.json"
