@@ -232,6 +232,9 @@ REASONS: dict[str, dict[str, str]] = {
     "engine/ranks/follower.py": {
         "os._exit is private": "a thread may wait for a rank that will not come, for ever"
     },
+    "engine/runtime/router_balance.py": {
+        "ctx.of_probabilities is set": "torch gives it to a function for what its backward needs"
+    },
     "engine/memory/explain.py": {
         "setattr of error": "an error carries a note to whoever explains it"
     },

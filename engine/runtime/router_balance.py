@@ -29,7 +29,7 @@ from engine.model.units import RouterLoss
 
 @dataclass(frozen=True)
 class BalancedTokens:
-    """The tokens of a micro-batch whose routers are balanced."""
+    """`BalancedTokens` are those of a micro-batch for which routers are balanced."""
 
     own: torch.Tensor
     """It is 1.0 for a token of a row and 0.0 for padding: float32 [rows x tokens]."""
