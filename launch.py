@@ -134,6 +134,8 @@ def _check(arguments: argparse.Namespace) -> int:
         gpu_gib=arguments.gpu_gib,
         disk_gib=arguments.disk_gib,
         gpus=gpus if isinstance(gpus, int) else None,
+        hosts=arguments.hosts,
+        network_gbits=arguments.network_gbits,
     )
     text, code = check(job, machine, arguments.runs_dir, arguments.json)
     show(text)
@@ -307,6 +309,19 @@ def _check_arguments(commands: _Commands) -> None:
         metavar="N",
         help="GPUs that compute each step together (engine.gpus), or auto; a known machine then "
         "has so many",
+    )
+    check.add_argument(
+        "--hosts",
+        type=argument_types.hosts,
+        default=1,
+        metavar="N",
+        help="so many hosts like the machine compute the job together",
+    )
+    check.add_argument(
+        "--network-gbits",
+        type=argument_types.rate,
+        metavar="G",
+        help="the network brings so many Gbit/s to each host (measured, or else 100, by default)",
     )
     check.add_argument("--ram-gib", type=float, help="host RAM of the machine")
     check.add_argument("--gpu-gib", type=float, help="GPU memory of the machine")

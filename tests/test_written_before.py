@@ -214,6 +214,7 @@ SINCE_THEN = {
     "train.last_blocks": 0,
     "engine.gradients": "auto",
     "engine.gpus": 1,
+    "engine.across_hosts": "auto",
     "engine.states": "auto",
     "engine.disk": None,
     "data.lost_turns": "turn_by_turn",

@@ -78,6 +78,7 @@ LABELS = {
     "train.nonfinite": "A loss that is not finite",
     "train.patience": "End early after (evaluations)",
     "engine.gpus": "GPUs that compute together",
+    "engine.across_hosts": "Weights and moments of several hosts",
     "engine.gpu_memory_gib": "GPU memory cap (GiB)",
     "engine.states": "Where the model lives",
     "engine.disk": "Disk for what fits nowhere else (folder)",
@@ -141,6 +142,10 @@ CHOICE_LABELS = {
         "all": "all activations",
     },
     "engine.gradients": {"host": "in RAM", "parked": "on the GPU, until they are applied"},
+    "engine.across_hosts": {
+        "copy": "each host has a copy",
+        "divide": "each host has a share",
+    },
     "engine.states": {"host": "all of it in RAM"},
     "engine.kernels": {"compiled": "compiled by torch", "eager": "one by one"},
 }
@@ -184,6 +189,7 @@ SHORT_HELP = {
     "train.label_smoothing": "Of the loss of steps; 0 is none. Held-out losses are without it.",
     "train.neftune_alpha": "In training alone; 5 is usual, 0 is none.",
     "engine.gpus": "Of this machine. Each computes its share of the rows of every step.",
+    "engine.across_hosts": "For runs that torchrun starts on several hosts.",
     "engine.states": (
         "auto: the first units live on the GPU as far as it has room; they take no RAM and are not "
         "moved. The others live in RAM and pass through the GPU in each step."

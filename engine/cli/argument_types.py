@@ -102,6 +102,22 @@ def shots(text: str) -> int:
     return _number(text, "examples", 0)
 
 
+def hosts(text: str) -> int:
+    """Returns a number of hosts, at least 1."""
+    return _number(text, "hosts", 1)
+
+
+def rate(text: str) -> float:
+    """Returns a rate in Gbit/s, above 0. Raises ArgumentTypeError for another text."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no rate in Gbit/s; give a number above 0")
+    return found
+
+
 def _number(text: str, what: str, least: int) -> int:
     """Returns a number of at least `least`. Raises ArgumentTypeError for another text."""
     number = int(text) if text.isdecimal() else -1

@@ -7,18 +7,17 @@ and machines.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from engine.cli.check_data import checked_data
+from engine.cli.check_hosts import check_hosts
+from engine.cli.check_report import billions, notes, report_as_text
 from engine.cli.pool_text import pool_as_text
 from engine.config.doubts import doubts
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
-from engine.fit.buffer_sizes import buffers_in_words
-from engine.fit.memory_items import PartName
 from engine.fit.model_table import (
     BEST,
     HERE,
@@ -35,7 +34,7 @@ from engine.fit.model_table import (
     csv_parts,
     rows_of,
 )
-from engine.fit.needs import Part, Verdict
+from engine.fit.needs import SessionFacts, Verdict
 from engine.fit.offers import machines_for
 from engine.fit.pool_times import costs_of, gains
 from engine.fit.report import FitReport, estimate, with_times
@@ -47,9 +46,7 @@ from engine.model.find_shape import shape_from_source
 from engine.model.shape import ModelShape
 from engine.planes.moments import KINDS
 from engine.trackers.known_trackers import destinations
-from engine.words import counted, in_gib, in_hours, in_seconds
-
-TITLES = ((PartName.HOST, "RAM"), (PartName.GPU, "GPU memory"), (PartName.DISK, "Disk"))
+from engine.words import in_gib
 
 
 @dataclass(frozen=True)
@@ -109,6 +106,17 @@ class NamedMachine:
     disk_gib: float | None = None
     gpus: int | None = None
     """A known machine is taken to have so many of its card. This machine has those that it has."""
+    hosts: int = 1
+    """The job is computed on so many hosts like the machine."""
+    network_gbits: float | None = None
+    """The network brings so many Gbit/s to each host; None stands for what was measured, or is
+    assumed.
+    """
+
+    @property
+    def facts(self) -> SessionFacts:
+        """Returns what is known of several hosts."""
+        return SessionFacts(hosts=self.hosts, network=(self.network_gbits or 0.0) * 1e9 / 8)
 
     def machine(self, runs_dir: str | Path) -> Machine:
         """Returns the machine. Raises RamstreamError for an unknown name."""
@@ -139,6 +147,8 @@ def check(
             "best is for tables of models; leave it out, since a report of one job offers smaller "
             "moments where they help.",
         )
+    if machine.hosts > 1 or machine.network_gbits is not None:
+        return check_hosts(config, chosen, machine.facts, as_json)
     data = "" if job.preset is None else checked_data(config)
     return run_check(config, chosen, as_json, data, runs_dir)
 
@@ -207,7 +217,7 @@ def what_it_trains(
         largest, found = rows[0], rows[0].cells[0]
         lines += [
             f"The largest model of the catalog that fits is {largest.entry.title}, "
-            f"{_billions(largest.parameters)} parameters, in "
+            f"{billions(largest.parameters)} parameters, in "
             f"{in_gib(found.host_bytes)} of RAM, with AdamW's moments in "
             f"{KINDS[found.optimizer]}.",
             "",
@@ -217,7 +227,7 @@ def what_it_trains(
             lines += ["", LEGEND]
     else:
         lines += ["No model of the catalog fits; the starter (presets/starter.yaml) does."]
-    return "\n".join([*lines, *_notes(machine)])
+    return "\n".join([*lines, *notes(machine)])
 
 
 def run_check(
@@ -277,162 +287,3 @@ def _offers(config: TrainConfig, shape: ModelShape, report: FitReport) -> list[s
             f"{cell_in_words(cell(config, shape, machine))}, estimated"
         )
     return lines
-
-
-def report_as_text(report: FitReport, machine: Machine) -> str:
-    """Returns the report as text for people.
-
-    It contains the verdict, then what would help, every item, the plan, and the time.
-    """
-    model = report.model
-    active = ""
-    if model["active_parameters"] != model["parameters"]:
-        active = f" ({_billions(model['active_parameters'])} active)"
-    trained = ""
-    if model["trained_parameters"] != model["parameters"]:
-        trained = f", {_billions(model['trained_parameters'])} of them trained"
-    lines = [
-        f"{model['source']}: {model['model_type']}, {_billions(model['parameters'])} "
-        f"parameters{active} in {model['blocks']} blocks{trained}, {model['dtype']}",
-        report.headline,
-    ]
-    lines += [f"  - {reason}" for reason in report.reasons]
-    if report.remedies:
-        lines += ["", "What would help"]
-        for remedy in report.remedies:
-            changes = [f"--set {name}={_yaml(value)}" for name, value in remedy.changes.items()]
-            said = remedy.exactness_in_words
-            if remedy.places:
-                said = f"{remedy.places} {said}"
-            if remedy.time_in_words:
-                said = f"{remedy.time_in_words}. {said}"
-            lines += [f"  * {remedy.text}", f"      {said}", "      " + " ".join(changes)]
-    for name, title in TITLES:
-        part = getattr(report, name)
-        if part is not None:
-            each = name == PartName.GPU and report.choices["ranks"] > 1
-            words = f"{title} of each of {report.choices['ranks']} GPUs" if each else title
-            lines += ["", *_part_as_text(words, part)]
-    lines += ["", "Plan", *_plan_as_text(report.choices, model)]
-    time = report.time
-    lines.append(
-        f"  {time['tokens_per_step']:,} tokens and {time['flops_per_step'] / 1e12:,.3g} TFLOP a "
-        f"step ({time['formula']})"
-    )
-    lines += _time_in_words(time)
-    if report.spill is not None:
-        lines += [
-            "",
-            "What goes to engine.disk",
-            *(f"  {said}" for said in report.spill.sentences()),
-        ]
-    return "\n".join([*lines, *_notes(machine)])
-
-
-def _notes(machine: Machine) -> list[str]:
-    return ["", *machine.notes] if machine.notes else []
-
-
-def _plan_as_text(choices: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
-    """Returns the choices of the plan as lines of text. `model` is that of the report."""
-    blocks, back = model["blocks"], model["backward_blocks"]
-    which = "blocks" if back == blocks else "blocks with a backward"
-    boundaries = "on the host" if choices["host_boundaries"] else "on the device"
-    if choices.get("boundary_blocks") == 2:
-        boundaries += ", of every second block"
-    if choices.get("parked_gradients"):
-        boundaries += ", gradients parked on the device"
-    rows = (
-        f"  {choices['device']}: {choices['micro_batches']} x {choices['micro_batch_size']} rows a "
-        f"step, {counted(choices.get('rounds', 1), 'round')}, gradient sum "
-        f"{choices['gradient_sum']}, slots {choices['slots']}"
-    )
-    if choices.get("ranks", 1) > 1:
-        device = "GPUs" if choices["device"] == "cuda" else "processes"
-        rows = f"  {choices['ranks']} {device}, and on each of them\n{rows}"
-    if choices.get("compiled") is not None:
-        rows += f", {kernels_in_words(choices)}"
-    lines = [
-        rows,
-        f"  {choices.get('kept_blocks', 0)} of {back} {which} keep their activations, boundaries "
-        f"{boundaries}, logits of {choices['loss_chunk']} positions at once",
-    ]
-    if choices.get("spilled_units"):
-        lines.append(f"  {choices['spilled_units']} of {blocks + 2} units have moments on the disk")
-    if choices.get("spilled_boundaries"):
-        lines.append(f"  {choices['spilled_boundaries']:,} boundaries of a step are on the disk")
-    if choices.get("device_homes") is not None:
-        # The embedding and the head are units as well.
-        lines += [f"  {line}" for line in _updates_in_words(choices, blocks + 2, model)]
-    return lines
-
-
-def _time_in_words(time: Mapping[str, Any]) -> list[str]:
-    """Returns lines that say how long a step and the run take, or no lines if no rates are
-    known.
-    """
-    seconds = time.get("step_seconds")
-    if not seconds:
-        return []
-    rate = float(f"{time['tokens_per_step'] / seconds:.3g}")
-    how = "estimated from the card's specification" if time.get("estimated") else "predicted"
-    lines = [f"  about {in_seconds(seconds)} a step, {rate:,.0f} tokens/s, {how}"]
-    if time.get("run_seconds"):
-        run = f"  {counted(time['steps'], 'step')}: about {in_hours(time['run_seconds'])}"
-        if time.get("energy_kwh") is not None:
-            run += f", about {time['energy_kwh']:,.3g} kWh at {time['watts']:,.0f} W"
-            if time.get("cost") is not None:
-                run += f", which cost {time['cost']:,.2f}"
-        lines.append(run)
-    return lines
-
-
-def kernels_in_words(choices: Mapping[str, Any]) -> str:
-    """Returns a text that says whether the blocks are compiled, and how they are launched."""
-    kernels = "compiled kernels" if choices["compiled"] else "eager kernels"
-    return f"{kernels}, launched as CUDA graphs" if choices.get("graphs") else kernels
-
-
-def _updates_in_words(
-    choices: Mapping[str, Any], units: int, model: Mapping[str, Any]
-) -> list[str]:
-    """Returns a line that says where optimizers of units that live in RAM run, and none if the
-    whole model lives on the GPU. `units` counts the blocks, embedding and head.
-    """
-    homes, settled = len(choices["device_homes"]), choices.get("settled_units", 0)
-    if settled == units:
-        return []
-    all_units = "all units that live in RAM" if settled else "all units"
-    trained = model["trained_units"]
-    if trained < units:
-        where = f"{homes} of them on the GPU" if homes else "on the host"
-        where = "where they live" if settled else where
-        return [f"{trained} of {units} units are trained, and updated {where}"]
-    if not homes:
-        return [f"{all_units} are updated on the host"]
-    pieces = choices.get("update_buffers")
-    through = ""
-    if pieces:
-        buffers = buffers_in_words(pieces, choices.get("spare_buffers", 0))
-        through = f", their states there in pieces, {buffers}"
-    return [f"updated on the GPU: {homes} of {units - settled} units{through}"]
-
-
-def _part_as_text(title: str, part: Part) -> list[str]:
-    limit = "" if part.limit is None else f" of {in_gib(part.limit)} free"
-    share = f", {100 * part.total / part.limit:.0f} %" if part.limit else ""
-    width = max(len(item.name) for item in part.items)
-    lines = [f"{title}: {in_gib(part.total)}{limit}{share}"]
-    for item in part.items:
-        if item.bytes:
-            line = f"  {item.name:<{width}}  {in_gib(item.bytes):>10}  {item.note}"
-            lines.append(line.rstrip())
-    return lines
-
-
-def _billions(count: int) -> str:
-    return f"{count / 1e9:,.2f} billion" if count >= 1e8 else f"{count / 1e6:,.2f} million"
-
-
-def _yaml(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

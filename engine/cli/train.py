@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from engine.checkpoints.saved_steps import saved_steps
 from engine.cli.bars import SteadyBar
-from engine.cli.check import kernels_in_words
+from engine.cli.check_report import kernels_in_words
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, DataError, DeviceError, FitError, ModelError
 from engine.fit.predicted import QUANTITIES
@@ -353,7 +353,10 @@ def plan_in_words(choices: dict[str, Any]) -> str:
     parts = [f"{counted(choices['micro_batches'], 'micro-batch')} of {rows}"]
     if "rounds" in choices:
         parts.append(counted(choices["rounds"], "round"))
-    if choices.get("hosts", 1) > 1:
+    if choices.get("span", 1) > 1:
+        each = counted(choices["ranks"] // choices["span"], "rank")
+        parts.append(f"divided among {choices['span']} hosts of {each} each")
+    elif choices.get("hosts", 1) > 1:
         each = counted(choices["ranks"], "rank")
         parts.append(f"on {choices['hosts']} hosts of {each} each")
     if choices.get("settled_units"):

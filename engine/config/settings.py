@@ -260,6 +260,9 @@ class EngineConfig:
     order.
     """
 
+    across_hosts: Literal["auto", "copy", "divide"] = AUTO
+    """Each of several hosts has a copy of all weights and moments, or a share (docs/gpus.md)."""
+
     gpu_memory_gib: float | None = None
     """The plan may use at most this much memory of each GPU; null is what is free."""
 

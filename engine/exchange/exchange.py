@@ -7,7 +7,8 @@ other.
 
 With several hosts there are three groups: that of all ranks, that of the ranks of this host, and
 that of the ranks with the same number on every host. Weights are gathered within a host. Sums are
-added within a host first, and then between the hosts, which get the same bits.
+added within a host first, and then between the hosts, which get the same bits. Where planes are
+divided among hosts, the group of all ranks does what that of a host does elsewhere (`spanning`).
 
 Sums do not depend on how the system connects the ranks, where that is cheap: gloo sends every shard
 to its owner, who adds the shards in the order of ranks. NCCL adds them on the way, in an order that
@@ -17,6 +18,7 @@ its own choice of algorithm fixes for a number of ranks and a machine.
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
@@ -90,6 +92,8 @@ class GroupExchange:
 
     def __init__(self, place: Place):
         self.place = place
+        self._own_host: distributed.ProcessGroup | None
+        self._other_hosts: distributed.ProcessGroup | None
         self._streams = Streams()
         with self._streams.noting() if place.hosts > 1 else contextlib.nullcontext():
             self._make_groups()
@@ -97,14 +101,27 @@ class GroupExchange:
         # Later versions of torch have other names for these functions, and warn of the old ones.
         warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
 
+    def spanning(self, span: int) -> GroupExchange:
+        """Returns the exchange of a plan whose planes are divided among `span` hosts: one, or all.
+        It has the groups of this one.
+        """
+        if span == 1:
+            return self
+        found = copy.copy(self)
+        found._become_one_host()
+        return found
+
+    def _become_one_host(self) -> None:
+        self.place = self.place.as_one_host
+        self._own_host, self._other_hosts = self._all, None
+
     def _make_groups(self) -> None:
         """Makes the groups. Every rank makes all of them, in the same order, and keeps those that
         it is in.
         """
         place, everyone = self.place, range(self.place.all_ranks)
         self._all = _group(everyone)
-        self._own_host: distributed.ProcessGroup | None = self._all
-        self._other_hosts: distributed.ProcessGroup | None = None
+        self._own_host, self._other_hosts = self._all, None
         if place.hosts > 1:
             by_host = [_group(everyone[at : at + place.ranks]) for at in everyone[:: place.ranks]]
             by_number = [_group(everyone[at :: place.ranks]) for at in range(place.ranks)]

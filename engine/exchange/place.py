@@ -41,6 +41,11 @@ class Place:
         """Returns how the rows of a step are divided among all ranks."""
         return Shards(self.all_ranks, self.rank)
 
+    @property
+    def as_one_host(self) -> Place:
+        """Returns its place where the ranks of all hosts work as those of one do."""
+        return Place(self.rank, self.all_ranks)
+
     def of(self, rank: int) -> Place:
         """Returns the place of another rank."""
         return Place(rank, self.ranks, self.hosts)

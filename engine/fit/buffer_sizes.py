@@ -296,13 +296,21 @@ def update_buffer(shape: ModelShape, choices: PlanChoices) -> UpdateBuffer:
 
 def state_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the bytes that planes, parked gradients and what passes between host and disk take
-    on the host. Planes are there once for all ranks.
+    on the host. Planes are there once for all ranks of a host, as far as they are that host's.
     """
-    planes = shape.plane_bytes(choices.settled_units, choices.spilled_units)
+    planes = _planes_of_host(shape, choices)
     if choices.parked_gradients:
         del planes["grad"]
-    rings = choices.ranks * gradient_ring_bytes(shape, choices) + state_rings_bytes(shape, choices)
-    return sum(planes.values()) + rings
+    rings = choices.ranks_of_host * gradient_ring_bytes(shape, choices)
+    return sum(planes.values()) + rings + state_rings_bytes(shape, choices)
+
+
+def _planes_of_host(shape: ModelShape, choices: PlanChoices) -> dict[str, int]:
+    """Returns the bytes of each plane in the RAM of one host. Where planes are divided among hosts,
+    the first one has a little more than that, since shards are multiples of `SHARD_ELEMENTS`.
+    """
+    planes = shape.plane_bytes(choices.settled_units, choices.spilled_units)
+    return {plane: -(-size // choices.span) for plane, size in planes.items()}
 
 
 def boundary_count(shape: ModelShape, choices: PlanChoices) -> int:
@@ -345,9 +353,9 @@ def plane_items(shape: ModelShape, choices: PlanChoices) -> list[Item]:
     on the disk.
     """
     items: list[Item] = []
-    for plane, size in shape.plane_bytes(choices.settled_units, choices.spilled_units).items():
+    for plane, size in _planes_of_host(shape, choices).items():
         if plane == "grad" and choices.parked_gradients:
-            ring = choices.ranks * gradient_ring_bytes(shape, choices)
+            ring = choices.ranks_of_host * gradient_ring_bytes(shape, choices)
             words = "parked gradients on their way to the optimizer"
             items.append(Item(MemoryItem.GRADIENT_RING, ring, words))
             continue
@@ -373,9 +381,11 @@ def _plane_note(shape: ModelShape, choices: PlanChoices, plane: str, size: int) 
     numel = sum(unit.numel for unit in units)
     if is_high:
         numel += sum(unit.frozen_numel for unit in units)
-    text = f"{PLANE_NOTES[plane]}{kind}, {size / numel:.3g} bytes a parameter"
+    text = f"{PLANE_NOTES[plane]}{kind}, {choices.span * size / numel:.3g} bytes a parameter"
     if shape.work_parameters is not None and not is_high:
         text += " that is trained"
+    if choices.span > 1:
+        text += f", divided among {choices.span} hosts"
     if choices.settled_units:
         text += f"; without {settled_in_words(shape, choices)}"
     if is_moment and choices.spilled_units:

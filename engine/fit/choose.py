@@ -198,7 +198,9 @@ class _PlannerMaker:
         unfit = choices.parked_gradients or choices.gradient_sum == GradientSum.HOST
         if unfit or self._spills or self._quick or parking(self._job, self._target) is not None:
             return None
-        frame = PlanChoices(parked_gradients=True, ranks=choices.ranks, hosts=choices.hosts)
+        frame = PlanChoices(
+            parked_gradients=True, ranks=choices.ranks, hosts=choices.hosts, span=choices.span
+        )
         return self._planner(frame, Spread(way.size, choices.micro_batches, choices.rounds))
 
     def _planner(self, frame: PlanChoices, only: Spread | None = None) -> Planner:
@@ -221,7 +223,8 @@ def _comfortable(job: Job, target: Target) -> float:
 
 def _device_memory(job: Job, target: Target, share: float) -> DeviceMemory:
     if target.device == "cpu":
-        limit = (target.host_free - job.shape.host_bytes) // job.ranks - CPU_RUNTIME_BYTES
+        planes = job.shape.host_bytes // job.span
+        limit = (target.host_free - planes) // job.ranks - CPU_RUNTIME_BYTES
         keeping = min(COMFORTABLE["cpu"] * limit, CPU_SHARE * target.host_free / job.ranks)
         return DeviceMemory("cpu", limit, share * limit, keeping)
     if target.gpu_limit is None:

@@ -17,7 +17,7 @@ from engine.machine.disk_rates import ASSUMED_RATE
 from engine.machine.link_rates import (
     COMPUTE_SECONDS,
     seconds_between_hosts,
-    seconds_to_receive,
+    seconds_to_receive_across,
 )
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.shape import ModelShape, UnitShape
@@ -123,9 +123,10 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     gradients = choices.rounds if choices.gradient_sum == GradientSum.HOST else 1
     returned = gradients * (shape.gradient_numel - updated) * shape.item_bytes / choices.ranks
     # Ranks add up the sums of all rounds in the last one.
-    between = seconds_between_hosts(choices.hosts, 4 * shape.gradient_numel)
-    added = seconds_to_receive(rates, (1 - 1 / choices.ranks) * 4 * shape.gradient_numel) + between
-    exchanged = seconds_to_receive(rates, received) + between
+    span, sums = choices.span, 4 * shape.gradient_numel
+    between = seconds_between_hosts(rates, choices.hosts, sums)
+    added = seconds_to_receive_across(rates, span, (1 - 1 / choices.ranks) * sums) + between
+    exchanged = seconds_to_receive_across(rates, span, received) + between
     exchanged = max(exchanged, added + compute - compute / choices.rounds)
     return max(compute, carried / rates.h2d, returned / rates.d2h, exchanged) + waited
 

@@ -161,7 +161,7 @@ class MemoryFiller:
     def boundary_bytes(self, candidate: Candidate) -> int:
         """Returns the bytes that a candidate's boundaries take of RAM, those of all ranks."""
         tokens = candidate.size * self.sizer.row_length
-        ranks = candidate.choices.ranks
+        ranks = candidate.choices.ranks_of_host
         return ranks * host_boundary_bytes(self.sizer.shape, candidate.choices, tokens)
 
     def host_bytes(self, candidate: Candidate) -> int:

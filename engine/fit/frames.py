@@ -22,8 +22,9 @@ def frames_of(job: Job, target: Target, quick: bool) -> list[list[PlanChoices]]:
     with a backward keeps its boundary.
     """
     parks, level = parking(job, target), job.config.engine.save_level
-    whole = reads_whole(target.rates, job.ranks)
-    plain = PlanChoices(ranks=job.ranks, hosts=job.hosts, whole_reads=whole)
+    whole = job.span == 1 and reads_whole(target.rates, job.ranks)
+    copies, of_copy = job.hosts // job.span, job.ranks * job.span
+    plain = PlanChoices(ranks=of_copy, hosts=copies, span=job.span, whole_reads=whole)
     usual = [] if parks else [plain]
     parked = [] if parks is False else [replace(plain, parked_gradients=True)]
     if parked and not job.shape.tied:

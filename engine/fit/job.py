@@ -34,6 +34,8 @@ class Job:
     """So many ranks of a host compute each step together (`numbers_of_ranks`)."""
     hosts: int = 1
     """So many hosts do."""
+    span: int = 1
+    """The planes are divided among so many of them: one, each of which has all, or all of them."""
 
     @property
     def all_ranks(self) -> int:
@@ -86,7 +88,7 @@ def numbers_of_ranks(
             f"{asked} are asked for, but the machine has {gpus}; choose {gpus} or fewer, or auto.",
         )
     if rounding:
-        return (rounding.get("ranks", 1),)
+        return (rounding.get("ranks", 1) // rounding.get("span", 1),)
     if asked != AUTO:
         return (asked,)
     is_alone = config.engine.disk is not None or train.parts is not None
@@ -97,6 +99,17 @@ def numbers_of_ranks(
         for ranks in range(1, most + 1)
         if ranks == 1 or train.batch_size % (ranks * least) == 0
     )
+
+
+def spans_of(config: TrainConfig, hosts: int, rounding: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns among how many of `hosts` the planes may be divided (`Job.span`). The fastest way
+    that fits is taken. rounding: as in `Job`.
+    """
+    if rounding:
+        return (rounding.get("span", 1),)
+    if hosts == 1 or config.engine.across_hosts == "copy":
+        return (1,)
+    return (hosts,) if config.engine.across_hosts == "divide" else (1, hosts)
 
 
 def refuse_contradictions(job: Job) -> None:

@@ -7,6 +7,7 @@ allocates, to the byte.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,17 +18,17 @@ from engine.config.settings import TrainConfig
 from engine.fit.buffer_sizes import disk_rings_bytes, plane_items, state_bytes
 from engine.fit.checkpoint_needs import copy_bytes
 from engine.fit.choose import choose, least_choices
-from engine.fit.cost import MicroBatch, largest_product
+from engine.fit.cost import MicroBatch
 from engine.fit.disk_items import best_items, disk_items
-from engine.fit.job import Job, Target, is_possible, numbers_of_ranks
+from engine.fit.job import Job, Target, is_possible, numbers_of_ranks, spans_of
 from engine.fit.memory_items import MEMORY, Item, MemoryItem, PartName
 from engine.fit.planner import Chosen
-from engine.fit.predict import predicted_seconds
+from engine.fit.predict import predicted_seconds, rates_of_steps
 from engine.fit.sizes import FOLLOWER_BYTES, RUNTIME_BYTES
 from engine.fit.spill import shares_disk_of_runs, spill_of, spill_room
 from engine.machine.device import device_of, gpu_count, gpu_limit, rates_of, with_link
 from engine.machine.disk_rates import with_disk
-from engine.machine.rates import Rates, stored_cpu_rates
+from engine.machine.rates import Rates
 from engine.machine.read_machine import Machine
 from engine.model.read_ahead import most_read_ahead_bytes
 from engine.model.shape import ModelShape
@@ -104,6 +105,8 @@ class SessionFacts:
     """This many checkpoints of earlier sessions of the run are on the disk."""
     hosts: int = 1
     """The run is computed on so many hosts like this machine."""
+    network: float = 0.0
+    """Each of them receives this many bytes a second from the others; 0 where the rates say it."""
 
 
 NOTHING_MORE = SessionFacts()
@@ -225,7 +228,8 @@ class Needs:
         if self.device == "cpu" and not self.machine.here:
             return None
         shape, row_length = self.shape, self.config.data.max_seq_len
-        rates = rates_of_steps(shape, self.chosen, self._facts.rates, row_length, self.device)
+        rows = self.chosen.micro_batch_size
+        rates = rates_of_steps(shape, rows, self._facts.rates, row_length, self.device)
         if rates is None:
             return None
         choices, rates = self.chosen.choices, with_disk(rates, self.config)
@@ -234,12 +238,12 @@ class Needs:
     @property
     def ranks(self) -> int:
         """Returns how many ranks of a host compute. The part of GPU memory is that of each."""
-        return self.chosen.choices.ranks
+        return self.chosen.choices.ranks_of_host
 
     @property
     def hosts(self) -> int:
         """Returns on how many hosts. The part of RAM is that of each."""
-        return self.chosen.choices.hosts
+        return self.chosen.choices.all_hosts
 
     @property
     def micro_batch(self) -> MicroBatch:
@@ -325,6 +329,7 @@ class Needs:
         shape = self.shape
         planes = shape.plane_bytes(self.chosen.choices.settled_units)
         weights = sum(size for plane, size in planes.items() if plane in WEIGHT_PLANES)
+        weights //= self.chosen.choices.span
         ahead = most_read_ahead_bytes(shape.read_ahead_numel)
         loading = weights + ahead
         running = state_bytes(shape, self.chosen.choices) + self.chosen.host_boundary_bytes
@@ -332,21 +337,6 @@ class Needs:
         if loading <= running:
             note += ", less than training takes"
         return Item(MemoryItem.LOADING_PEAK, max(0, loading - running), note)
-
-
-def rates_of_steps(
-    shape: ModelShape, chosen: Chosen, rates: Rates | None, row_length: int, device: str
-) -> Rates | None:
-    """Returns the rates that determine the times of steps; None where none are known.
-
-    On a GPU they are `rates`, those of its machine. On the CPU, where choices do not depend on
-    rates, they are the rates measured on this machine, in float32.
-    """
-    if device != "cpu":
-        return rates
-    if shape.dtype != "float32":
-        return None
-    return stored_cpu_rates(largest_product(shape, chosen.micro_batch_size * row_length))
 
 
 def needs_of(
@@ -362,6 +352,8 @@ def needs_of(
     shape = shape.with_optimizer(config.train.optimizer)
     known = facts.rates
     rates = rates_of(config, machine) if known is None else with_link(known, machine)
+    if rates is not None and facts.network:
+        rates = replace(rates, network=facts.network)
     job = Job(shape, config, config.data.max_seq_len, facts.rounding, hosts=facts.hosts)
     facts = replace(facts, rates=rates)
     found = [
@@ -411,8 +403,9 @@ def _on_ranks(job: Job, machine: Machine, rates: Rates | None) -> list[tuple[Job
     config = job.config
     found = []
     numbers = numbers_of_ranks(config, gpu_count(config, machine), job.rounding)
-    for ranks in numbers:
-        on_ranks = replace(job, ranks=ranks)
+    spans = spans_of(config, job.hosts, job.rounding)
+    for ranks, span in itertools.product(numbers, spans):
+        on_ranks = replace(job, ranks=ranks, span=span)
         if ranks > 1 == numbers[0] and not is_possible(on_ranks):
             continue
         target = Target(
@@ -427,13 +420,13 @@ def _on_ranks(job: Job, machine: Machine, rates: Rates | None) -> list[tuple[Job
     return found
 
 
-def _slowness(needs: Needs) -> tuple[bool, float]:
+def _slowness(needs: Needs) -> tuple[bool, float, float]:
     """Orders the same job on several numbers of ranks: those that fit, the fastest first, and then
-    all others, which take less RAM with fewer ranks.
+    all others, which take less RAM with fewer ranks, and with planes that are divided among hosts.
     """
     if needs.verdict(MEMORY) == Verdict.DOES_NOT_FIT:
-        return True, needs.ranks
-    return False, needs.step_seconds or math.inf
+        return True, needs.ranks, 1 / needs.chosen.choices.span
+    return False, needs.step_seconds or math.inf, needs.chosen.choices.span
 
 
 def _data_bytes(config: TrainConfig) -> int:

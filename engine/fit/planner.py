@@ -81,6 +81,7 @@ class Chosen:
             "rounds": self.choices.rounds,
             "ranks": self.choices.ranks,
             "hosts": self.choices.hosts,
+            "span": self.choices.span,
             "compiled": self.choices.compiled,
         }
 

@@ -307,6 +307,8 @@ def _unit_bytes(
         planes = {plane: -(-size * own // unit.numel) for plane, size in planes.items()}
         planes["weight_high"] = shards.padded(unit.numel) * shape.item_bytes
         planes["grad"] = shards.numel(unit.numel) * shape.item_bytes
+    elif name == PartName.HOST:
+        planes = {plane: size // choices.span for plane, size in planes.items()}
     found = 0
     if place.weights == name:
         found += sum(planes.get(plane, 0) for plane in WEIGHT_PLANES)

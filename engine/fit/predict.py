@@ -14,10 +14,11 @@ from engine.fit.cost import (
     Cost,
     MicroBatch,
     host_rate,
+    largest_product,
 )
 from engine.machine.exchange_times import ExchangeTimes
 from engine.machine.link_rates import COMPUTE_SECONDS, of_rank
-from engine.machine.rates import Rates
+from engine.machine.rates import Rates, stored_cpu_rates
 from engine.model.shape import ModelShape
 from engine.plan.buffers import EMBED
 from engine.plan.build_step import build_step_plan
@@ -102,7 +103,7 @@ class _OpSeconds:
     """An `_OpSeconds` estimates how long each op of one plan takes."""
 
     def __init__(self, plan: StepPlan, shape: ModelShape, rates: Rates, micro_batch: MicroBatch):
-        rates, shards = of_rank(rates, plan.shards.ranks), plan.shards
+        rates, shards = of_rank(rates, plan.shards.ranks // plan.span), plan.shards
         self._rates = rates
         self._ranks = shards.ranks
         self._item = shape.item_bytes
@@ -205,3 +206,19 @@ class _OpSeconds:
         """Returns the number of elements of the op's piece, or of the whole unit."""
         piece = None if isinstance(op, Offload) else op.piece
         return self._numel[op.unit] if piece is None else piece[1] - piece[0]
+
+
+def rates_of_steps(
+    shape: ModelShape, rows: int, rates: Rates | None, row_length: int, device: str
+) -> Rates | None:
+    """Returns the rates that determine the times of steps, with so many rows in a micro-batch; None
+    where none are known.
+
+    On a GPU they are `rates`, those of its machine. On the CPU, where choices do not depend on
+    rates, they are the rates measured on this machine, in float32.
+    """
+    if device != "cpu":
+        return rates
+    if shape.dtype != "float32":
+        return None
+    return stored_cpu_rates(largest_product(shape, rows * row_length))

@@ -184,7 +184,8 @@ def _lacks_memory(
     """
     if facts.resident is not None:
         return False
-    return least_needs(config, machine, shape).verdict(MEMORY) == Verdict.DOES_NOT_FIT
+    least = least_needs(config, machine, shape, hosts=facts.hosts)
+    return least.verdict(MEMORY) == Verdict.DOES_NOT_FIT
 
 
 def _time(needs: Needs, steps: int | None, measured: bool) -> dict[str, Any]:
@@ -226,7 +227,10 @@ def _headline(needs: Needs, verdict: Verdict) -> str:
         if name == PartName.GPU and needs.ranks > 1:
             words = f"memory on each of {needs.ranks} GPUs"
         taken.append(f"{in_gib(part.total)} of {words}{limit}")
-    return f"Needs {', '.join(taken[:-1])} and {taken[-1]}: {WORDS[verdict]}."
+    said = f"Needs {', '.join(taken[:-1])} and {taken[-1]}: {WORDS[verdict]}."
+    if needs.hosts == 1:
+        return said
+    return f"{said} Each of {needs.hosts} hosts takes so much; the disk is that of the first."
 
 
 def _reasons(needs: Needs, helped: bool) -> list[str]:

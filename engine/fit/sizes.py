@@ -258,7 +258,7 @@ class Sizer:
         sum that is added up has a copy there (`engine.exchange`).
         """
         if self.device == "cuda":
-            # Several hosts have groups of all ranks, of those of a host, and between hosts.
+            # Hosts with copies have groups of all ranks, of those of a host, and between hosts.
             groups = 1 if choices.hosts == 1 else 2 + (choices.ranks > 1)
             size = groups * EXCHANGE_BYTES
             return Item(MemoryItem.EXCHANGE, size, "NCCL; assumed, not measured")

@@ -2,7 +2,7 @@
 `engine.planes.layout` says (law 5).
 
 A plane is a flat array with one value for every parameter of a unit. In the mode `bfloat16` a
-parameter takes 14 bytes, in five planes:
+parameter takes 14 bytes:
 
 - `weight_high` (bf16, 2 bytes) is the fp32 master rounded to bf16. The device computes with it.
 - `weight_low` (int16, 2 bytes) is the remainder of that rounding: the bits of the master are
@@ -23,8 +23,8 @@ With another optimizer than `adamw`, the moments are in bf16 or in 8 bits. Then 
 `exp_avg_sq` are rows of bytes (`engine.planes.moments`).
 
 The planes of units that live on the device are there (`engine.host.device_planes`); such a unit has
-no plane of gradients. The moments of some other units may be on the disk
-(`engine.host.disk_planes`). All other planes are in host memory (`engine.host.ram_planes`).
+no plane of gradients. The moments of others may be on the disk (`engine.host.disk_planes`). The
+rest is in host memory (`engine.host.ram_planes`), perhaps of several hosts (`divided_planes`).
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from engine.config.settings import Optimizer
 from engine.errors import ModelError
 from engine.host.device_planes import DevicePlanes, PlaneDevice
 from engine.host.disk_planes import DiskPlanes
+from engine.host.divided_planes import Hosts, HostShares, planes_of_host
 from engine.host.fp32_pieces import fp32_pieces
 from engine.host.held_step import HeldStep
 from engine.host.host_kernels import kernel
@@ -192,6 +193,14 @@ class HostStore:
         """
         self._where.divide(others)
 
+    def divide_among_hosts(self, ranks: int, hosts: Hosts) -> None:
+        """Says that planes in RAM are divided among `hosts`, whose `ranks` together own all shards,
+        before anything is allocated.
+        """
+        shares = HostShares(self.layouts, self.dtype, lambda: self.optimizer, ranks, hosts.hosts)
+        self._ram = planes_of_host(self._ram, shares, hosts)
+        self._where.keep_in(self._ram)
+
     def hold_by(self, held: HeldStep) -> None:
         """Makes `held` say which step's state the planes hold. No step may be under way."""
         self.held = held
@@ -303,7 +312,7 @@ class HostStore:
 
     def is_in_ram(self, unit: str, plane: str) -> bool:
         """Tells whether the memory that `content` returns is the plane's own."""
-        return self._where.of(unit, plane) is self._ram
+        return self._where.of(unit, plane) is self._ram and self._ram.is_whole
 
     def nbytes(self, unit: str, plane: str) -> int:
         """Returns the bytes of a plane."""
@@ -311,10 +320,16 @@ class HostStore:
 
     def weight(self, unit: str, name: str) -> torch.Tensor:
         """Returns a parameter's weight_high in the parameter's own shape, in host memory: a view of
-        the plane, or a copy if the unit lives on the device.
+        the plane, or a copy if it is not whole in this host's RAM.
         """
         view, place = self.view(unit, name), self._where.of(unit, "weight_high")
-        return place.on_host(view) if isinstance(place, DevicePlanes) else view
+        if isinstance(place, DevicePlanes):
+            return place.on_host(view)
+        if self.is_in_ram(unit, "weight_high"):
+            return view
+        begin = int(view.storage_offset()) * view.itemsize
+        content = self.content(unit, "weight_high", begin, begin + view.numel() * view.itemsize)
+        return torch.from_numpy(content).view(view.dtype).view(view.shape)
 
     def view(self, unit: str, name: str) -> torch.Tensor:
         """Returns a parameter's weight_high in the parameter's own shape, sharing memory."""
@@ -346,7 +361,7 @@ class HostStore:
         source = tensor.detach()
         if self._is_high_only(unit, offset):
             self._put_high(unit, offset, source, buffer)
-        elif unit in self.settled:
+        elif not self.is_in_ram(unit, "weight_high"):
             self._put(unit, offset, source, buffer)
         elif self.dtype == "float32":
             self.view(unit, name).copy_(source)
@@ -376,7 +391,9 @@ class HostStore:
     def _put(
         self, unit: str, offset: int, source: torch.Tensor, buffer: torch.Tensor | None
     ) -> None:
-        """Sets the weights of a unit that lives on the device, from element `offset` on."""
+        """Sets the weights of a unit that lives on the device, or is on several hosts, from element
+        `offset` on.
+        """
         for piece in fp32_pieces(source, buffer):
             values = piece.numpy()
             if self.dtype == "float32":

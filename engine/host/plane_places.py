@@ -54,6 +54,10 @@ class PlanePlaces:
         self.optimizer = optimizer
         self.has_gradients = gradients
 
+    def keep_in(self, ram: RamPlanes) -> None:
+        """Says that what is nowhere else is in `ram`, before anything is there."""
+        self.ram = ram
+
     def divide(self, others: OtherShards | None) -> None:
         """Says that units which live on the device do so on those of other ranks, too; None where
         there are none. No unit may live there.

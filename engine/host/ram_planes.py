@@ -83,17 +83,24 @@ class RamPlanes:
     `HostStore`; `workers` touch and release memory.
     """
 
+    is_whole = True
+    """This host has the memory of whole planes."""
+
     def __init__(
         self,
         register: Callable[[int, int], bool] | None,
         unregister: Callable[[int], None] | None,
         workers: Workers,
     ):
+        self.parts = register, unregister, workers
+        """It was made with these."""
         self._register = register
         self._unregister = unregister
         self._workers = workers
         self.memory: PlaneMemory = PrivateMemory()
         self._maps: dict[Key, mmap.mmap] = {}
+        self._backed: dict[Key, int] = {}
+        """So many bytes of each plane have memory here."""
         self.arrays: dict[Key, np.ndarray] = {}
         self.tensors: dict[Key, torch.Tensor] = {}
         self._registered: dict[int, int] = {}
@@ -112,8 +119,8 @@ class RamPlanes:
 
     @property
     def nbytes(self) -> int:
-        """All planes together have this many bytes."""
-        return sum(array.nbytes for array in self.arrays.values())
+        """All planes together have this many bytes here."""
+        return sum(self._backed.values())
 
     @property
     def pinned_bytes(self) -> int:
@@ -125,7 +132,8 @@ class RamPlanes:
         exception from it undoes the allocation. Raises FitError where there is not enough memory
         for `what`.
         """
-        total = sum(plane.nbytes for plane in wanted.values())
+        sizes = {key: end - begin for key, (begin, end) in self._all_held(wanted).items()}
+        total = sum(sizes.values())
         available = sample_host_memory()[1]
         if self.memory.is_new and total > available:
             raise FitError(
@@ -139,11 +147,10 @@ class RamPlanes:
             for key, plane in wanted.items():
                 self._map(key, plane, what, total)
             for key, plane in wanted.items():
-                array = self.arrays[key]
-                self._touch(array, what, total)
-                if plane.is_for_dma and plane.nbytes:
+                self._touch(key, what, total)
+                if plane.is_for_dma and sizes[key]:
                     self.register(key)
-                done += plane.nbytes
+                done += sizes[key]
                 progress(done, total)
         except BaseException:
             self.release([key for key in wanted if key in self.arrays])
@@ -151,13 +158,17 @@ class RamPlanes:
 
     def register(self, key: Key) -> None:
         """Makes a plane known to the device for DMA, unless it is known already."""
-        array = self.arrays[key]
-        if self._register is None or array.ctypes.data in self._registered:
+        address, size = self._pages(key)
+        if self._register is None or address in self._registered:
             return
-        if self._register(array.ctypes.data, array.nbytes):
-            self._registered[array.ctypes.data] = array.nbytes
+        if self._register(address, size):
+            self._registered[address] = size
         else:
-            self.refused_bytes += array.nbytes
+            self.refused_bytes += size
+
+    def held(self, key: Key, nbytes: int) -> tuple[int, int]:  # noqa: ARG002  all planes are alike
+        """Returns where what this host holds of a plane of `nbytes` bytes begins and ends."""
+        return 0, nbytes
 
     def read(self, key: Key, begin: int, end: int) -> np.ndarray:
         """Returns the bytes between two places of a plane, uint8 [bytes], sharing its memory."""
@@ -172,11 +183,12 @@ class RamPlanes:
         on.
         """
         for key in keys:
+            address, _ = self._pages(key)
             array = self.arrays.pop(key)
-            del self.tensors[key]
-            if array.ctypes.data in self._registered and self._unregister is not None:
-                self._unregister(array.ctypes.data)
-                del self._registered[array.ctypes.data]
+            del self.tensors[key], self._backed[key]
+            if address in self._registered and self._unregister is not None:
+                self._unregister(address)
+                del self._registered[address]
             self._discard(array)
             self.memory.forget(key)
             del array
@@ -200,19 +212,37 @@ class RamPlanes:
             array = np.frombuffer(region, plane.kind)
         tensor = torch.from_numpy(array)
         self.arrays[key] = array
+        begin, end = self.held(key, plane.nbytes)
+        self._backed[key] = end - begin
         # Numpy has no bf16, so arrays hold its bits as uint16.
         is_bf16 = plane.kind is np.uint16
         self.tensors[key] = tensor.view(torch.bfloat16) if is_bf16 else tensor
 
-    def _touch(self, array: np.ndarray, what: str, total: int) -> None:
-        """Makes the kernel back a plane with memory. Raises FitError where there is not enough."""
-        address = array.ctypes.data
+    def _all_held(self, wanted: Mapping[Key, Wanted]) -> dict[Key, tuple[int, int]]:
+        return {key: self.held(key, plane.nbytes) for key, plane in wanted.items()}
+
+    def _pages(self, key: Key) -> tuple[int, int]:
+        """Returns the address and the bytes of the whole pages that hold this host's part of a
+        plane. A plane that is here whole has its own bytes alone.
+        """
+        array = self.arrays[key]
+        begin, end = self.held(key, array.nbytes)
+        begin -= begin % mmap.PAGESIZE
+        if end < array.nbytes:
+            end = min(array.nbytes, -(-end // mmap.PAGESIZE) * mmap.PAGESIZE)
+        return array.ctypes.data + begin, end - begin
+
+    def _touch(self, key: Key, what: str, total: int) -> None:
+        """Makes the kernel back a plane with memory, as far as it is this host's. Raises FitError
+        where there is not enough.
+        """
+        address, size = self._pages(key)
 
         def touch_range(start: int, stop: int) -> None:
             if not self.memory.back(address + start, stop - start):
                 raise _refused(what, total)
 
-        self._workers.run(touch_range, ranges(0, array.nbytes, _TOUCH_BYTES))
+        self._workers.run(touch_range, ranges(0, size, _TOUCH_BYTES))
 
     def _discard(self, array: np.ndarray) -> None:
         """Releases the pages of a plane. The mapping cannot be closed while a view outlives the

@@ -54,11 +54,26 @@ class HeldBytes(NamedTuple):
         return HeldBytes(first, max(first, min(self.end, end)))
 
 
+def shard_bytes(
+    layout: UnitLayout, plane: str, kinds: tuple[str, Optimizer], bounds: tuple[int, int]
+) -> HeldBytes:
+    """Returns where the elements between two `bounds` are in a plane of a unit, in bytes. kinds:
+    the dtype of the model, and the optimizer whose moments these are.
+    """
+    (dtype, optimizer), (start, stop) = kinds, bounds
+    if plane in MOMENTS and optimizer != FP32_MOMENTS:
+        if start == stop:
+            return HeldBytes(0, 0)
+        return HeldBytes(*layout.moment_bytes(optimizer, start, stop))
+    item = PLANE_ITEM_BYTES[dtype][plane]
+    return HeldBytes(start * item, stop * item)
+
+
 class DeviceShares:
-    """A `DeviceShares` says which part of a plane is on the device of each rank of a host.
+    """A `DeviceShares` says which part of a plane is on the device of each of several ranks.
 
     layouts: those of all units, by name. optimizer: it returns the one whose moments these are.
-    ranks: a host has so many.
+    ranks: the planes are divided among so many.
     """
 
     def __init__(
@@ -90,15 +105,10 @@ class DeviceShares:
         """Returns which bytes of a plane a rank holds."""
         unit, plane = key
         layout = self._layouts[unit]
-        item = PLANE_ITEM_BYTES[self._dtype][plane]
+        bounds = Shards(self._ranks, rank).bounds(layout.numel)
         if plane == WHOLE_PLANE:
-            return HeldBytes(0, layout.numel * item)
-        start, stop = Shards(self._ranks, rank).bounds(layout.numel)
-        if plane in MOMENTS and self._optimizer() != FP32_MOMENTS:
-            if start == stop:
-                return HeldBytes(0, 0)
-            return HeldBytes(*layout.moment_bytes(self._optimizer(), start, stop))
-        return HeldBytes(start * item, stop * item)
+            bounds = 0, layout.numel
+        return shard_bytes(layout, plane, (self._dtype, self._optimizer()), bounds)
 
 
 class OwnShards(DevicePlanes):

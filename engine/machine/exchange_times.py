@@ -24,14 +24,14 @@ class ExchangeTimes:
     def __init__(self, plan: StepPlan, numels: Mapping[str, int], item: int, rates: Rates):
         self._rates = rates
         self._item = item
-        self._hosts = plan.hosts
+        self._hosts, self._span = plan.hosts, plan.span
         shards = plan.shards
         self._received = {unit: shards.received(numel) for unit, numel in numels.items()}
         self._added = {unit: SUM_BYTES * shards.padded(numel) for unit, numel in numels.items()}
 
     def received(self, op: Op) -> int:
-        """Returns the bytes that a rank receives in the op from the ranks of its host. What it is
-        told of norms is nothing.
+        """Returns the bytes that a rank receives in the op from those that have other shards of the
+        same planes. What it is told of norms is nothing.
         """
         if isinstance(op, AllGather):
             return self._received[op.unit] * self._item
@@ -39,7 +39,15 @@ class ExchangeTimes:
 
     def seconds(self, op: Op) -> float:
         """Returns the seconds of an op of the lane EXCHANGE."""
-        found = exchange_seconds(self._rates, self.received(op))
+        found = exchange_seconds(self._rates, self.received(op), self._span)
         if isinstance(op, ReduceScatter):
-            found += seconds_between_hosts(self._hosts, self._added[op.unit])
+            found += seconds_between_hosts(self._rates, self._hosts, self._added[op.unit])
         return found
+
+    def between_hosts(self, op: Op) -> float:
+        """Returns the bytes that each host with a copy of all planes receives from the others in
+        the op, for all of its ranks.
+        """
+        if not isinstance(op, ReduceScatter):
+            return 0.0
+        return 2 * (1 - 1 / self._hosts) * self._added[op.unit]

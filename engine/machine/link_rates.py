@@ -16,8 +16,8 @@ ASSUMED_LINK = 8e9
 to each other's memory exchange tensors through that of the host. It is an assumption.
 """
 ASSUMED_NETWORK = 12.5e9
-"""A host is assumed to send and to receive this many bytes a second at once, as over 100 Gbit/s.
-All of its ranks share that.
+"""Where it was not measured, a host is assumed to send and to receive this many bytes a second at
+once, as over 100 Gbit/s. All of its ranks share that.
 """
 COMPUTE_SECONDS = 1.4e-3 / (233e6 + 466e6)
 """COMPUTE loses this many seconds for each byte that its rank receives, since both share the
@@ -31,16 +31,27 @@ def seconds_to_receive(rates: Rates, size: float) -> float:
     return size / (rates.link or ASSUMED_LINK)
 
 
-def exchange_seconds(rates: Rates, size: float) -> float:
-    """Returns the seconds of one exchange in which every rank receives `size` bytes."""
-    return START_SECONDS + seconds_to_receive(rates, size)
+def exchange_seconds(rates: Rates, size: float, span: int = 1) -> float:
+    """Returns the seconds of one exchange in which every rank receives `size` bytes. The ranks are
+    on `span` hosts.
+    """
+    return START_SECONDS + seconds_to_receive_across(rates, span, size)
 
 
-def seconds_between_hosts(hosts: int, size: float) -> float:
+def seconds_between_hosts(rates: Rates, hosts: int, size: float) -> float:
     """Returns the seconds in which each of several hosts gets the sum of the `size` bytes that each
     of them has. In a ring, every host sends and receives nearly twice as much.
     """
-    return 2 * (1 - 1 / hosts) * size / ASSUMED_NETWORK
+    return 2 * (1 - 1 / hosts) * size / (rates.network or ASSUMED_NETWORK)
+
+
+def seconds_to_receive_across(rates: Rates, span: int, size: float) -> float:
+    """Returns the seconds in which every rank on `span` hosts receives `size` bytes from the
+    others. In a ring, what one rank of a host receives comes over the network, at the same time as
+    the others receive theirs from it.
+    """
+    within = seconds_to_receive(rates, size)
+    return within if span == 1 else max(within, size / (rates.network or ASSUMED_NETWORK))
 
 
 def reads_whole(rates: Rates | None, ranks: int) -> bool:

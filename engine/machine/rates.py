@@ -38,7 +38,7 @@ def stored_rates(device_name: str) -> Rates | None:
     except (TypeError, KeyError, ValueError):
         return None
     for name, value in rates.to_dict().items():
-        may_be_zero = name in ("overhead", "call", "adamw_bf16", "adamw_8bit", "link")
+        may_be_zero = name in ("overhead", "call", "adamw_bf16", "adamw_8bit", "link", "network")
         if not math.isfinite(value) or (value <= 0 and not may_be_zero):
             return None
     return rates
@@ -151,6 +151,10 @@ class Rates:
     """Each of several GPUs receives this many bytes a second from the others, while it sends as
     many; 0 where that is not known.
     """
+    network: float = 0.0
+    """A host receives this many bytes a second from the others, while it sends as many; 0 where
+    that was not measured.
+    """
 
     def updates(self, optimizer: Optimizer, busy: bool = False) -> float:
         """Returns the parameters a second that the host updates with `optimizer`. busy: while
@@ -173,7 +177,8 @@ class Rates:
     def from_dict(cls, values: dict[str, Any]) -> Rates:
         """Reads rates from a dict by their names. Raises TypeError, KeyError or ValueError."""
         names = [name for name in cls.__dataclass_fields__ if name not in _OF_DISK]
-        known = {"link": 0.0} | values  # rates that were stored before have none
+        # Rates that were stored before have none of these.
+        known = {"link": 0.0, "network": 0.0} | values
         return cls(**{name: float(known[name]) for name in names})
 
 

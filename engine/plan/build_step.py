@@ -64,6 +64,7 @@ def build_step_plan(
         rings=buffers.rings(),
         shards=writer.shards,
         hosts=choices.hosts,
+        span=choices.span,
         gradient_rings=buffers.gradient_rings(),
         graphs=choices.micro_batches // choices.rounds if choices.graphs else 0,
         state_rings=writer.spilled.rings(),
@@ -173,6 +174,10 @@ def _refuse_wrong_ranks(choices: PlanChoices, sizes: PlaneSizes | None) -> None:
     """Raises ValueError where several ranks cannot compute a step with these choices."""
     if choices.ranks == 1 and choices.whole_reads:
         raise ValueError("one rank of a host reads whole units anyway")
+    if choices.ranks % choices.span:
+        raise ValueError(f"{choices.span} hosts have unequal shares of {choices.ranks} ranks")
+    if choices.span > 1 and choices.whole_reads:
+        raise ValueError("no host has whole units where planes are divided among hosts")
     rank = sizes.rank if sizes is not None else 0
     if not 0 <= rank < choices.ranks or (sizes is None and choices.ranks > 1):
         raise ValueError(f"the plan is of none of {choices.ranks} ranks")

@@ -20,11 +20,17 @@ class PlanChoices:
     micro_batches: int = 1
     """A step has this many micro-batches."""
     ranks: int = 1
-    """On each host, the step is computed by this many ranks: processes that have a device each. All
-    other choices are those of one rank; it has `micro_batches` of its own.
+    """The planes are divided among this many ranks: processes that have a device each. All other
+    choices are those of one rank; it has `micro_batches` of its own.
     """
     hosts: int = 1
-    """The step is computed on this many hosts. Each has all planes, divided among its own ranks."""
+    """There are this many copies of all planes, on different hosts. Each copy has `ranks` of its
+    own, and all of them compute the step.
+    """
+    span: int = 1
+    """The ranks of one copy are on this many hosts, of which each has the shards of its own
+    ranks.
+    """
     whole_reads: bool = False
     """It is true where each of several ranks reads whole units from RAM. Otherwise a rank reads its
     shard, and gets the others from the devices of the other ranks.
@@ -113,6 +119,16 @@ class PlanChoices:
     def all_ranks(self) -> int:
         """Returns how many ranks compute the step, those of all hosts together."""
         return self.hosts * self.ranks
+
+    @property
+    def ranks_of_host(self) -> int:
+        """Returns how many ranks each host has."""
+        return self.ranks // self.span
+
+    @property
+    def all_hosts(self) -> int:
+        """Returns how many hosts compute the step."""
+        return self.hosts * self.span
 
     def changed(self, **values: Any) -> PlanChoices:
         """Returns the choices with some others, as `dataclasses.replace` does. It takes a tenth of

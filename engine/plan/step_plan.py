@@ -24,9 +24,11 @@ class StepPlan:
     stagings: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
     rings: tuple[Buffer, ...] = ()
     shards: Shards = WHOLE
-    """It says how planes are divided among the ranks of a host, and which rank the plan is of."""
+    """It says how planes are divided among ranks, and which of them the plan is of."""
     hosts: int = 1
-    """The step is computed on this many hosts."""
+    """This many hosts have a copy of all planes each, or as many groups of `span` hosts do."""
+    span: int = 1
+    """The ranks among which planes are divided are on this many hosts."""
     gradient_rings: tuple[Buffer, ...] = ()
     """Pieces of parked gradients pass through these buffers on the host."""
     graphs: int = 0

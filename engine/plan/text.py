@@ -133,6 +133,8 @@ def _rare_facts(plan: StepPlan) -> Iterator[str]:
         yield f"shard: {plan.shards.rank} of {plan.shards.ranks}"
     if plan.hosts > 1:
         yield f"hosts: {plan.hosts}"
+    if plan.span > 1:
+        yield f"divided among hosts: {plan.span}"
     yield f"gradients in their sums: {', '.join(plan.rounded_in_sums)}"
     if plan.outer_in_parked:
         yield "embed and head: in parked gradients"
@@ -173,6 +175,7 @@ def _read_plan(text: str) -> StepPlan:
         rings=_read_buffers(facts["rings"]),
         shards=_read_shards(facts.get("shard", "")),
         hosts=int(facts.get("hosts", 1)),
+        span=int(facts.get("divided among hosts", 1)),
         gradient_rings=_read_buffers(facts.get("gradient rings", "")),
         state_rings=_read_buffers(facts.get("state rings", "")),
         spill_numel=int(facts.get("elements of a piece on the disk", 0)),

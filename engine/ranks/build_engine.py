@@ -9,6 +9,7 @@ import torch
 from engine.config.settings import ModelConfig, OptimConfig
 from engine.exchange.exchange import ExchangeError
 from engine.fit.planner import Chosen
+from engine.host.divided_planes import Hosts
 from engine.host.host_adamw import AdamWSettings, HostAdamW
 from engine.host.host_store import HostStore
 from engine.host.shared_memory import SharedPlanes
@@ -17,8 +18,9 @@ from engine.plan.choices import settled_of
 from engine.ranks.crew import Crew
 from engine.ranks.held_steps import LeadingHeld
 from engine.ranks.leading_engine import LeadingEngine
-from engine.ranks.messages import Build, CloseEngine, Done, Held, Hold, Holds
+from engine.ranks.messages import Build, CloseEngine, Done, Held, Hold, Holds, TellPlanes
 from engine.ranks.plane_copies import send_planes
+from engine.ranks.remote_shards import RemoteHosts
 from engine.runtime.backend import Backend
 from engine.runtime.engine_settings import EngineSettings
 
@@ -50,16 +52,22 @@ def engine_settings(chosen: Chosen, tokens: int, train: OptimConfig) -> EngineSe
     )
 
 
-def lead(store: HostStore, crew: Crew) -> None:
-    """Makes the planes of a store, before any is allocated, ones that all ranks change."""
+def lead(store: HostStore, crew: Crew, span: int = 1) -> None:
+    """Makes the planes of a store, before any is allocated, ones that all ranks change. They are
+    divided among `span` hosts.
+    """
     store.share(crew.memory)
-    lead_shared(store, crew)
+    if span > 1:
+        others = RemoteHosts(crew.shards, crew.place)
+        store.divide_among_hosts(crew.place.all_ranks, Hosts(span, others=others))
+    lead_shared(store, crew, span)
 
 
-def lead_shared(store: HostStore, crew: Crew) -> None:
+def lead_shared(store: HostStore, crew: Crew, span: int = 1) -> None:
     """Makes planes in memory that the ranks share ones that they change. None may live on the
     device.
     """
+    crew.shards.reach(span * crew.place.ranks)
     store.divide(crew.shards)
     store.hold_by(LeadingHeld(list(store.layouts), crew.go, crew.wait_for_applied))
 
@@ -81,7 +89,8 @@ def build_engines(
     parts.store.settle(settled_of(blocks, settings.choices), parts.backend)
     # Files of the model need not be on other hosts.
     config = parts.model.config if crew.plan.hosts > 1 else None
-    held = Held(model, config, *parts.store.states, tuple(parts.store.settled))
+    span = settings.choices.span
+    held = Held(model, config, *parts.store.states, tuple(parts.store.settled), span)
     planes = _planes_of_hosts(crew, held)
 
     def message(rank: int) -> Build:
@@ -99,12 +108,12 @@ def build_engines(
         )
 
     crew.send(message)
-    if crew.plan.hosts > 1:
+    if settings.choices.hosts > 1:
         try:
             send_planes(parts.store, crew.exchange, parts.backend.device)
         except ExchangeError as error:
             raise crew.explained(error) from error
-    own = replace(settings, exchange=crew.exchange)
+    own = replace(settings, exchange=crew.exchange.spanning(span))
     try:
         engine = LeadingEngine(parts.model, parts.store, parts.backend, own, parts.adamw)
     except BaseException:
@@ -117,9 +126,11 @@ def build_engines(
 
 
 def _planes_of_hosts(crew: Crew, held: Held) -> list[SharedPlanes]:
-    """Has the planes of the other hosts made, and returns where those of each host are."""
+    """Returns where the planes of each host are. Copies on the other hosts are made now; parts of
+    planes are there.
+    """
     place = crew.place
     firsts = [place.of(host * place.ranks) for host in range(1, place.hosts)]
-    crew.send_to([each.rank for each in firsts], Hold(held))
+    crew.send_to([each.rank for each in firsts], TellPlanes() if held.span > 1 else Hold(held))
     answers = crew.collect_from([each.rank for each in firsts], Holds)
     return [crew.memory.planes, *(answer.planes for answer in answers)]

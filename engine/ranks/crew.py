@@ -20,10 +20,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 from torch import distributed
 
 from engine.errors import RamstreamError, RankError, first_line
 from engine.exchange.exchange import ExchangeError, GroupExchange
+from engine.exchange.network_rate import (
+    ENOUGH_SECONDS,
+    FIRST_BYTES,
+    MOST_BYTES,
+    TIMES,
+    gather_seconds,
+    received_by_host,
+)
 from engine.exchange.place import Place
 from engine.host.shared_memory import OwnedMemory
 from engine.ranks.gathering import Gathering
@@ -35,6 +44,7 @@ from engine.ranks.messages import (
     DeviceMemory,
     Done,
     Failed,
+    Gather,
     Go,
     Open,
     ShardReply,
@@ -99,7 +109,7 @@ class Crew:
         self._memory: dict[int, DeviceMemory] = {}
         self._is_sampled: Callable[[int], bool] = lambda _: False
         self._wrote = threading.Condition()
-        self.shards = RemoteShards(plan.ranks, self._send_to, lambda: self._problem)
+        self.shards = RemoteShards(self.place.all_ranks, self._send_to, lambda: self._problem)
         """The shards of units that live on the other devices are reached through this."""
         self._members: list[Member] = []
         self._lines: list[Line] = []
@@ -158,6 +168,28 @@ class Crew:
         except ExchangeError as error:
             raise self.explained(error) from error
         self.collect(Done)
+
+    def network_rate(self, device: torch.device) -> float:
+        """Returns how many bytes a second a host receives from the others, while it sends as many.
+        That is measured on `device` with all ranks, in less than a second where the network is
+        fast. Raises RankError.
+        """
+        size, seconds = FIRST_BYTES, self._gather_seconds(device, FIRST_BYTES)
+        while seconds < ENOUGH_SECONDS and size < MOST_BYTES:
+            size *= 4
+            seconds = self._gather_seconds(device, size)
+        return received_by_host(self.exchange, size) / seconds
+
+    def _gather_seconds(self, device: torch.device, size: int) -> float:
+        found = []
+        for _ in range(TIMES):
+            self.send(lambda _: Gather(size))
+            try:
+                found.append(gather_seconds(self.exchange, device, size))
+            except ExchangeError as error:
+                raise self.explained(error) from error
+            self.collect(Done)
+        return min(found)
 
     # ------------------------------------------------------------------ asking
 

@@ -13,6 +13,7 @@ import torch
 
 from engine.errors import NonFiniteError, RamstreamError, first_line
 from engine.exchange.exchange import ExchangeError, GroupExchange
+from engine.exchange.network_rate import gather_seconds
 from engine.host.device_planes import DevicePlanes
 from engine.host.host_adamw import HostAdamW
 from engine.ranks.follower_store import FollowerStore, Opener
@@ -20,6 +21,7 @@ from engine.ranks.held_steps import FollowingHeld
 from engine.ranks.line import Line, LostLineError
 from engine.ranks.meeting import join, prepare_to_meet
 from engine.ranks.messages import (
+    Accompany,
     Build,
     CloseEngine,
     Done,
@@ -28,15 +30,17 @@ from engine.ranks.messages import (
     End,
     Evaluate,
     Failed,
+    Gather,
     Go,
     Hold,
     Holds,
     Losses,
     Open,
     ShardMessage,
+    TellPlanes,
     Train,
 )
-from engine.ranks.remote_shards import answer
+from engine.ranks.remote_shards import OwnParts, answer
 from engine.ranks.reporter import Reporter
 from engine.runtime.backend import Backend
 from engine.runtime.engine_settings import AppliedStep, EngineSettings
@@ -55,6 +59,7 @@ class Follower:
         # Whatever this process waits for, nobody is left who needs it.
         self._line = Line(connection, self._take, lambda _: os._exit(LOST_CODE), False)
         self._on_device: DevicePlanes | None = None
+        self._parts: OwnParts | None = None
         self._backend: Backend | None = None
         self._exchange: GroupExchange | None = None
         self._opener: Opener | None = None
@@ -95,9 +100,9 @@ class Follower:
 
     def _answer(self, message: ShardMessage) -> None:
         """Does what the leader asks of the shards on this device, in the thread that reads."""
-        assert self._on_device is not None  # the device is open
+        assert self._on_device is not None and self._parts is not None  # the device is open
         try:
-            self._line.send(answer(self._on_device, message))
+            self._line.send(answer(self._on_device, self._parts, message))
         except BaseException as error:  # noqa: BLE001  told to the leader, whatever it is
             self.fail(error)
             os._exit(1)
@@ -106,8 +111,15 @@ class Follower:
         match message:
             case Open():
                 self._open(message)
+            case Gather(size):
+                assert self._backend is not None and self._exchange is not None
+                gather_seconds(self._exchange, self._backend.device, size)
+                self._line.send(Done())
             case Hold():
                 self._hold(message)
+            case TellPlanes():
+                assert self._parts is not None  # the leader has had the device opened
+                self._line.send(Holds(self._parts.planes))
             case Build():
                 self._build(message)
             case CloseEngine():
@@ -119,6 +131,9 @@ class Follower:
                 self._line.send(Done())
             case Evaluate(batches):
                 self._evaluate(batches)
+            case Accompany(groups):
+                self.engine.passes.accompany(groups)
+                self._line.send(Done())
             case Drain():
                 # The leader has met the same numbers that are not finite, and tells of them.
                 with contextlib.suppress(NonFiniteError):
@@ -145,6 +160,7 @@ class Follower:
         if message.memory_limit is not None:
             backend.limit_memory(message.memory_limit)
         self._on_device = DevicePlanes(backend)
+        self._parts = OwnParts(message.threads)
         self._opener = Opener(place, backend, self._on_device, message.threads)
         store = message.meeting.store()
         self._line.send(Done())
@@ -164,7 +180,7 @@ class Follower:
         if self._opened is None:
             self._opened = FollowerStore.opened(opener, message.held, message.planes)
         opened = self._opened
-        if opener.place.hosts > 1:
+        if message.choices.hosts > 1:
             opened.fill(self._exchange, backend.device)
         store = opened.store
         store.hold_by(self._held)
@@ -175,7 +191,7 @@ class Follower:
             message.loss_chunk,
             message.max_grad_norm,
             message.seed,
-            self._exchange,
+            self._exchange.spanning(message.choices.span),
             message.regularisation,
         )
         self._engine = StreamingEngine(opened.model, store, backend, settings, self._adamw)

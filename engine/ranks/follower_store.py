@@ -4,6 +4,8 @@
 - On every other host the first rank makes them, in memory that the other ranks of the host share.
   Units that live on devices have a part on that of each rank. All of them get what the planes hold
   from the process that leads.
+- Where planes are divided among hosts, the process that leads has had the part of each host made,
+  and fills it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 from engine.exchange.exchange import Exchange
 from engine.exchange.place import Place
 from engine.host.device_planes import DevicePlanes
+from engine.host.divided_planes import Hosts
 from engine.host.host_store import HostStore
 from engine.host.ram_planes import PlaneMemory
 from engine.host.sharded_planes import DeviceShares, OwnShards
@@ -58,7 +61,9 @@ class FollowerStore:
             backend.unregister if is_on_gpu else None,
             opener.threads,
         )
-        kinds = held.optimizer, held.has_gradients
+        kinds, place = (held.optimizer, held.has_gradients), opener.place
+        if held.span > 1:
+            self.store.divide_among_hosts(place.all_ranks, Hosts(held.span, place.host))
         self.store.open_planes(memory, kinds, held.settled, self._planes_on_device())
 
     @classmethod
@@ -77,7 +82,7 @@ class FollowerStore:
     @property
     def _is_reached(self) -> bool:
         """Returns whether the process that leads reaches the planes of this rank."""
-        return self._opener.place.host == 0
+        return self._opener.place.host == 0 or self.held.span > 1
 
     def _planes_on_device(self) -> DevicePlanes:
         opener, held = self._opener, self.held

@@ -16,7 +16,16 @@ import torch
 
 from engine.errors import NonFiniteError, RankError
 from engine.ranks.crew import Crew
-from engine.ranks.messages import CloseEngine, Done, Drain, DryRun, Evaluate, Losses, Train
+from engine.ranks.messages import (
+    Accompany,
+    CloseEngine,
+    Done,
+    Drain,
+    DryRun,
+    Evaluate,
+    Losses,
+    Train,
+)
 from engine.runtime.engine_settings import AppliedStep
 from engine.runtime.step import StepShare
 from engine.runtime.streaming_engine import StreamingEngine
@@ -30,6 +39,16 @@ class LeadingEngine(StreamingEngine):
     def lead(self, crew: Crew) -> None:
         """Makes this engine the one that leads `crew`, before it runs anything."""
         self.crew = crew
+        if self.choices.span > 1:
+            self.passes.accompany_by(self._accompanied)
+
+    @contextlib.contextmanager
+    def _accompanied(self, groups: int) -> Iterator[None]:
+        """Has the other ranks take part in a pass, which needs their shards of the weights."""
+        with self._together():
+            self.crew.send(lambda _: Accompany(groups))
+            yield
+            self.crew.collect(Done)
 
     def train_step(
         self,
@@ -51,7 +70,7 @@ class LeadingEngine(StreamingEngine):
                     learning_rate,
                     skipped,
                     # Only the ranks of a host have a clock in common.
-                    is_told and self.place.of(rank).host == self.place.host,
+                    is_told and self.crew.place.of(rank).host == self.crew.place.host,
                 )
             )
             self.train_share(number, self._share(batches, 0), learning_rate, on_applied)
@@ -78,6 +97,8 @@ class LeadingEngine(StreamingEngine):
         """Returns the losses of micro-batches as `StreamingEngine.losses_of` does. Each rank
         computes some of them.
         """
+        if self.choices.span > 1:
+            return self._losses_of_divided(batches, check)
         size = -(-len(batches) // self.place.all_ranks)
         starts = range(size, len(batches), size)
         parts = [batches[start : start + size] for start in starts]
@@ -88,11 +109,29 @@ class LeadingEngine(StreamingEngine):
             own = super().losses_of(batches[:size], check)
         finally:  # the others answer, whatever ends this one's part
             answers = self.crew.collect(Losses)
-        losses = [(total.cpu(), each.cpu()) for total, each in own]
-        for answer in answers:
-            pairs = zip(answer.totals, answer.positions)
-            losses += [(torch.tensor(total), torch.from_numpy(each)) for total, each in pairs]
-        return losses
+        return _joined(own, answers)
+
+    def _losses_of_divided(
+        self, batches: Sequence, check: Callable[[], None] | None
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns the losses of micro-batches, of which each rank computes as many: all of them
+        gather the weights together. The last ones are computed more than once where that is needed.
+        """
+        if not batches:
+            return []
+        if check is not None:
+            check()
+        size = -(-len(batches) // self.place.all_ranks)
+        filled = [*batches, *[batches[-1]] * (size * self.place.all_ranks - len(batches))]
+        with self._together():
+            self.crew.send(lambda rank: Evaluate(filled[rank * size : (rank + 1) * size]))
+            self.passes.accompany_by(None)
+            try:
+                own = super().losses_of(filled[:size])
+            finally:
+                self.passes.accompany_by(self._accompanied)
+            answers = self.crew.collect(Losses)
+        return _joined(own, answers)[: len(batches)]
 
     def close(self) -> None:
         if not self.crew.problem:
@@ -114,3 +153,14 @@ class LeadingEngine(StreamingEngine):
             raise
         except Exception as error:
             raise self.crew.explained(error) from error
+
+
+def _joined(
+    own: Sequence[tuple[torch.Tensor, torch.Tensor]], answers: Sequence[Losses]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Returns the losses of all ranks, in order."""
+    losses = [(total.cpu(), each.cpu()) for total, each in own]
+    for answer in answers:
+        pairs = zip(answer.totals, answer.positions)
+        losses += [(torch.tensor(total), torch.from_numpy(each)) for total, each in pairs]
+    return losses

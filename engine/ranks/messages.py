@@ -11,6 +11,7 @@ import numpy as np
 from engine.config.regularisation import Regularisation
 from engine.config.settings import ModelConfig, Optimizer
 from engine.exchange.place import Place
+from engine.host.divided_planes import HostPart
 from engine.host.host_adamw import AdamWSettings
 from engine.host.ram_planes import Key, Wanted
 from engine.host.shared_memory import SharedPlanes
@@ -38,6 +39,15 @@ class Open:
 
 
 @dataclass(frozen=True)
+class Gather:
+    """A follower takes part in a measurement, in which all ranks gather `size` bytes. It answers
+    `Done`.
+    """
+
+    size: int
+
+
+@dataclass(frozen=True)
 class Held:
     """A `Held` says what the planes hold, and of which model."""
 
@@ -49,6 +59,8 @@ class Held:
     """The planes include gradients."""
     settled: tuple[str, ...]
     """These units live on the devices."""
+    span: int = 1
+    """The planes are divided among so many hosts."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +73,14 @@ class Hold:
 
 
 @dataclass(frozen=True)
+class TellPlanes:
+    """The first rank of a host tells where its part of planes is. It answers `Holds`."""
+
+
+@dataclass(frozen=True)
 class Build:
-    """A follower builds its engine over the planes of its host, which hosts other than the leader's
-    get filled before. It answers `Done`.
+    """A follower builds its engine over the planes of its host. Copies on other hosts than the
+    leader's are filled before. It answers `Done`.
     """
 
     held: Held
@@ -120,6 +137,15 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Accompany:
+    """A follower takes part in a pass of the leader over the units, which are gathered once for
+    each of `groups` of micro-batches. It answers `Done`.
+    """
+
+    groups: int
+
+
+@dataclass(frozen=True)
 class Drain:
     """A follower waits until every submitted step is applied. It answers `Done`."""
 
@@ -131,16 +157,23 @@ class End:
     code: int = 0
 
 
-# ---------------------------------------------------------------- shards on devices
+# ---------------------------------------------------------------- shards elsewhere
 
 
 @dataclass(frozen=True)
 class AllocateShards:
     """A follower allocates planes of units that live on the devices. It answers `ShardReply`, as it
-    does to the next three.
+    does to the other messages about shards.
     """
 
     wanted: dict[Key, Wanted]
+
+
+@dataclass(frozen=True)
+class AllocateParts:
+    """The first rank of a host allocates the host's part of planes, in its RAM."""
+
+    parts: dict[Key, HostPart]
 
 
 @dataclass(frozen=True)
@@ -148,27 +181,35 @@ class ReleaseShards:
     """A follower lets go of planes."""
 
     keys: tuple[Key, ...]
+    in_ram: bool = False
+    """They are in the RAM of its host, not on its device."""
 
 
 @dataclass(frozen=True)
 class ReadShard:
-    """A follower reads the bytes between two places of a plane, as far as it holds the plane."""
+    """A follower reads the bytes between two places of a plane, as far as it holds the plane. They
+    count from the first that it holds on its device, or from the first of a plane in RAM.
+    """
 
     key: Key
     begin: int
     end: int
+    in_ram: bool = False
 
 
 @dataclass(frozen=True)
 class WriteShard:
-    """A follower writes `content`, uint8 [bytes], from the byte `begin` of what it holds on."""
+    """A follower writes `content`, uint8 [bytes], from the byte `begin` on, which counts as in
+    `ReadShard`.
+    """
 
     key: Key
     begin: int
     content: np.ndarray
+    in_ram: bool = False
 
 
-ShardMessage: TypeAlias = AllocateShards | ReleaseShards | ReadShard | WriteShard
+ShardMessage: TypeAlias = AllocateShards | AllocateParts | ReleaseShards | ReadShard | WriteShard
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Shards of units that live on the devices of other ranks, as the rank that leads reaches them.
+"""Shards on the devices of other ranks, and parts of planes in the RAM of other hosts, as the rank
+that leads reaches them.
 
 A follower answers in the thread that reads its line: it may be computing, or waiting for the
 leader, while the leader reads the planes for a checkpoint.
@@ -14,9 +15,16 @@ from typing import Any
 import numpy as np
 
 from engine.errors import RankError
+from engine.exchange.place import Place
 from engine.host.device_planes import DevicePlanes
+from engine.host.divided_planes import HostPart, PartOfPlanes
+from engine.host.host_threads import Workers
 from engine.host.ram_planes import Key, Wanted
+from engine.host.sharded_planes import HeldBytes
+from engine.host.shared_memory import OwnedMemory, SharedPlanes
+from engine.progress import untold
 from engine.ranks.messages import (
+    AllocateParts,
     AllocateShards,
     ReadShard,
     ReleaseShards,
@@ -30,8 +38,9 @@ _LOOK_SECONDS = 1.0
 
 
 class RemoteShards:
-    """A `RemoteShards` reaches the shards of `ranks` - 1 followers. `send` sends a message to one
-    of them, and `problem` returns why they cannot go on, or "". Any thread may call the methods.
+    """A `RemoteShards` reaches the shards of those that follow, of whom there are `ranks` with the
+    leader. `send` sends a message to one of them, and `problem` returns why they cannot go on, or
+    "". Any thread may call the methods.
     """
 
     def __init__(self, ranks: int, send: Callable[[int, Any], None], problem: Callable[[], str]):
@@ -43,29 +52,37 @@ class RemoteShards:
             queue.SimpleQueue() for _ in range(ranks)
         ]
 
+    def reach(self, ranks: int) -> None:
+        """Says that so many ranks have shards of the planes that the leader reaches."""
+        self.ranks = ranks
+
     def take(self, rank: int, reply: ShardReply) -> None:
         """Takes the answer of a rank."""
         self._replies[rank].put(reply)
 
     def allocate(self, rank: int, wanted: Mapping[Key, Wanted]) -> None:
-        self._ask(rank, AllocateShards(dict(wanted)))
+        self.ask(rank, AllocateShards(dict(wanted)))
 
     def release(self, keys: Iterable[Key]) -> None:
         gone = tuple(keys)
-        if self._problem():
-            return  # nobody is left who holds them
         for rank in range(1, self.ranks):
-            self._ask(rank, ReleaseShards(gone))
+            self.let_go(rank, ReleaseShards(gone))
 
     def read(self, rank: int, key: Key, begin: int, end: int) -> np.ndarray:
-        content = self._ask(rank, ReadShard(key, begin, end)).content
+        content = self.ask(rank, ReadShard(key, begin, end)).content
         assert content is not None  # it was asked for
         return content
 
     def write(self, rank: int, key: Key, begin: int, content: np.ndarray) -> None:
-        self._ask(rank, WriteShard(key, begin, content))
+        self.ask(rank, WriteShard(key, begin, content))
 
-    def _ask(self, rank: int, message: ShardMessage) -> ShardReply:
+    def let_go(self, rank: int, message: ReleaseShards) -> None:
+        """Makes a rank let go of planes, unless nobody is left who holds any."""
+        if not self._problem():
+            self.ask(rank, message)
+
+    def ask(self, rank: int, message: ShardMessage) -> ShardReply:
+        """Returns the answer of a rank. Raises RankError."""
         with self._asking[rank]:
             self._send(rank, message)
             while True:
@@ -76,15 +93,71 @@ class RemoteShards:
                         raise RankError(self._problem()) from None
 
 
-def answer(planes: DevicePlanes, message: ShardMessage) -> ShardReply:
-    """Does what the leader asks of the shards of this rank, and returns the answer."""
+class RemoteHosts:
+    """A `RemoteHosts` reaches the parts of planes in the RAM of other hosts (`OtherHosts`): the
+    first rank of each has them. place: that of the leader.
+    """
+
+    def __init__(self, shards: RemoteShards, place: Place):
+        self._shards = shards
+        self._firsts = {host: host * place.ranks for host in range(1, place.hosts)}
+
+    def allocate(self, host: int, parts: Mapping[Key, HostPart]) -> None:
+        self._shards.ask(self._firsts[host], AllocateParts(dict(parts)))
+
+    def release(self, keys: Iterable[Key]) -> None:
+        gone = ReleaseShards(tuple(keys), in_ram=True)
+        for rank in self._firsts.values():
+            self._shards.let_go(rank, gone)
+
+    def read(self, host: int, key: Key, begin: int, end: int) -> np.ndarray:
+        message = ReadShard(key, begin, end, in_ram=True)
+        content = self._shards.ask(self._firsts[host], message).content
+        assert content is not None  # it was asked for
+        return content
+
+    def write(self, host: int, key: Key, begin: int, content: np.ndarray) -> None:
+        self._shards.ask(self._firsts[host], WriteShard(key, begin, content, in_ram=True))
+
+
+class OwnParts:
+    """An `OwnParts` has this host's part of planes, in memory that its ranks share. threads: so
+    many touch it.
+    """
+
+    def __init__(self, threads: int):
+        self._held: dict[Key, HeldBytes] = {}
+        self._memory = OwnedMemory()
+        workers = Workers(threads, "parts-of-planes")
+        self.ram = PartOfPlanes((None, None, workers), self._held.__getitem__)
+        self.ram.use(self._memory)
+
+    @property
+    def planes(self) -> SharedPlanes:
+        """Returns where the planes are that are allocated now."""
+        return self._memory.planes
+
+    def allocate(self, parts: Mapping[Key, HostPart]) -> None:
+        """Allocates parts of planes. Raises FitError where RAM is too short."""
+        self._held.update({key: part.held for key, part in parts.items()})
+        wanted = {key: part.wanted._replace(is_for_dma=False) for key, part in parts.items()}
+        self.ram.allocate(wanted, "planes of this host", untold)
+
+
+def answer(planes: DevicePlanes, parts: OwnParts, message: ShardMessage) -> ShardReply:
+    """Does what the leader asks of the shards of this rank or the part of its host, and returns the
+    answer.
+    """
     match message:
         case AllocateShards(wanted):
             planes.allocate(wanted)
-        case ReleaseShards(keys):
-            planes.release(keys)
-        case ReadShard(key, begin, end):
-            return ShardReply(planes.read(key, begin, end))
-        case WriteShard(key, begin, content):
-            planes.write(key, begin, content)
+        case AllocateParts(wanted):
+            parts.allocate(wanted)
+        case ReleaseShards(keys, in_ram):
+            place = parts.ram if in_ram else planes
+            place.release([key for key in keys if key in place.tensors])
+        case ReadShard(key, begin, end, in_ram):
+            return ShardReply((parts.ram if in_ram else planes).read(key, begin, end))
+        case WriteShard(key, begin, content, in_ram):
+            (parts.ram if in_ram else planes).write(key, begin, content)
     return ShardReply()

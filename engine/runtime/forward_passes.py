@@ -5,6 +5,8 @@
 - A plan is built and proved for each number of micro-batches and of groups.
 - Within `on_same_weights`, a pass leaves the units that have their own slot there for the next.
 - The passes use the slots of training, so every step must be applied before they begin.
+- Where planes are divided among hosts, no host has whole weights. Then all ranks run a pass
+  together, and gather the units in the same order.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -40,6 +42,8 @@ copied to the device before it begins.
 """
 PASS_TOKENS = 16384
 """For sampling, a micro-batch has this many positions at most, unless it is a single row."""
+Accompanied: TypeAlias = Callable[[int], contextlib.AbstractContextManager[None]]
+"""It makes the other ranks take part in a pass of so many groups."""
 _PLANS_KEPT = 16
 """This many plans are kept for later passes: those that were used last."""
 
@@ -82,6 +86,8 @@ class ForwardPasses:
         on_device = 0 if choices.host_boundaries else len(self._blocks)
         self._training_bytes = (1 + on_device) * self._a_round * boundary_bytes
         """Hidden states and boundaries of training take this much of the device."""
+        self._is_divided = choices.span > 1
+        self._accompanied: Accompanied | None = None
         self._executors: dict[tuple[int, int, bool, bool], Executor] = {}
         self._scopes = 0
         self._held = False
@@ -95,10 +101,40 @@ class ForwardPasses:
         choices = replace(
             self._choices, micro_batches=micro_batches, rounds=groups, compiled=compiled
         )
-        return build_forward_plan(self._blocks, self._parts.model.tied, choices, held)
+        exchange = self._parts.exchange
+        rank = exchange.place.on_host if self._is_divided and exchange is not None else 0
+        return build_forward_plan(self._blocks, self._parts.model.tied, choices, held, rank)
 
     def run(self, step: StepUnderWay, check: Callable[[], None] | None = None) -> StepPlan:
         """Runs a pass to its end, and returns its plan.
+
+        Where other ranks take part, `check` is called before the pass alone: they would wait for
+        one that is given up.
+        """
+        groups = -(-len(step.inputs.batches) // self._group_size(step))
+        if not self._is_divided:
+            return self._run(step, groups, check)
+        if check is not None:
+            check()
+        with contextlib.nullcontext() if self._accompanied is None else self._accompanied(groups):
+            return self._run(step, groups)
+
+    def accompany_by(self, accompanied: Accompanied | None) -> None:
+        """Says what makes the other ranks take part in a pass; None where they do so anyway."""
+        self._accompanied = accompanied
+
+    def accompany(self, groups: int) -> None:
+        """Takes part in a pass of another rank, with micro-batches of one token, one a group."""
+        upload = self._parts.backend.upload
+        token, nothing = upload(np.zeros((1, 1), np.int64)), upload(np.zeros(0, np.int64))
+        batches = [DeviceBatch(token, None, nothing, nothing)] * groups
+        last = [upload(np.zeros(1, np.int64))] * groups
+        self._run(StepUnderWay(StepInputs(0, batches, 1.0, training=False, logits_at=last)), groups)
+
+    def _run(
+        self, step: StepUnderWay, groups: int, check: Callable[[], None] | None = None
+    ) -> StepPlan:
+        """Runs a pass over this many groups of micro-batches.
 
         `check` is called before each op; if it raises an exception, the pass ends. An evaluation
         uses compiled kernels if training does. The shapes of sampling change with every token, and
@@ -107,7 +143,6 @@ class ForwardPasses:
         """
         inputs = step.inputs
         compiled = self._compiled and inputs.logits_at is None and not inputs.scored
-        groups = -(-len(inputs.batches) // self._group_size(step))
         executor = self._executor((len(inputs.batches), groups, compiled, self._held))
         self._held = False  # should the pass fail, the slots are not known
         self._parts.state.set_training(False)
@@ -115,7 +150,8 @@ class ForwardPasses:
             executor.run(step, check=check)
         finally:
             executor.drain()
-        self._held = self._scopes > 0
+        # Ranks that take part in a pass fetch all units in each.
+        self._held = self._scopes > 0 and not self._is_divided
         return executor.plan
 
     def scores(
@@ -180,6 +216,8 @@ class ForwardPasses:
         count = len(inputs.batches)
         if inputs.caches is not None or count <= self._a_round:
             return count  # the rows of a wave of sampling were chosen to fit
+        if self._is_divided:
+            return self._a_round  # all ranks must have as many groups
         backend = self._parts.backend
         room = self._training_bytes
         if backend.device.type != "cpu":
@@ -216,6 +254,8 @@ def forward_choices(choices: PlanChoices) -> PlanChoices:
         resident_blocks=choices.resident_blocks,
         settled_units=choices.settled_units,
         shared_outer_slot=choices.shared_outer_slot,
+        ranks=choices.ranks if choices.span > 1 else 1,
+        span=choices.span,
     )
 
 

@@ -128,7 +128,7 @@ class StreamingEngine:
             boundaries=self.boundaries,
         )
         boundary_bytes = boundary_numel * dtype.itemsize
-        self._passes = ForwardPasses(self._parts, self.choices, boundary_bytes)
+        self.passes = ForwardPasses(self._parts, self.choices, boundary_bytes)
         self._train = self._executor(self.plan)
         self._graphs: BlockGraphs | None = None
         if self.plan.graphs:
@@ -219,7 +219,7 @@ class StreamingEngine:
     def _training_step(
         self, number: int, share: StepShare, learning_rate: float = 0.0
     ) -> StepUnderWay:
-        self._passes.forget()
+        self.passes.forget()
         self.state.set_training(True)
         settings = self._settings
         on_device = upload_batches(self.backend.upload, share.batches, settings.noise(number))
@@ -321,7 +321,7 @@ class StreamingEngine:
             training=False,
         )
         step = StepUnderWay(inputs)
-        self._passes.run(step, check)
+        self.passes.run(step, check)
         places = range(len(batches))
         return [(step.losses[place], step.position_losses[place]) for place in places]
 
@@ -329,7 +329,7 @@ class StreamingEngine:
         """Returns a scope in which no weights change, except by training steps. Passes without
         gradients fetch units that have their own slot once in it.
         """
-        return self._passes.on_same_weights()
+        return self.passes.on_same_weights()
 
     def scores(
         self, batches: Iterable[LabelledRows], check: Callable[[], None] | None = None
@@ -338,7 +338,7 @@ class StreamingEngine:
         uncompiled. Every submitted step must have been applied.
         """
         with self.on_same_weights():
-            yield from self._passes.scores(batches, check)
+            yield from self.passes.scores(batches, check)
 
     def last_logits(self, rows: Sequence[Sequence[int]], pad_token: int = 0) -> torch.Tensor:
         """Returns logits [rows, vocabulary] in float32, on the host, after the last token of each
@@ -390,7 +390,7 @@ class StreamingEngine:
                 logits_at=[upload(_int64(places)) for places in positions],
             )
         )
-        self._passes.run(step)
+        self.passes.run(step)
         if step.failure is not None:
             raise CacheError(f"Sampling with a cache failed ({step.failure}).")
         return torch.cat([step.logits[place] for place in range(len(batches))]).cpu()

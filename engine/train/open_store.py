@@ -4,6 +4,8 @@ is told what is unusual about these places.
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 from engine.config.settings import TrainConfig
@@ -20,10 +22,12 @@ from engine.train.session import Session
 from engine.words import GIB, in_gib
 
 
-def open_crew(session: Session, job: TrainingJob, ranks: int) -> Crew | None:
+def open_crew(
+    session: Session, job: TrainingJob, ranks: int, allocated: contextlib.ExitStack
+) -> Crew | None:
     """Starts the processes of this host that compute a run together with this one, or takes those
-    that are gathered, on all hosts; None where it computes alone. Raises RankError where one of
-    them cannot be started.
+    that are gathered, on all hosts; None where it computes alone. The crew is registered in
+    `allocated`. Raises RankError where one of them cannot be started.
     """
     if ranks * session.hosts == 1:
         return None
@@ -34,7 +38,31 @@ def open_crew(session: Session, job: TrainingJob, ranks: int) -> Crew | None:
     threads = max(1, default_threads() // ranks)
     plan = CrewPlan(ranks, device, threads, limit, session.hosts)
     memory, gathered = OwnedMemory(), session.gathered
-    return Crew(plan, memory, lambda trace: session.log("error", trace), gathered)
+    crew = Crew(plan, memory, lambda trace: session.log("error", trace), gathered)
+    allocated.callback(crew.close)
+    return crew
+
+
+def meet_hosts(
+    session: Session, job: TrainingJob, allocated: contextlib.ExitStack
+) -> tuple[Crew | None, TrainingJob]:
+    """Returns the crew of a run on several hosts, as `open_crew` does, with the job and what was
+    measured of the network between them: plans are made with that. There is none where one host
+    computes. Raises RankError where they cannot reach each other.
+    """
+    if session.gathered is None or session.hosts == 1:
+        return None, job
+    free = job.backend.memory()["free"]
+    crew = open_crew(session, job, session.gathered.place.ranks, allocated)
+    assert crew is not None  # there are several ranks
+    rate = crew.network_rate(job.backend.device)
+    session.log(
+        "info",
+        f"Each of the {session.hosts} hosts receives {rate / 1e9:.2f} GB/s from the others "
+        f"({8 * rate / 1e9:.1f} Gbit/s), as was measured now.",
+    )
+    taken = max(0, free - job.backend.memory()["free"])
+    return crew, replace(job, network=rate, exchange_bytes=taken)
 
 
 def open_store(
@@ -53,7 +81,7 @@ def open_store(
         None if crew is None else crew.plan.threads,
     )
     if crew is not None:
-        lead(store, crew)
+        lead(store, crew, choices.span)
     if config.engine.disk is not None:
         store.spill_to(Path(config.engine.disk).expanduser())
     blocks = [unit.name for unit in model.blocks]

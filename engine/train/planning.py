@@ -25,11 +25,11 @@ from engine.data.loader import PreparedData
 from engine.errors import FitError, GpuMemoryError
 from engine.fit.choose import choose
 from engine.fit.cost import MicroBatch, largest_product
-from engine.fit.job import Job, Target, numbers_of_ranks
+from engine.fit.job import Job, Target, numbers_of_ranks, spans_of
 from engine.fit.memory_items import MemoryItem
-from engine.fit.needs import RUNTIME_GROWTH_BYTES, Resident, SessionFacts, Verdict, rates_of_steps
+from engine.fit.needs import RUNTIME_GROWTH_BYTES, Resident, SessionFacts, Verdict
 from engine.fit.planner import Chosen
-from engine.fit.predict import predicted_step
+from engine.fit.predict import predicted_step, rates_of_steps
 from engine.fit.predicted import predictions
 from engine.fit.report import FitReport, estimate
 from engine.fit.sizes import CUDA_CONTEXT_BYTES
@@ -103,6 +103,12 @@ class TrainingJob:
     rounding: dict[str, Any]
     resumed_step: int = 0
     """The newest checkpoint of a resumed run is of this step."""
+    network: float = 0.0
+    """A host receives this many bytes a second from the others, as was measured; 0 for one host."""
+    exchange_bytes: int = 0
+    """Each GPU has so much less free memory since the ranks have met for that. It is part of what
+    the run takes.
+    """
 
 
 def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> Planned:
@@ -116,12 +122,12 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
         backend.limit_memory(max(0, limit - CUDA_CONTEXT_BYTES))
     give_back_free_memory()
     _first_resident.setdefault(device, sample_host_memory()[0])
-    rates = _rates_of_machine(session, backend, check)
+    rates = _rates_of_machine(session, job, check)
     give_back_free_memory()  # measuring used some; the memory of this program is read next
     shape = shape_of(job.model).with_optimizer(config.train.optimizer)
     longest_row = max(job.data.train.longest, job.data.eval.longest, 1)
     row_length = padded_length(longest_row, config.data.max_seq_len)
-    gpu_limit = _limit_gpu_memory(backend, config) if device != "cpu" else None
+    gpu_limit = _limit_gpu_memory(job, config) if device != "cpu" else None
     machine = read_machine(session.folder.path)
     if rates is not None:
         rates = with_link(rates, machine)
@@ -133,9 +139,10 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     chosen = report.chosen
     # A resumed run continues bit for bit, if the memory that there is now allows that.
     parked, together = report.choices["parked_gradients"], report.choices["boundary_blocks"]
-    ranks = report.choices["ranks"]
+    choices, hosts = chosen.choices, session.hosts
+    ranks, span = choices.ranks_of_host, choices.span
     planned_job = Job(
-        shape, config, row_length, rounding, parked, together, ranks, hosts=session.hosts
+        shape, config, row_length, rounding, parked, together, ranks, hosts=hosts, span=span
     )
     product = largest_product(shape, chosen.micro_batch_size * row_length)
     matmul_rates = rates
@@ -178,7 +185,8 @@ def simulated_step(job: Job, chosen: Chosen, target: Target, length: int) -> Pla
     rows have `length` tokens, padding included.
     """
     shape, device = job.shape, target.device
-    step_rates = rates_of_steps(shape, chosen, target.rates, job.row_length, device)
+    rows = chosen.micro_batch_size
+    step_rates = rates_of_steps(shape, rows, target.rates, job.row_length, device)
     if step_rates is None:
         return None
     step_rates = with_disk(step_rates, job.config)
@@ -215,7 +223,9 @@ def _judged(
     machine = _machine_for(session.folder, kept)
     if target.gpu_limit is not None and machine.gpus:
         first = replace(machine.gpus[0], free=target.gpu_limit)
-        machine = replace(machine, gpus=(first, *machine.gpus[1:]))
+        met = job.exchange_bytes + CUDA_CONTEXT_BYTES if job.exchange_bytes else 0
+        others = [replace(each, free=each.free + met) for each in machine.gpus[1:]]
+        machine = replace(machine, gpus=(first, *others))
     before = len(folders_by_step(session.folder.checkpoints_path))
 
     def judged(rounding: dict[str, Any]) -> FitReport:
@@ -253,7 +263,8 @@ def _possible_rounding(
     """Returns the rounding of the run's last session if this machine has as many GPUs as that took,
     and as many hosts compute the run, else nothing, and the log says so.
     """
-    hosts = rounding.get("hosts", 1)
+    span = rounding.get("span", 1)
+    hosts = rounding.get("hosts", 1) * span
     if rounding and hosts != session.hosts:
         session.log(
             "warning",
@@ -261,12 +272,20 @@ def _possible_rounding(
             "the step is planned anew: sums are added in another order from here on.",
         )
         return {}
+    if rounding and span not in spans_of(session.config, hosts, {}):
+        session.log(
+            "warning",
+            "Planes are divided among hosts, or copied to each, as they were not before, so the "
+            "step is planned anew: sums are added in another order from here on.",
+        )
+        return {}
     gpus = gpu_count(session.config, machine)
-    if not rounding or rounding.get("ranks", 1) in numbers_of_ranks(session.config, gpus, {}):
+    ranks = rounding.get("ranks", 1) // span
+    if not rounding or ranks in numbers_of_ranks(session.config, gpus, {}):
         return rounding
     session.log(
         "warning",
-        f"The run was computed by {counted(rounding['ranks'], 'GPU')}, which this machine lacks, "
+        f"The run was computed by {counted(ranks, 'GPU')}, which this machine lacks, "
         "so the step is planned anew: sums are rounded in another order from here on.",
     )
     return {}
@@ -293,15 +312,16 @@ def _machine_for(folder: RunFolder, checkpoint_bytes: int) -> Machine:
     )
 
 
-def _limit_gpu_memory(backend: Backend, config: TrainConfig) -> int:
+def _limit_gpu_memory(job: TrainingJob, config: TrainConfig) -> int:
     """Limits how much memory the device's allocator may take.
 
     Returns how many bytes this process may take in total, including its CUDA context.
     """
     # The peak and the limit hold for the whole process, so those of an earlier run are reset.
+    backend = job.backend
     backend.reset_peak()
     # The CUDA context of this process exists already, so the free memory does not include it.
-    limit = backend.memory()["free"] + CUDA_CONTEXT_BYTES
+    limit = backend.memory()["free"] + CUDA_CONTEXT_BYTES + job.exchange_bytes
     if config.engine.gpu_memory_gib is not None:
         limit = config.engine.within_cap(limit)
         backend.limit_memory(limit - CUDA_CONTEXT_BYTES)
@@ -329,13 +349,14 @@ def _ceiling(rates: Rates | None, shape: ModelShape, device: str) -> float | Non
 
 
 def _rates_of_machine(
-    session: Session, backend: Backend, check: Callable[[], None]
+    session: Session, job: TrainingJob, check: Callable[[], None]
 ) -> Rates | None:
     """Returns the rates of this machine: the stored ones, or new ones, whose measurement takes some
     seconds.
 
     Returns None on the CPU, where no choice depends on them.
     """
+    backend = job.backend
     if backend.device.type == "cpu":
         return None
     rates = stored_rates(backend.device_name)
@@ -356,6 +377,9 @@ def _rates_of_machine(
         store_rates(backend.device_name, rates)
     if session.config.engine.gpus != 1 and not rates.link:
         rates = replace(rates, link=link_rate())
+        store_rates(backend.device_name, rates)
+    if job.network:
+        rates = replace(rates, network=job.network)
         store_rates(backend.device_name, rates)
     return rates
 

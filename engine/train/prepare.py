@@ -65,7 +65,7 @@ from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.open_backend import open_backend
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.sampling.generate import Sampler
-from engine.train.open_store import open_crew, open_store, tell_places
+from engine.train.open_store import meet_hosts, open_crew, open_store, tell_places
 from engine.train.planning import Planned, TrainingJob, make_plan, planned_as_before
 from engine.train.resume import changed_settings, kept_rounding, refuse_other_data
 from engine.train.session import Session
@@ -138,7 +138,7 @@ class Prepared:
         settings = engine_settings(chosen, tokens, train)
         if isinstance(self.backend, CpuBackend):
             product = largest_product(planned.job.shape, tokens)
-            self.backend.share_work(product, chosen.choices.ranks)
+            self.backend.share_work(product, chosen.choices.ranks_of_host)
         if self.crew is None:
             self._engine = StreamingEngine(
                 self.model, self.store, self.backend, settings, self.adamw
@@ -261,13 +261,13 @@ def _build(
     What is allocated is registered in `allocated`, which frees it if a later part fails.
     """
     config, model, data, backend = session.config, job.model, job.data, job.backend
+    crew, job = meet_hosts(session, job, allocated)
     planned = make_plan(session, job, check)
     account = planned.account
     try:
         check()
-        crew = open_crew(session, job, planned.chosen.choices.ranks)
+        crew = crew or open_crew(session, job, planned.chosen.choices.ranks_of_host, allocated)
         if crew is not None:
-            allocated.callback(crew.close)
             account.counts(crew.host_memory)
         store = open_store(config, job, planned.chosen.choices, crew)
         allocated.callback(store.close)

@@ -80,7 +80,8 @@ def led(
     folder: Path, ranks: int = 2, batches: int = 4, hosts: int = 1, **choices: Any
 ) -> Iterator[Led]:
     """Gives a crew whose ranks train the model in `folder`, which is made if it is not there.
-    hosts: so many have `ranks` ranks each, in processes that are gathered.
+    hosts: so many have `ranks` ranks each, in processes that are gathered. Planes are divided among
+    them where the choices have a `span`.
     """
     if not folder.exists():
         make_model(folder)
@@ -94,7 +95,8 @@ def led(
         parts.callback(crew.close)
         store = HostStore(model.layouts, "float32", threads=1)
         parts.callback(store.close)
-        lead(store, crew)
+        span = choices.get("span", 1)
+        lead(store, crew, span)
         store.settle(settled, backend)
         store.allocate_weights()
         load_pretrained(model, how.source, store)
@@ -103,7 +105,8 @@ def led(
         adamw = HostAdamW(store, settings, threads=1)
         parts.callback(adamw.close)
         own = batches // (hosts * ranks)
-        planned = PlanChoices(micro_batches=own, ranks=ranks, hosts=hosts, **choices)
+        of_copy = dict(ranks=ranks * span, hosts=hosts // span)
+        planned = PlanChoices(micro_batches=own, **of_copy, **choices)
         engine = build_engines(
             crew,
             LeadersParts(model, store, backend, adamw),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.cli.check import report_as_text
+from engine.cli.check_report import report_as_text
 from engine.cli.train import plan_in_words
 from engine.config.settings import TrainConfig
 from engine.fit.report import estimate

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.runs.events import EvalFinished, PlanBuilt, RunEnded, RunStarted, StepFinished
+import launch as launch_py
+from engine.runs.events import EvalFinished, LogLine, PlanBuilt, RunEnded, RunStarted, StepFinished
 from engine.summaries.listing import list_runs
 from engine.train.run import start_run
 from tests.engine.train.test_rank_runs import assert_close
@@ -21,6 +22,7 @@ from tests.support.crews import followers_of, forked_followers  # noqa: F401  a 
 from tests.support.folders import make_config
 from tests.support.launches import SETTINGS, events_in, launch, planes_in, preset_of
 from tests.support.tiers import in_tiers
+from tests.test_written_before import cut_after_checkpoint
 
 PROCESSES = "it starts processes and waits for them, for ten seconds or more"
 
@@ -64,6 +66,51 @@ def trained(folder: Path, preset: str, hosts: int, ranks: int, *how) -> Path:
     assert (built.choices["hosts"], built.choices["ranks"]) == (hosts, ranks)
     assert not list(runs.glob(".torchrun"))
     return runs
+
+
+DIVIDED = ["--set", "engine.across_hosts=divide"]
+
+
+@pytest.mark.parametrize("ranks", in_tiers([1, 2], [1], PROCESSES))
+def test_planes_that_are_divided_among_hosts_have_the_bits_of_one_host(
+    folder, preset, plain, ranks
+):
+    """It evaluates, samples, writes checkpoints and exports weights, of which no host has all. One
+    process goes on from a checkpoint, or two hosts that have copies.
+    """
+    runs = folder / f"divided-{ranks}"
+    with launch(2, ranks, [[preset, "--runs-dir", str(runs), *DIVIDED]] * 2) as started:
+        codes, out, err = started.ended()
+    assert codes == [0, 0] and "Traceback" not in err, (out, err)
+    assert "divided among 2 hosts of " in out
+    (built,) = events_in(runs, PlanBuilt)
+    assert (built.choices["span"], built.choices["hosts"]) == (2, 1)
+    assert built.choices["ranks"] == 2 * ranks
+    if ranks == 1:  # one host with two ranks has the same group
+        assert figures(runs) == figures(plain)
+        for step in (3, 6, 8):
+            ours, theirs = planes_in(runs, step), planes_in(plain, step)
+            assert ours.keys() == theirs.keys()
+            assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    (measured,) = [line for line in log_of(runs) if "Gbit/s" in line]
+    assert measured.startswith("Each of the 2 hosts receives ")
+    figures_before = figures(runs)
+    (run,) = list_runs(runs)
+    cut_after_checkpoint(runs / run.id, 6)
+    resumed = ["--resume", run.id, "--runs-dir", str(runs)]
+    if ranks == 1:
+        assert launch_py.main(["train", *resumed, "--set", "engine.gpus=1"]) == 0
+    else:
+        copied = [*resumed, "--set", "engine.across_hosts=copy"]
+        with launch(2, ranks, [copied] * 2) as started:
+            codes, out, err = started.ended()
+        assert codes == [0, 0] and "on 2 hosts of 2 ranks each" in out, (out, err)
+    assert events_in(runs, RunStarted)[-1].resumed_step == 6
+    np.testing.assert_allclose(figures(runs), figures_before, rtol=1e-5)
+
+
+def log_of(runs: Path) -> list[str]:
+    return [event.text for event in events_in(runs, LogLine)]
 
 
 def figures(runs: Path) -> list[float]:
@@ -135,17 +182,21 @@ LONG |= {"output.checkpoint_every": 10, "output.keep_checkpoints": 2}
 
 
 @pytest.mark.everything(PROCESSES)
-@pytest.mark.parametrize("hosts, ranks, rank", [(2, 1, 0), (1, 2, 1)])
-def test_a_run_whose_process_is_killed_goes_on_by_itself(folder, hosts, ranks, rank):
+@pytest.mark.parametrize(
+    "hosts, ranks, rank, more", [(2, 1, 0, []), (1, 2, 1, []), (2, 1, 1, DIVIDED)], ids=str
+)
+def test_a_run_whose_process_is_killed_goes_on_by_itself(folder, hosts, ranks, rank, more):
     preset = preset_of(folder / "long", **LONG)
     runs = folder / f"killed-{hosts}-{ranks}-{rank}"
-    with launch(hosts, ranks, [[preset, "--runs-dir", str(runs)]] * hosts, 1) as started:
+    with launch(hosts, ranks, [[preset, "--runs-dir", str(runs), *more]] * hosts, 1) as started:
         started.wait_for_step(runs, 25)
         os.kill(started.workers()[rank], signal.SIGKILL)
         codes, out, err = started.ended()
     assert codes == [0] * hosts, (out, err)
     resumed = [event.resumed_step for event in events_in(runs, RunStarted)]
     assert resumed[0] is None and resumed[1] >= 20 and len(resumed) == 2
+    if more:  # what the lost host had is lost with it
+        assert resumed[1] % LONG["output.checkpoint_every"] == 0
     steps = [event.step for event in events_in(runs, StepFinished)]
     assert steps[-(120 - resumed[1]) :] == list(range(resumed[1] + 1, 121))
     ends = events_in(runs, RunEnded)

@@ -16,7 +16,7 @@ from engine.fit.choose import choose
 from engine.fit.cost import MicroBatch
 from engine.fit.job import Job, Target
 from engine.fit.memory_items import MemoryItem, PartName
-from engine.fit.needs import SessionFacts, needs_of
+from engine.fit.needs import Needs, SessionFacts, Verdict, needs_of
 from engine.fit.planner import Chosen
 from engine.fit.predict import predicted_step
 from engine.fit.sizes import EXCHANGE_BYTES
@@ -26,8 +26,9 @@ from engine.machine.several_gpus import named_with_several
 from engine.model.build import build_model
 from engine.model.measure_shape import shape_of
 from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlaneSizes, settled_of
+from engine.plan.choices import PlanChoices, PlaneSizes, settled_of
 from engine.plan.ops import OpKind
+from engine.plan.text import from_text, to_text
 from engine.plan.validate import validate
 from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.device_state import DeviceBuffers, DeviceState
@@ -66,7 +67,9 @@ def test_a_session_is_continued_as_it_was():
 
 def test_each_host_holds_all_planes_and_computes_its_part_of_the_rows():
     machine = named_with_several("2 x RTX 4090", 512)
-    asked = config(engine__gpus=2, train__batch_size=64, engine__states="host")
+    asked = config(
+        engine__gpus=2, train__batch_size=64, engine__states="host", engine__across_hosts="copy"
+    )
     one = needs_of(asked, machine, big_shape())
     two = needs_of(asked, machine, big_shape(), SessionFacts(hosts=2, rates=QUICK))
     assert (one.hosts, two.hosts, one.ranks, two.ranks) == (1, 2, 2, 2)
@@ -94,9 +97,67 @@ def test_sums_take_their_time_between_hosts():
     for unit in shape.units:
         size = 4 * unit.numel
         assert seconds[unit.name] == pytest.approx(size / ASSUMED_NETWORK, rel=0.01, abs=1e-4)
-    assert seconds_between_hosts(1, 1e9) == 0
+    assert seconds_between_hosts(QUICK, 1, 1e9) == 0
     # In a ring of very many hosts, each sends and receives all of it twice.
-    assert seconds_between_hosts(1000, ASSUMED_NETWORK) == pytest.approx(2, rel=0.01)
+    assert seconds_between_hosts(QUICK, 1000, ASSUMED_NETWORK) == pytest.approx(2, rel=0.01)
+    measured = replace(QUICK, network=2 * ASSUMED_NETWORK)
+    assert seconds_between_hosts(measured, 1000, ASSUMED_NETWORK) == pytest.approx(1, rel=0.01)
+
+
+def on_two(machine, rates, **changes) -> Needs:
+    asked = config(engine__gpus=2, train__batch_size=64, engine__states="host", **changes)
+    return needs_of(asked, machine, big_shape(), SessionFacts(hosts=2, rates=rates))
+
+
+def test_planes_that_are_divided_take_half_of_the_ram_of_two_hosts():
+    machine = named_with_several("2 x RTX 4090", 512)
+    copy, divide = (on_two(machine, QUICK, engine__across_hosts=way) for way in ("copy", "divide"))
+    choices = divide.chosen.choices
+    assert (choices.ranks, choices.hosts, choices.span) == (4, 1, 2)
+    assert (divide.hosts, divide.ranks) == (2, 2)
+    for kind in (MemoryItem.WEIGHT_HIGH, MemoryItem.EXP_AVG):
+        whole = bytes_of(copy, PartName.HOST, kind)
+        assert bytes_of(divide, PartName.HOST, kind) == whole // 2 > 0
+    # One group has all ranks.
+    assert bytes_of(divide, PartName.GPU, MemoryItem.EXCHANGE) == EXCHANGE_BYTES
+    rounding = divide.chosen.rounding
+    job = Job(big_shape(), config(train__batch_size=64), 1024, rounding, ranks=2, hosts=2, span=2)
+    target = Target("cuda", 24 * GIB, 400 * GIB, QUICK)
+    again = choose(job, target)
+    assert again.rounding == rounding
+    numel = {unit.name: unit.numel for unit in big_shape().units}
+    blocks = [unit.name for unit in big_shape().blocks]
+    for rank in range(4):
+        plan = build_step_plan(blocks, False, again.choices, PlaneSizes(numel, rank=rank))
+        validate(plan)
+        assert from_text(to_text(plan)) == plan and plan.span == 2
+
+
+def test_what_does_not_fit_on_one_host_is_divided_and_else_the_faster_way_is_taken():
+    small = named_with_several("2 x RTX 4090", 72)
+    assert on_two(small, QUICK, engine__across_hosts="copy").verdict() == Verdict.DOES_NOT_FIT
+    needs = on_two(small, QUICK)
+    assert needs.chosen.choices.span == 2 and needs.verdict() != Verdict.DOES_NOT_FIT
+    large = named_with_several("2 x RTX 4090", 512)
+    slow, fast = replace(QUICK, network=2e8), replace(QUICK, link=1e11, network=1e11)
+    assert on_two(large, slow).chosen.choices.span == 1
+    # AdamW on each host then updates half of the model.
+    assert on_two(large, fast).chosen.choices.span == 2
+
+
+def test_weights_and_sums_that_are_divided_pass_the_network():
+    shape, choices = big_shape(), chosen_on(1, 4, train__batch_size=64).choices
+    rates = replace(QUICK, link=1e11, network=1e9)
+
+    def seconds(of: PlanChoices) -> dict[OpKind, float]:
+        plan, timing = predicted_step(shape, of, rates, MicroBatch(1, 1024), "cuda")
+        found = {op.kind: timing.ends[op.index] - timing.starts[op.index] for op in plan.ops}
+        return {kind: found[kind] for kind in (OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER)}
+
+    within = seconds(choices.changed(whole_reads=False))
+    across = seconds(choices.changed(whole_reads=False, span=2))
+    for kind, least in within.items():
+        assert across[kind] == pytest.approx(100 * least, rel=0.02)
 
 
 def test_rows_that_hosts_cannot_share_are_refused():

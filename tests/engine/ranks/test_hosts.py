@@ -1,15 +1,17 @@
-"""Several hosts train together: each has all planes, which stay alike to the bit. A process that is
-lost on any of them is told by its rank and host.
+"""Several hosts train together: each has all planes, which stay alike to the bit, or its share of
+them. A process that is lost on any of them is told by its rank and host.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+from mmap import PAGESIZE
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from engine.errors import RankError
 from engine.host.shared_memory import OpenedMemory, SharedPlanes
@@ -87,6 +89,57 @@ def test_hosts_train_what_one_host_trains(model, planes_of_hosts, case):
     for key, held in found.items():
         ours, theirs = (np.frombuffer(each, np.float32) for each in (held, expected[key]))
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6, err_msg=str(key))
+
+
+PARKED = {"parked_gradients": True, "device_homes": ("block 1",), "update_buffers": 1}
+DIVIDED = [(2, 1, {}), (2, 2, {"settled_units": 2}), (3, 1, PARKED)]
+ROWS = [[1, 2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("case", in_tiers(DIVIDED, DIVIDED[:1], SWEEP), ids=str)
+def test_hosts_that_divide_planes_have_the_bits_of_one_host(model, planes_of_hosts, case):
+    """RAM of each holds its share, also after the leader has read all planes and weights, and all
+    ranks have evaluated and sampled.
+    """
+    hosts, ranks, choices = case
+    count = 2 * hosts * ranks
+    with led(model, ranks, count, hosts, span=hosts, **choices) as crew:
+        crew.train(1, 2)
+        crew.engine.close()  # the planes stay where they are
+        rebuilt(crew)
+        crew.train(3)
+        found = trained_planes(crew)
+        loss = crew.engine.evaluate(random_batches(5))
+        logits = crew.engine.last_logits(ROWS)
+        held = [ram_of(planes) for planes in planes_of_hosts]
+        assert crew.store.allocated_bytes <= held[0] and not crew.logged
+    with led(model, hosts * ranks, count, **choices) as one:
+        one.train(1, 2, 3)
+        assert trained_planes(one) == found
+        assert one.engine.evaluate(random_batches(5)) == loss
+        assert torch.equal(one.engine.last_logits(ROWS), logits)
+        whole, files = one.store.allocated_bytes, len(one.crew.memory.planes.files)
+    # A border between two hosts is within a page of each.
+    assert len(held) == hosts and whole <= sum(held) <= whole + 2 * hosts * files * PAGESIZE
+    assert max(held) <= whole / hosts + 2 * files * PAGESIZE < 0.9 * whole
+
+
+def ram_of(planes: SharedPlanes) -> int:
+    """Returns the bytes of memory that the files of planes take."""
+    return sum(512 * os.stat(planes.path(key)).st_blocks for key in planes.files)
+
+
+@pytest.mark.everything(SWEEP)
+def test_planes_that_were_on_a_host_that_is_lost_are_not_read(model):
+    with led(model, 1, 2, 2, span=2) as crew:
+        (pid,) = crew.pids
+        crew.train(1)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RankError, match="^Rank 1 of 2, on .*, is lost: "):
+            for number in range(2, 10_000):
+                crew.train(number)
+        with pytest.raises(RankError, match="^Rank 1 of 2, on .*, is lost: "):
+            trained_planes(crew)
 
 
 @pytest.mark.parametrize("rank", in_tiers([1, 2, 3], [], SWEEP))
