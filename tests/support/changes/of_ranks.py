@@ -12,6 +12,9 @@ REPORTS = "tests/engine/ranks/test_reports.py"
 EXCHANGE = "tests/engine/exchange/test_exchange.py"
 HOSTS = "tests/engine/runtime/test_ranks_of_hosts.py"
 HOST_PROCESSES = "tests/engine/ranks/test_hosts.py::test_hosts_train_what_one_host_trains"
+DIVIDED = (
+    "tests/engine/ranks/test_hosts.py::test_hosts_that_divide_planes_have_the_bits_of_one_host"
+)
 ONE_EACH = f"{RANKS}::test_ranks_with_one_micro_batch_have_the_bits_of_one_rank"
 AS_ONE_RANK = f"{RANKS}::test_ranks_train_what_one_rank_trains"
 
@@ -222,5 +225,29 @@ RANK_CHANGES = (
         "        if own is found is None:\n",
         "Hosts that were started with other settings compute the same run.",
         ("tests/engine/ranks/test_hello.py::test_what_differs_is_told",),
+    ),
+    Change(
+        "hosts-hold-whole-planes",
+        "engine/host/divided_planes.py",
+        "        return self._held(key)\n",
+        "        return 0, nbytes\n",
+        "Planes are divided among hosts, and each of them has RAM for all.",
+        (DIVIDED,),
+    ),
+    Change(
+        "losses-that-fill-an-evaluation-counted",
+        "engine/ranks/leading_engine.py",
+        "        return _joined(own, answers)[: len(batches)]\n",
+        "        return _joined(own, answers)\n",
+        "Rows that are evaluated twice, so that all hosts have as many, count twice.",
+        (DIVIDED,),
+    ),
+    Change(
+        "planes-of-other-hosts-left-out",
+        "engine/host/divided_planes.py",
+        "                found = self._others.read(host, key, first, last)\n",
+        "                found = super().read(key, first, last)\n",
+        "A checkpoint has zeros where other hosts have planes.",
+        (DIVIDED,),
     ),
 )
