@@ -28,6 +28,57 @@ def set_argument(command: argparse.ArgumentParser) -> None:
     )
 
 
+def check_arguments(check: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `check`."""
+    check.add_argument("preset", nargs="?", type=argument_types.preset, help="YAML preset")
+    check.add_argument("--model", metavar="ID_OR_FOLDER", help="a model instead of a preset")
+    set_argument(check)
+    check.add_argument(
+        "--machine",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a known machine instead of this one; with --table, beside it, and more than once",
+    )
+    check.add_argument(
+        "--table", action="store_true", help="every model of the catalog on this and other machines"
+    )
+    check.add_argument(
+        "--csv", action="store_true", help="the table as CSV, with all known machines"
+    )
+    check.add_argument(
+        "--optimizer",
+        metavar="NAME",
+        help="adamw, adamw_bf16 or adamw_8bit (that of the settings by default); in a table, best "
+        "is the first of them that fits, cell by cell",
+    )
+    check.add_argument(
+        "--gpus",
+        type=argument_types.gpus,
+        metavar="N",
+        help="GPUs that compute each step together (engine.gpus), or auto; a known machine then "
+        "has so many",
+    )
+    check.add_argument(
+        "--hosts",
+        type=argument_types.hosts,
+        default=1,
+        metavar="N",
+        help="so many hosts like the machine compute the job together",
+    )
+    check.add_argument(
+        "--network-gbits",
+        type=argument_types.rate,
+        metavar="G",
+        help="the network brings so many Gbit/s to each host (measured, or else 100, by default)",
+    )
+    check.add_argument("--ram-gib", type=float, help="host RAM of the machine")
+    check.add_argument("--gpu-gib", type=float, help="GPU memory of the machine")
+    check.add_argument("--disk-gib", type=float, help="free disk of the machine")
+    runs_dir_argument(check)
+    check.add_argument("--json", action="store_true")
+
+
 def track_arguments(track: argparse.ArgumentParser) -> None:
     """Adds the arguments of `track`."""
     track.add_argument("run_id")

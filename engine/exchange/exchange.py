@@ -18,7 +18,6 @@ its own choice of algorithm fixes for a number of ranks and a machine.
 from __future__ import annotations
 
 import contextlib
-import copy
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
@@ -87,33 +86,30 @@ def reaching_others() -> Iterator[None]:
 
 class GroupExchange:
     """A `GroupExchange` is an exchange by process groups. That of `torch.distributed` must have all
-    ranks, each of which makes its exchange.
+    ranks, each of which makes its exchange. everyone: the group that has all ranks already, which
+    work as those of one host do.
     """
 
-    def __init__(self, place: Place):
+    def __init__(self, place: Place, everyone: distributed.ProcessGroup | None = None):
         self.place = place
         self._own_host: distributed.ProcessGroup | None
         self._other_hosts: distributed.ProcessGroup | None
         self._streams = Streams()
-        with self._streams.noting() if place.hosts > 1 else contextlib.nullcontext():
-            self._make_groups()
+        if everyone is not None:
+            self._all = self._own_host = everyone
+            self._other_hosts = None
+        else:
+            with self._streams.noting() if place.hosts > 1 else contextlib.nullcontext():
+                self._make_groups()
         self._adds_on_the_way = distributed.get_backend(self._all) != "gloo"
         # Later versions of torch have other names for these functions, and warn of the old ones.
         warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
 
     def spanning(self, span: int) -> GroupExchange:
         """Returns the exchange of a plan whose planes are divided among `span` hosts: one, or all.
-        It has the groups of this one.
+        This one ends it.
         """
-        if span == 1:
-            return self
-        found = copy.copy(self)
-        found._become_one_host()
-        return found
-
-    def _become_one_host(self) -> None:
-        self.place = self.place.as_one_host
-        self._own_host, self._other_hosts = self._all, None
+        return self if span == 1 else GroupExchange(self.place.as_one_host, self._all)
 
     def _make_groups(self) -> None:
         """Makes the groups. Every rank makes all of them, in the same order, and keeps those that

@@ -140,8 +140,13 @@ class OwnParts:
     def allocate(self, parts: Mapping[Key, HostPart]) -> None:
         """Allocates parts of planes. Raises FitError where RAM is too short."""
         self._held.update({key: part.held for key, part in parts.items()})
-        wanted = {key: part.wanted._replace(is_for_dma=False) for key, part in parts.items()}
+        wanted = {key: _not_for_dma(part.wanted) for key, part in parts.items()}
         self.ram.allocate(wanted, "planes of this host", untold)
+
+
+def _not_for_dma(wanted: Wanted) -> Wanted:
+    """Returns a plane that the ranks, and not this owner of its memory, make known to devices."""
+    return Wanted(wanted.nbytes, wanted.kind, is_for_dma=False)
 
 
 def answer(planes: DevicePlanes, parts: OwnParts, message: ShardMessage) -> ShardReply:
