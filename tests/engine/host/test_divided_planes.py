@@ -14,6 +14,7 @@ from engine.config.settings import ModelConfig
 from engine.errors import FitError
 from engine.fit.buffer_sizes import state_bytes
 from engine.host import divided_planes
+from engine.host.device_planes import DevicePlanes
 from engine.host.divided_planes import Hosts
 from engine.host.host_store import HostStore
 from engine.host.shared_memory import OpenedMemory
@@ -107,13 +108,13 @@ def test_planes_read_as_if_they_were_on_one_host(stores: Case):
 
 def test_every_rank_finds_its_shard_where_it_is_in_a_whole_plane(stores: Case):
     """The ranks of another host open what the first of them holds."""
-    plainly, divided, others = stores
+    plainly, _, others = stores
     hosts = 1 + len(others.parts)
     ranks = {2: 1, 3: 2}[hosts]
     for host, parts in others.parts.items():
         opened = HostStore(list(plainly.layouts.values()), plainly.dtype, threads=1)
         opened.divide_among_hosts(hosts * ranks, Hosts(hosts, host))
-        memory, device = OpenedMemory(parts.planes), CpuBackend()
+        memory, device = OpenedMemory(parts.planes), DevicePlanes(CpuBackend())
         opened.open_planes(memory, (plainly.optimizer, True), (), device)
         for unit, layout in plainly.layouts.items():
             for rank in range(host * ranks, host * ranks + ranks):
@@ -126,9 +127,8 @@ def test_every_rank_finds_its_shard_where_it_is_in_a_whole_plane(stores: Case):
 def test_units_that_come_to_live_on_a_device_bring_what_other_hosts_have(stores: Case):
     plainly, divided, others = stores
     divided.settle(["embed"], CpuBackend())
-    assert not any(
-        unit == "embed" for parts in others.parts.values() for unit, _ in parts.planes.files
-    )
+    left = {unit for parts in others.parts.values() for unit, _ in parts.planes.files}
+    assert left == plainly.layouts.keys() - {"embed"}
     for plane in (plane for plane in plainly.planes if plane != "grad"):
         size = plainly.nbytes("embed", plane)
         expected = plainly.content("embed", plane, 0, size)
