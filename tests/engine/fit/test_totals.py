@@ -33,6 +33,7 @@ OTHERS = {
     "micro_batches": (4, 8),
     "ranks": (1, 2),
     "hosts": (1, 2),
+    "span": (1, 2),
     "whole_reads": (False, True),
     "rounds": (1, 2),
     "slots": (2, 5),
