@@ -40,7 +40,8 @@ def description(layout: UnitLayout) -> dict[str, Any]:
     parameters = []
     for spec, offset in zip(layout.parameters, layout.offsets):
         fields = asdict(spec)
-        del fields["exact"]  # the planes are the same, whatever the device computes with
+        # The planes are the same, whatever the device computes with, and whatever the weights mean.
+        del fields["exact"], fields["adapter"]
         if not spec.frozen:  # earlier versions do not know the word
             del fields["frozen"]
         parameters.append({**fields, "offset": offset})

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.adapters.place import Adaptable, Block, place_adapters
+from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
 from engine.errors import ModelError, RamstreamError, first_line
@@ -25,7 +27,7 @@ from engine.model.units import TORCH_DTYPES, RouterLoss, StreamedModel, Unit
 from engine.plan.buffers import EMBED, HEAD
 from engine.planes.active_parameters import active_parameters, work_parameters
 from engine.planes.freezing import with_frozen
-from engine.planes.layout import ParameterSpec, lay_out
+from engine.planes.layout import ParameterSpec, UnitLayout, lay_out
 
 _FAILS_IN_BF16 = ("xlstm",)
 """The code of these families raises an error in bf16, in plain transformers too, for rows that are
@@ -50,7 +52,9 @@ _BALANCED = (
 """
 
 
-def build_model(config: Any, model: ModelConfig, parts: Parts | None = None) -> StreamedModel:
+def build_model(
+    config: Any, model: ModelConfig, parts: Parts | Adapters | None = None
+) -> StreamedModel:
     """Builds the skeleton on the meta device and splits it into units.
 
     `config` is a transformers configuration. parts: those that are trained, None for all. The probe
@@ -67,8 +71,11 @@ def build_model(config: Any, model: ModelConfig, parts: Parts | None = None) -> 
     try:
         built = _build(config, model)
         if parts is not None:
-            layouts = with_frozen(built.layouts, built.aliases, parts)
-            built.train_parts(layouts, work_parameters(built.config, layouts))
+            layouts = _with_parts(built, parts)
+            counted = [
+                count(built.config, layouts) for count in (active_parameters, work_parameters)
+            ]
+            built.train_parts(layouts, (counted[0], counted[1]))
         return built
     except RamstreamError:
         raise
@@ -78,6 +85,29 @@ def build_model(config: Any, model: ModelConfig, parts: Parts | None = None) -> 
             f"{config.model_type} does not run under the capture pass ({first_line(error)}), so it "
             f"cannot be streamed; {other}choose another model."
         ) from error
+
+
+def _with_parts(built: StreamedModel, parts: Parts | Adapters) -> list[UnitLayout]:
+    """Returns the layouts of a model of which only `parts` are trained. Adapters are added to its
+    blocks.
+    """
+    if isinstance(parts, Parts):
+        return with_frozen(built.layouts, built.aliases, parts)
+    blocks = []
+    for unit in built.blocks:
+        assert unit.block is not None  # every block has a module
+        first = unit.layout.parameters[0]
+        prefix = first.full_name.removesuffix(first.name)
+        blocks.append(Block(unit.block, prefix, unit.unrun))
+    model = Adaptable(
+        built.skeleton.model,
+        blocks,
+        built.layouts,
+        built.aliases,
+        transformers().pytorch_utils.Conv1D,
+        TORCH_DTYPES[built.dtype],
+    )
+    return place_adapters(model, parts)
 
 
 def refuse_family(config: Any) -> None:
@@ -382,6 +412,7 @@ def _probe(
         head_ids = parameters_reached(skeleton.probe_tail(hidden))
     for unit in blocks:
         _spare_from_decay(unit, trial.untrained[unit.kind])
+        unit.note_unrun(trial.unrun[unit.kind])
     ids = {name: id(parameter) for name, parameter in outer.parameters.items()}
     embed = [name for name in ids if ids[name] in embed_ids]
     head = [name for name in ids if ids[name] in head_ids and name not in embed]

@@ -5,7 +5,7 @@ A unit's layout (engine/planes/layout.py) says where its parameters are in memor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,12 +36,18 @@ class Unit:
     """Each module in the block that has a `layer_idx` is listed with it, because some families use
     it in their computation.
     """
+    unrun: frozenset[str] = frozenset()
+    """The block reads weights of these of its modules without running them."""
     bindings: dict[str, list[tuple[nn.Module, str]]] = field(default_factory=dict)
     """A parameter of the embed or head unit is bound to these attributes of these modules."""
 
     def lay_out_as(self, layout: UnitLayout) -> None:
         """Replaces the layout by another one for the same parameters."""
         self.layout = layout
+
+    def note_unrun(self, modules: Iterable[str]) -> None:
+        """Notes which modules of the block are not run."""
+        self.unrun = frozenset(modules)
 
     def be_of_kind(self, kind: int) -> None:
         """Makes the block one of this kind."""
@@ -147,12 +153,12 @@ class StreamedModel:
         """FLOPs of a step are counted by this many parameters."""
         return self.active_parameters if self.work_parameters is None else self.work_parameters
 
-    def train_parts(self, layouts: Sequence[UnitLayout], work_parameters: int) -> None:
+    def train_parts(self, layouts: Sequence[UnitLayout], counted: tuple[int, int]) -> None:
         """Replaces the layouts of all units by others in which some parameters are frozen. Blocks
         are of one kind only where the same parameters of them are trained, since a template has the
-        places of its parameters.
+        places of its parameters. counted: the active parameters and the `work_parameters`.
         """
-        self.work_parameters = work_parameters
+        self.active_parameters, self.work_parameters = counted
         kinds: dict[tuple[int, tuple[tuple[str, bool], ...]], int] = {}
         for unit, layout in zip(self.units, layouts, strict=True):
             unit.lay_out_as(layout)

@@ -1,0 +1,94 @@
+"""Law 1 with adapters: streamed training of them equals PEFT + torch.optim.AdamW, in float32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.config.adapters import Adapters
+from engine.errors import ConfigError
+from engine.plan.choices import PlanChoices
+from tests.engine.model.test_families import AMPLIFIES, SUPPORTED
+from tests.support.families import tiny_family_config
+from tests.support.library_version import another_version_may_refuse
+from tests.support.peft_models import ADAPTERS, in_peft, take_adapters, trained_of
+from tests.support.tiers import FAMILY_SWEEP
+from tests.support.tiny import plain_loss, plain_model, random_batches, streamed
+
+pytestmark = pytest.mark.computing
+
+STEPS = 10
+RATE = 1e-3
+FIRST_TIER = ("llama", "gpt2", "gemma3_text", "phi3", "mixtral")
+"""Linear layers, transposed ones, tied heads, fused layers, and experts that get no adapters."""
+WITHOUT_LAYERS = ("rwkv",)
+
+
+def compare(config, adapters: Adapters, choices: PlanChoices, resync: bool = False) -> None:
+    """Trains both for ten steps: losses, norms, gradients and adapters agree, and nothing else of
+    the streamed model has changed by a bit.
+    """
+    plain = plain_model(config)
+    before = {name: each.detach().clone() for name, each in plain.named_parameters()}
+    run = streamed(plain, choices, tokens=20, config=config, parts=adapters)
+    try:
+        peft = in_peft(plain, run.model, adapters)
+        take_adapters(run, peft)
+        run.engine.drain()
+        trained = trained_of(peft)
+        specs = {
+            spec.full_name: (unit.name, spec, offset)
+            for unit in run.model.units
+            for spec, offset in zip(unit.layout.parameters, unit.layout.offsets)
+        }
+        assert set(trained) == {name for name, (_, spec, _) in specs.items() if not spec.frozen}
+        groups = [
+            {
+                "params": [p for n, p in trained.items() if specs[n][1].decay is decays],
+                "weight_decay": decay,
+            }
+            for decays, decay in ((True, 0.1), (False, 0.0))
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.999), eps=1e-5)
+        for step in range(1, STEPS + 1):
+            batches = random_batches(choices.micro_batches, 2, 10, seed=step)
+            homes = []
+            run.engine.train_step(step, batches, RATE, homes.append)
+            run.engine.drain()
+            loss = plain_loss(peft, batches)
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(trained.values(), 1.0)
+            assert homes[0].loss == pytest.approx(loss.item(), rel=2e-5)
+            assert homes[0].grad_norm == pytest.approx(float(norm), rel=1e-4)
+            optimizer.step()
+            optimizer.zero_grad()
+            for name, parameter in trained.items() if resync or step == STEPS else ():
+                unit, spec, _ = specs[name]
+                mine = run.store.master(unit, spec.name)
+                torch.testing.assert_close(
+                    mine, parameter.detach(), rtol=1e-4, atol=2e-5, msg=lambda m: f"{name}: {m}"
+                )
+                parameter.data.copy_(mine)
+        for name, (unit, spec, _) in specs.items():
+            if spec.frozen:
+                assert torch.equal(run.store.master(unit, spec.name), before[name]), name
+    finally:
+        run.close()
+
+
+def families() -> list:
+    sweep = pytest.mark.everything(FAMILY_SWEEP)
+    return [
+        family if family in FIRST_TIER else pytest.param(family, marks=[sweep])
+        for family in SUPPORTED
+        if family not in WITHOUT_LAYERS
+    ]
+
+
+@pytest.mark.parametrize("family", families())
+def test_adapters_of_all_linear_layers(family):
+    with another_version_may_refuse():
+        config = tiny_family_config(family)
+        compare(config, ADAPTERS, PlanChoices(micro_batches=2), family in AMPLIFIES)
