@@ -78,3 +78,15 @@ def add_adapter(
     layer.lora_scaling = adapters.scaling
     layer.lora_dropout = adapters.dropout
     layer.__class__ = _with_adapter(cast(Hashable, type(layer)))
+
+
+def merged_weight(
+    layer: nn.Module, weight: torch.Tensor, factors: tuple[torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
+    """Returns the weight that makes `layer` compute what it computes with its adapter. weight: that
+    of the layer, in its own shape. factors: `lora_A` [rank, features in] and `lora_B` [features
+    out, rank].
+    """
+    first, second = factors
+    product = second @ first * float(cast(Any, layer).lora_scaling)
+    return weight + (product if isinstance(layer, nn.Linear) else product.t())

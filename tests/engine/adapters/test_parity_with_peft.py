@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from engine.config.adapters import Adapters
-from engine.errors import ConfigError
 from engine.plan.choices import PlanChoices
 from tests.engine.model.test_families import AMPLIFIES, SUPPORTED
 from tests.support.families import tiny_family_config
