@@ -11,6 +11,7 @@ from typing import Any
 
 from app.session.detached import STDERR_FILE, STDOUT_FILE, last_lines
 from app.view.benchmark_rows import benchmark_table
+from engine.adapters.peft_folder import CONFIG as ADAPTER_CONFIG
 from engine.checkpoints.saved_steps import saved_steps
 from engine.config.export_choice import ExportFrom
 from engine.errors import RamstreamError
@@ -63,7 +64,7 @@ def _home(folder: RunFolder) -> dict[str, Any]:
     there = saved_steps(folder.checkpoints_path, folder.best_path)
     saved = there.exported(_export_from(folder))
     exported = folder.export_path.resolve()
-    has_export = (exported / "config.json").is_file()
+    has_export = any((exported / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
     target = f"exports/{folder.id}"
     loaded = str(exported) if has_export else target
     typed = what_to_type(loaded, _ollama_name(folder))
@@ -87,12 +88,20 @@ def _home(folder: RunFolder) -> dict[str, Any]:
     return {
         "folder": target,
         "can_export": saved is not None,
+        "has_adapters": _has_adapters(folder),
         "said": said,
         "rows": rows,
         "pushed": pushed,
         "benchmarks": benchmark_table(read_benchmarks(folder.path)),
         "template": _template_in_words(exported) if has_export else "",
     }
+
+
+def _has_adapters(folder: RunFolder) -> bool:
+    try:
+        return folder.config.train.method == "lora"
+    except RamstreamError:
+        return False
 
 
 def _eval_command(folder: RunFolder) -> str:

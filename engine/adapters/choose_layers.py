@@ -17,9 +17,9 @@ from engine.planes.layout import UnitLayout
 class Modules:
     """A `Modules` has the full names of a model's modules."""
 
-    linear: Mapping[str, bool]
-    """These are linear layers of blocks. The value is False where the block reads the layer's
-    weights without running it, so that an adapter would do nothing.
+    linear: Mapping[str, str]
+    """These are linear layers of blocks, each with the reason why it can have no adapter, or an
+    empty text.
     """
     others: Mapping[str, str]
     """All other modules in blocks, with their class."""
@@ -35,11 +35,12 @@ def chosen_layers(modules: Modules, adapters: Adapters) -> list[str]:
     """
     saved = [name for name in modules.linear if _is_in_saved(name, adapters.save_modules)]
     if adapters.targets == (ALL_LINEAR,):
-        found = {name for name, is_run in modules.linear.items() if is_run}
+        found = {name for name, reason in modules.linear.items() if not reason}
         if not found:
             raise ConfigError(
                 TARGETS,
-                "this model has no linear layer in its blocks; set train.method to full.",
+                "this model has no linear layer in its blocks that can have an adapter; set "
+                "train.method to full.",
             )
     else:
         found = set()
@@ -74,14 +75,15 @@ def _fitting(modules: Modules, target: str) -> set[str]:
                 f"{target} is outside of the blocks, where no adapters are; name it in "
                 f"{SAVE_MODULES} to train it whole, or leave it out.",
             )
-    unused = next((name for name in sorted(found) if not modules.linear[name]), None)
-    if unused is not None and "*" not in target:
+    refused = next(
+        (name for name in modules.linear if name in found and modules.linear[name]), None
+    )
+    found = {name for name in found if not modules.linear[name]}
+    if refused is not None and not found:
         raise ConfigError(
             TARGETS,
-            f"this model reads the weights of {unused} without running the layer, so an adapter "
-            f"would change nothing; leave {target} out.",
+            f"{refused} can have no adapter, since {modules.linear[refused]}; leave {target} out.",
         )
-    found = {name for name in found if modules.linear[name]}
     if not found:
         raise ConfigError(
             TARGETS,

@@ -25,6 +25,35 @@ class Block:
     """The full names of its modules begin with this."""
     unrun: Collection[str]
     """It reads the weights of these of its layers without running them."""
+    untrained: Collection[str]
+    """The weights of these get no gradient, nor would an adapter."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A `Family` has what PEFT and transformers say of the models of a family."""
+
+    name: str
+    """The configuration has it as `model_type`."""
+    stacked: str
+    """Its experts were single layers in an earlier version of transformers, as in this family."""
+    transposed: type[nn.Module]
+    """Linear layers of this class have their weights as [features in, features out]."""
+
+    def refuses(self, layer: str) -> str:
+        """Returns why no layer of this name can have an adapter; an empty text if it can."""
+        if self.name in _MAMBAS and layer == "out_proj":
+            return "PEFT refuses adapters there in models of this kind"
+        if layer in _OF_EXPERTS.get(self.stacked, ()):
+            return f"PEFT takes {layer} for the experts in models of this kind"
+        return ""
+
+
+_MAMBAS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+_OF_EXPERTS = {
+    "mixtral": ("gate", "w1", "w2", "w3"),
+    "qwen2_moe": ("gate", "gate_proj", "up_proj", "down_proj"),
+}
 
 
 @dataclass(frozen=True)
@@ -37,10 +66,13 @@ class Adaptable:
     """Those of embed, the blocks and the head."""
     aliases: Mapping[str, str]
     """The first name of each tied parameter, by its second name."""
-    transposed: type[nn.Module]
-    """Linear layers of this class have their weights as [features in, features out]."""
+    family: Family
     dtype: torch.dtype
     """The factors are computed with in this dtype."""
+
+    @property
+    def transposed(self) -> type[nn.Module]:
+        return self.family.transposed
 
 
 def place_adapters(model: Adaptable, adapters: Adapters) -> list[UnitLayout]:
@@ -82,14 +114,30 @@ def _features(layer: nn.Module, transposed: type[nn.Module]) -> tuple[int, int]:
 
 
 def _modules(model: Adaptable) -> Modules:
-    linear: dict[str, bool] = {}
+    linear: dict[str, str] = {}
     others: dict[str, str] = {}
     for block in model.blocks:
         for name, module in block.module.named_modules():
-            if isinstance(module, (nn.Linear, model.transposed)):
-                linear[block.prefix + name] = name not in block.unrun
+            if isinstance(module, model.transposed) or _is_linear(module):
+                linear[block.prefix + name] = _reason_against(name, block, model.family)
             elif name:
                 others[block.prefix + name] = type(module).__name__
     inside = linear.keys() | others.keys() | {block.prefix[:-1] for block in model.blocks}
     outside = [name for name, _ in model.whole.named_modules() if name and name not in inside]
     return Modules(linear, others, outside)
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Tells whether a module is a linear layer with torch's own code. Routers that are derived from
+    one return more than its result.
+    """
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+
+
+def _reason_against(name: str, block: Block, family: Family) -> str:
+    """Returns why a layer of a block can have no adapter; an empty text if it can."""
+    if name in block.unrun:
+        return "this model reads its weights without running it, so an adapter would add nothing"
+    if f"{name}.weight" in block.untrained:
+        return "no gradient reaches it"
+    return family.refuses(name.rpartition(".")[2])

@@ -199,7 +199,8 @@ class OptimConfig:
         self._check_adamw()
         check_parts(self.method, self.part_names, self.last_blocks)
         self.regularisation.check()
-        self._adapters.check()
+        if self.method == "lora":
+            self._adapters.check()
         at_least("train.patience", self.patience, 0)
         between("train.seed", self.seed, 0, 2**32 - 1)
 
@@ -341,6 +342,11 @@ class TrainConfig:
         for text in overrides:
             override(tree, text)
         return type(self).from_dict(tree)
+
+    @property
+    def exports_adapter(self) -> bool:
+        """Tells whether the run exports its adapters alone."""
+        return self.train.method == "lora" and self.output.export_form == "adapter"
 
     # ------------------------------------------------------------------ checking
 

@@ -7,6 +7,7 @@ from engine.config.settings import TrainConfig
 from engine.fit.checkpoint_needs import best_at_once, best_bytes, checkpoints_at_once
 from engine.fit.memory_items import Item, MemoryItem
 from engine.model.shape import ModelShape
+from engine.planes.layout import PLANE_ITEM_BYTES
 from engine.words import MIB, in_gib
 
 RECORD_BYTES = 16 * MIB
@@ -27,12 +28,21 @@ def disk_items(config: TrainConfig, shape: ModelShape, checkpoints_before: int) 
         items.append(Item(MemoryItem.CHECKPOINTS, copies * size, f"{copies} of {each}, {last}"))
     if config.output.export:
         dtype = written_dtype(config.output.export_dtype, shape.dtype)
-        size = shape.export_bytes(dtype)
-        items.append(Item(MemoryItem.EXPORT, size, f"a Hugging Face folder in {dtype}"))
+        what = "adapters" if config.exports_adapter else "a Hugging Face folder"
+        size = export_bytes(config, shape)
+        items.append(Item(MemoryItem.EXPORT, size, f"{what} in {dtype}"))
     return (
         *items,
         Item(MemoryItem.RECORD, RECORD_BYTES, "events, timelines and tokenizer files"),
     )
+
+
+def export_bytes(config: TrainConfig, shape: ModelShape) -> int:
+    """Returns the bytes of the weights in the folder that a run exports."""
+    dtype = written_dtype(config.output.export_dtype, shape.dtype)
+    if config.exports_adapter:
+        return shape.trained_count * PLANE_ITEM_BYTES[dtype]["weight_high"]
+    return shape.export_bytes(dtype)
 
 
 def best_items(config: TrainConfig, shape: ModelShape) -> tuple[Item, ...]:

@@ -20,7 +20,7 @@ from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
 from engine.errors import ModelError, RamstreamError, first_line
 from engine.model.block_trial import HollowProducts, Trial, plain_attributes
-from engine.model.library import empty_model, transformers
+from engine.model.library import empty_model, family_of, transformers
 from engine.model.packing_trial import packing_of
 from engine.model.skeleton import Skeleton, parameters_reached
 from engine.model.units import TORCH_DTYPES, RouterLoss, StreamedModel, Unit
@@ -98,13 +98,13 @@ def _with_parts(built: StreamedModel, parts: Parts | Adapters) -> list[UnitLayou
         assert unit.block is not None  # every block has a module
         first = unit.layout.parameters[0]
         prefix = first.full_name.removesuffix(first.name)
-        blocks.append(Block(unit.block, prefix, unit.unrun))
+        blocks.append(Block(unit.block, prefix, unit.unrun, unit.untrained))
     model = Adaptable(
         built.skeleton.model,
         blocks,
         built.layouts,
         built.aliases,
-        transformers().pytorch_utils.Conv1D,
+        family_of(built.config.model_type),
         TORCH_DTYPES[built.dtype],
     )
     return place_adapters(model, parts)
@@ -412,7 +412,7 @@ def _probe(
         head_ids = parameters_reached(skeleton.probe_tail(hidden))
     for unit in blocks:
         _spare_from_decay(unit, trial.untrained[unit.kind])
-        unit.note_unrun(trial.unrun[unit.kind])
+        unit.note_trial(trial.unrun[unit.kind], trial.untrained[unit.kind])
     ids = {name: id(parameter) for name, parameter in outer.parameters.items()}
     embed = [name for name in ids if ids[name] in embed_ids]
     head = [name for name in ids if ids[name] in head_ids and name not in embed]

@@ -38,6 +38,8 @@ class Unit:
     """
     unrun: frozenset[str] = frozenset()
     """The block reads weights of these of its modules without running them."""
+    untrained: frozenset[str] = frozenset()
+    """These parameters of the block get no gradient."""
     bindings: dict[str, list[tuple[nn.Module, str]]] = field(default_factory=dict)
     """A parameter of the embed or head unit is bound to these attributes of these modules."""
 
@@ -45,9 +47,9 @@ class Unit:
         """Replaces the layout by another one for the same parameters."""
         self.layout = layout
 
-    def note_unrun(self, modules: Iterable[str]) -> None:
-        """Notes which modules of the block are not run."""
-        self.unrun = frozenset(modules)
+    def note_trial(self, unrun: Iterable[str], untrained: Iterable[str]) -> None:
+        """Notes which modules of the block are not run, and which parameters get no gradient."""
+        self.unrun, self.untrained = frozenset(unrun), frozenset(untrained)
 
     def be_of_kind(self, kind: int) -> None:
         """Makes the block one of this kind."""

@@ -9,6 +9,11 @@ const isSame = (one, other) => {
     return a === b || (a !== "" && b !== "" && Number(a) === Number(b));
 };
 
+const METHODS = ["parts", "lora"];
+// Whether a setting means something with another method of training alone.
+const isOfOther = (column, method) =>
+    METHODS.some((each) => each !== method && column.querySelector(`.rs-with-${each}`));
+
 export class SettingsTools {
     // place: that of Gradio. fill: changes settings.
     constructor(place, fill) {
@@ -101,13 +106,15 @@ export class SettingsTools {
     filter() {
         const words = this.part("find").value.toLowerCase().split(/\s+/).filter(Boolean);
         const only = this.part("differs").checked;
+        const method = this.form?.shown["train.method"] ?? "full";
         let shown = 0;
         for (const row of document.querySelectorAll(ROWS)) {
             let inRow = 0;
             for (const column of row.children) {
                 const text = column.textContent.toLowerCase();
                 const fits = words.every((word) => text.includes(word));
-                const isWanted = fits && (!only || column.querySelector(".rs-differs"));
+                const meant = fits && (!only || column.querySelector(".rs-differs"));
+                const isWanted = meant && !isOfOther(column, method);
                 column.classList.toggle("rs-left-out", !isWanted);
                 inRow += Boolean(isWanted);
             }
