@@ -53,6 +53,12 @@ def description(layout: UnitLayout) -> dict[str, Any]:
     }
 
 
+def file_name(index: int, unit: str, kind: str) -> str:
+    """Returns the name of a file of the unit with this index."""
+    plain = re.sub("[^A-Za-z0-9]+", "-", unit)
+    return f"{index:04d}-{plain}.{kind}"
+
+
 class UnitFiles:
     """`UnitFiles` writes the files of all units of one snapshot into `folder`.
 
@@ -65,8 +71,7 @@ class UnitFiles:
         self._piece_bytes = copies.PIECE_BYTES
         try:
             for index, (layout, sizes) in enumerate(zip(layouts, planes)):
-                plain = re.sub("[^A-Za-z0-9]+", "-", layout.unit)
-                name = f"{index:04d}-{plain}.planes"
+                name = file_name(index, layout.unit, "planes")
                 self._entries[layout.unit] = _entry(layout, name, sizes, self._piece_bytes)
                 self._files[layout.unit] = PieceFile(folder / name)
         except BaseException:

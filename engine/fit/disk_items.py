@@ -25,7 +25,11 @@ def disk_items(config: TrainConfig, shape: ModelShape, checkpoints_before: int) 
         size = shape.checkpoint_bytes(kind)
         each = in_gib(size) if kind == "full" else f"{in_gib(size)}, weights alone"
         last = "one of them being written" if copies > 1 else "written at the end"
-        items.append(Item(MemoryItem.CHECKPOINTS, copies * size, f"{copies} of {each}, {last}"))
+        note = f"{copies} of {each}, {last}"
+        if shape.frozen_bytes:
+            note += f", and {in_gib(shape.frozen_bytes)} that are not trained, for all of them"
+        size = copies * size + shape.frozen_bytes
+        items.append(Item(MemoryItem.CHECKPOINTS, size, note))
     if config.output.export:
         dtype = written_dtype(config.output.export_dtype, shape.dtype)
         what = "adapters" if config.exports_adapter else "a Hugging Face folder"
@@ -53,7 +57,8 @@ def best_items(config: TrainConfig, shape: ModelShape) -> tuple[Item, ...]:
     if not size:
         return ()
     copies = best_at_once(config)
-    note = f"fp32 masters of the best evaluation, {in_gib(size // copies)}"
+    each = in_gib(shape.checkpoint_bytes("weights"))
+    note = f"fp32 masters of the best evaluation, {each}"
     if copies > 1:
         note += ", and once more while better ones are written"
     return (Item(MemoryItem.BEST, size, note),)
