@@ -106,33 +106,40 @@ class PeftFolder:
             )
 
 
-def peft_settings(
-    adapters: Adapters, base: str, targets: Sequence[str], is_transposed: bool
-) -> dict[str, Any]:
-    """Returns the content of an adapter_config.json.
+@dataclass(frozen=True)
+class Base:
+    """A `Base` is the model to which an adapter belongs."""
 
-    base: the model to which the adapter belongs. targets: its layers. is_transposed: their weights
-    are [features in, features out].
-    """
+    source: str
+    targets: Sequence[str]
+    """These name the layers that have an adapter."""
+    saved: Sequence[str]
+    """The full names of modules that are trained whole."""
+    is_transposed: bool
+    """The weights of the layers are [features in, features out]."""
+
+
+def peft_settings(adapters: Adapters, base: Base) -> dict[str, Any]:
+    """Returns the content of an adapter_config.json."""
     alpha = int(adapters.alpha) if adapters.alpha.is_integer() else adapters.alpha
     return {
         "alpha_pattern": {},
         "auto_mapping": None,
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": base.source,
         "bias": "none",
-        "fan_in_fan_out": is_transposed,
+        "fan_in_fan_out": base.is_transposed,
         "inference_mode": True,
         "init_lora_weights": True,
         "layers_pattern": None,
         "layers_to_transform": None,
         "lora_alpha": alpha,
         "lora_dropout": adapters.dropout,
-        "modules_to_save": list(adapters.save_modules) or None,
+        "modules_to_save": list(base.saved) or None,
         "peft_type": "LORA",
         "r": adapters.rank,
         "rank_pattern": {},
         "revision": None,
-        "target_modules": list(targets),
+        "target_modules": list(base.targets),
         "task_type": "CAUSAL_LM",
         "use_dora": False,
         "use_rslora": adapters.rslora,

@@ -118,7 +118,13 @@ def adapters_alone(config: TrainConfig, form: str | None = None) -> Adapters | N
     """
     adapters = config.train.parts
     if isinstance(adapters, Adapters):
-        return adapters if (form or config.output.export_form) == "adapter" else None
+        is_apart = (form or config.output.export_form) == "adapter"
+        if is_apart and config.model.init == "random" and config.model.start_from is None:
+            raise RunError(
+                "The run's adapters stand beside random weights and fit no other model; export the "
+                "whole model."
+            )
+        return adapters if is_apart else None
     if form == "adapter":
         raise RunError(
             "The run has trained no adapters (train.method is not lora); export the whole model."

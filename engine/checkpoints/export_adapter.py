@@ -8,8 +8,16 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from engine.adapters.choose_layers import is_named
 from engine.adapters.lora_layer import FACTORS
-from engine.adapters.peft_folder import CONFIG, WEIGHTS, peft_key, peft_settings, target_modules
+from engine.adapters.peft_folder import (
+    CONFIG,
+    WEIGHTS,
+    Base,
+    peft_key,
+    peft_settings,
+    target_modules,
+)
 from engine.config.adapters import Adapters
 from engine.host.host_store import HostStore
 from engine.model.units import TORCH_DTYPES, StreamedModel
@@ -36,11 +44,12 @@ def save_adapter(
     adapted = [name for name in whole if f"{peft_key(name)}.lora_A.weight" in weights]
     others = [name for name in whole if name.rpartition(".")[2] not in FACTORS]
     path = resolve_source(source)
-    settings = peft_settings(
-        adapters,
+    base = Base(
         source if path is None else str(path),
         target_modules(adapted, others),
+        # PEFT would take the end of a name for other modules too, such as norm for input_layernorm.
+        [name for name in others if any(is_named(name, end) for end in adapters.save_modules)],
         not any(isinstance(whole[name], nn.Linear) for name in adapted),
     )
-    text = json.dumps(settings, indent=2, sort_keys=True)
+    text = json.dumps(peft_settings(adapters, base), indent=2, sort_keys=True)
     (folder / CONFIG).write_text(text + "\n", encoding="utf-8")

@@ -358,6 +358,12 @@ class TrainConfig:
         self.engine.check()
         self.output.check()
         self._check_gpus()
+        if self.exports_adapter and self.model.init == "random" and self.model.start_from is None:
+            raise ConfigError(
+                "output.export_form",
+                "adapters beside random weights fit no model that anybody has; set it to model, or "
+                "model.init to pretrained.",
+            )
         if self.train.patience and not self.output.eval_every:
             raise ConfigError(
                 "train.patience",

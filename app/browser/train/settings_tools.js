@@ -48,6 +48,8 @@ export class SettingsTools {
     // Takes each form that is checked.
     took(form) {
         this.form = form;
+        // Settings of other methods are hidden by form.css, also those that Gradio makes later.
+        document.body.dataset.method = form.shown["train.method"] ?? "";
         // A request that a busy server did not answer in time is repeated.
         if (this.presets) this.mark();
         else this.load();
