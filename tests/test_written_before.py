@@ -260,6 +260,7 @@ def test_settings_are_saved_byte_for_byte_as_before(tmp_path):
     TrainConfig.load(BEFORE / "preset.yaml").save(tmp_path / "config.yaml")
     newer = {f"{name.split('.')[-1]}:" for name in SINCE_THEN}
     lines = (tmp_path / "config.yaml").read_text(encoding="utf-8").splitlines()
+    lines.remove("  - all-linear")  # the value of a newer one
     kept = [line for line in lines if line.split()[0] not in newer]
     before = (BEFORE / "runs" / RUN / "config.yaml").read_text(encoding="utf-8")
     assert kept == before.splitlines()

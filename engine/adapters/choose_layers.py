@@ -22,7 +22,7 @@ class Modules:
     empty text.
     """
     others: Mapping[str, str]
-    """All other modules in blocks, with their class."""
+    """These are all other modules in blocks, with their class."""
     outside: Collection[str]
     """These are outside of blocks, such as the embedding and the head."""
 

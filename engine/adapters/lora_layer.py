@@ -1,6 +1,6 @@
 """A linear layer that has an adapter (LoRA, arXiv 2106.09685) keeps its name, parameters and code.
 
-Its class is replaced by one whose `forward` adds the product of two small factors:
+In its place is one of another class, whose `forward` adds the product of two small factors:
 
     y = layer(x) + scaling * B (A dropout(x))
 
@@ -36,12 +36,21 @@ class _Factor(nn.Module):
 
 
 class _WithAdapter(nn.Module):
-    """A class of linear layers inherits from this and from the layer's own class."""
+    """A class of linear layers inherits from this and from the layer's own class. It takes over
+    all that a layer is. features: the layer takes so many, and returns so many. The factors are on
+    the meta device.
+    """
 
-    lora_A: _Factor  # noqa: N815  PEFT's name
-    lora_B: _Factor  # noqa: N815
-    lora_scaling: float
-    lora_dropout: float
+    def __init__(
+        self, layer: nn.Module, features: tuple[int, int], adapters: Adapters, dtype: torch.dtype
+    ):
+        nn.Module.__init__(self)
+        self.__dict__.update(vars(layer))
+        taken, returned = features
+        self.lora_A = _Factor((adapters.rank, taken), dtype)
+        self.lora_B = _Factor((returned, adapters.rank), dtype)
+        self.lora_scaling = adapters.scaling
+        self.lora_dropout = adapters.dropout
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns [..., features out] for an input `x` [..., features in]."""
@@ -59,25 +68,18 @@ class _WithAdapter(nn.Module):
 
 
 @functools.cache
-def _with_adapter(layer: Any) -> type[nn.Module]:
+def _with_adapter(layer: Any) -> Any:
     """Returns the class of layers of the class `layer` that have an adapter. There is one for each,
     so that blocks are of one kind.
     """
     return type(f"Lora{layer.__name__}", (_WithAdapter, layer), {})
 
 
-def add_adapter(
-    layer: Any, features: tuple[int, int], adapters: Adapters, dtype: torch.dtype
-) -> None:
-    """Gives a linear layer an adapter, whose factors are on the meta device. features: the layer
-    takes so many, and returns so many.
-    """
-    taken, returned = features
-    layer.lora_A = _Factor((adapters.rank, taken), dtype)
-    layer.lora_B = _Factor((returned, adapters.rank), dtype)
-    layer.lora_scaling = adapters.scaling
-    layer.lora_dropout = adapters.dropout
-    layer.__class__ = _with_adapter(cast(Hashable, type(layer)))
+def with_adapter(
+    layer: nn.Module, features: tuple[int, int], adapters: Adapters, dtype: torch.dtype
+) -> nn.Module:
+    """Returns a linear layer with an adapter, in the place of `layer`."""
+    return _with_adapter(cast(Hashable, type(layer)))(layer, features, adapters, dtype)
 
 
 def merged_weight(

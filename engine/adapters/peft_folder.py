@@ -112,9 +112,9 @@ class Base:
 
     source: str
     targets: Sequence[str]
-    """These name the layers that have an adapter."""
+    """The layers that have an adapter are named by these."""
     saved: Sequence[str]
-    """The full names of modules that are trained whole."""
+    """These are the full names of the modules that are trained whole."""
     is_transposed: bool
     """The weights of the layers are [features in, features out]."""
 

@@ -277,8 +277,9 @@ def _write_files(
     buffers = _write_buffers(folder, contents.buffers) if contents.buffers else None
     # Weights alone are the same with every optimizer.
     moments_of = store.optimizer if contents.holds == "full" else FP32_MOMENTS
+    without_frozen = 2 if moments_of == FP32_MOMENTS else 3
     values = {
-        "format": FORMAT if frozen_files else 2 if moments_of == FP32_MOMENTS else 3,
+        "format": FORMAT if frozen_files else without_frozen,
         "step": step,
         HOLDS: contents.holds,
         "dtype": store.dtype,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -48,8 +49,14 @@ def save_adapter(
         source if path is None else str(path),
         target_modules(adapted, others),
         # PEFT would take the end of a name for other modules too, such as norm for input_layernorm.
-        [name for name in others if any(is_named(name, end) for end in adapters.save_modules)],
+        _saved(others, adapters),
         not any(isinstance(whole[name], nn.Linear) for name in adapted),
     )
     text = json.dumps(peft_settings(adapters, base), indent=2, sort_keys=True)
     (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+
+
+def _saved(modules: list[str], adapters: Adapters) -> list[str]:
+    """Returns the full names of the modules that are trained whole."""
+    ends = adapters.save_modules
+    return [name for name in modules if any(map(partial(is_named, name), ends))]

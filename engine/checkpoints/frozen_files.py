@@ -47,7 +47,7 @@ class Earlier:
 
     path: Path
     files: Sequence[dict[str, Any]]
-    """The entries of its frozen files."""
+    """It has these frozen files, as its manifest describes them."""
 
 
 class FrozenFiles:

@@ -129,8 +129,8 @@ class OptimConfig:
     """
 
     lora_save_modules: tuple[str, ...] = ()
-    """Modules whose full name ends with one of these, such as `norm` or `lm_head`, are trained
-    whole, beside the adapters.
+    """These modules are trained whole, beside the adapters: all whose full name ends with one of
+    these, such as `norm` or `lm_head`.
     """
 
     learning_rate: float = 1.0e-5

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.adapters.place import Adaptable, Block, place_adapters
+from engine.adapters.place_adapters import Adaptable, Block, place_adapters
 from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts

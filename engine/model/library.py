@@ -31,7 +31,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from engine.adapters.place import Family
+from engine.adapters.place_adapters import Family
 
 _NAMES = (
     "AutoConfig",

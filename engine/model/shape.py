@@ -383,7 +383,7 @@ class ModelShape:
 
     @property
     def frozen_bytes(self) -> int:
-        """Weights that are not trained take so many bytes."""
+        """Returns the bytes of the weights that are not trained."""
         return self.item_bytes * sum(unit.frozen_numel for unit in self.units)
 
     def export_bytes(self, dtype: str) -> int:

@@ -39,7 +39,7 @@ class Unit:
     unrun: frozenset[str] = frozenset()
     """The block reads weights of these of its modules without running them."""
     untrained: frozenset[str] = frozenset()
-    """These parameters of the block get no gradient."""
+    """No gradient reaches these parameters of the block."""
     bindings: dict[str, list[tuple[nn.Module, str]]] = field(default_factory=dict)
     """A parameter of the embed or head unit is bound to these attributes of these modules."""
 
@@ -48,7 +48,7 @@ class Unit:
         self.layout = layout
 
     def note_trial(self, unrun: Iterable[str], untrained: Iterable[str]) -> None:
-        """Notes which modules of the block are not run, and which parameters get no gradient."""
+        """Records which modules of the block are not run, and which parameters get no gradient."""
         self.unrun, self.untrained = frozenset(unrun), frozenset(untrained)
 
     def be_of_kind(self, kind: int) -> None:

@@ -392,9 +392,8 @@ def _fill(
     peak = PeakMemory()
     store.allocate_weights(allocating)
     if not job.is_resumed:
-        taken = fill_start(config, model, store, (job.backend.device, loading))
-        if taken is not None:
-            session.log("info", taken)
+        for sentence in fill_start(config, model, store, (job.backend.device, loading)):
+            session.log("info", sentence)
         # Reading needs additional memory, which is freed before the states are allocated.
         loading_peak = peak.read()
         allocate_states(allocating)

@@ -40,23 +40,33 @@ def fill_start(
     model: StreamedModel,
     store: HostStore,
     how: tuple[torch.device, Progress],
-) -> str | None:
+) -> list[str]:
     """Fills the weight planes of a new run. Returns in words where weights come from that are not
-    the model's own. how: random weights are drawn on this device, and this is told.
+    the model's own, and what has no adapters. how: random weights are drawn on this device, and
+    this is told.
     """
     device, progress = how
     place, seed = config.model.start_from, config.train.seed
     if place is not None and not is_peft_folder(place):
         initialise_adapters(model, store, seed)  # the earlier run may have had none
         start = load_start(place, store, model.persistent_buffers(), progress)
-        return f"The weights are those of {start.path}."
+        return [f"The weights are those of {start.path}.", *_left_out(model)]
     if config.model.init == "random":
         initialise(model, store, seed, device, progress)
     else:
         load_pretrained(model, config.model.source, store, progress)
     initialise_adapters(model, store, seed)
     if place is None:
-        return None
+        return _left_out(model)
     folder = PeftFolder.read(place)
     load_adapters(folder, model, store)
-    return f"The adapters are those of {folder.path}."
+    return [f"The adapters are those of {folder.path}.", *_left_out(model)]
+
+
+def _left_out(model: StreamedModel) -> list[str]:
+    """Says which weights of a model with adapters can have none."""
+    specs = [spec for layout in model.layouts for spec in layout.parameters]
+    is_stacked = any(spec.frozen and len(spec.shape) == 3 for spec in specs)
+    if not is_stacked or not any(spec.adapter for spec in specs):
+        return []
+    return ["The experts of this model are stacked in one weight, so they have no adapters."]

@@ -7,7 +7,7 @@ import torch
 
 from engine.config.adapters import Adapters
 from engine.plan.choices import PlanChoices
-from tests.engine.model.test_families import AMPLIFIES, SUPPORTED
+from tests.engine.model.test_families import AMPLIFIES, SUPPORTED, assert_allocated_as_said
 from tests.support.families import tiny_family_config
 from tests.support.library_version import another_version_may_refuse
 from tests.support.peft_models import ADAPTERS, in_peft, take_adapters, trained_of
@@ -20,7 +20,7 @@ STEPS = 10
 RATE = 1e-3
 FIRST_TIER = ("llama", "gpt2", "gemma3_text", "phi3", "mixtral")
 """Linear layers, transposed ones, tied heads, fused layers, and experts that get no adapters."""
-WITHOUT_LAYERS = ("rwkv",)
+CHOICES = PlanChoices(micro_batches=2, host_boundaries=True, resident_blocks=1)
 
 
 def compare(config, adapters: Adapters, choices: PlanChoices, resync: bool = False) -> None:
@@ -31,6 +31,7 @@ def compare(config, adapters: Adapters, choices: PlanChoices, resync: bool = Fal
     before = {name: each.detach().clone() for name, each in plain.named_parameters()}
     run = streamed(plain, choices, tokens=20, config=config, parts=adapters)
     try:
+        assert_allocated_as_said(run, choices, 20)
         peft = in_peft(plain, run.model, adapters)
         take_adapters(run, peft)
         run.engine.drain()
@@ -80,7 +81,6 @@ def families() -> list:
     return [
         family if family in FIRST_TIER else pytest.param(family, marks=[sweep])
         for family in SUPPORTED
-        if family not in WITHOUT_LAYERS
     ]
 
 
@@ -88,4 +88,4 @@ def families() -> list:
 def test_adapters_of_all_linear_layers(family):
     with another_version_may_refuse():
         config = tiny_family_config(family)
-        compare(config, ADAPTERS, PlanChoices(micro_batches=2), family in AMPLIFIES)
+        compare(config, ADAPTERS, CHOICES, family in AMPLIFIES)

@@ -27,7 +27,7 @@ PLANS = {
     "settled": dict(settled_units=2),
     "all settled": dict(settled_units=5),
     "parked": dict(parked_gradients=True),
-    "device homes": dict(device_homes=("block 0", "block 1"), update_buffers=2),
+    "device homes": dict(device_homes=("block 1",), update_buffers=2),
 }
 EVERYWHERE = Adapters(rank=4)
 DROPPING = Adapters(rank=4, dropout=0.3)

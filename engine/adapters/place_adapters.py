@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from engine.adapters.choose_layers import Modules, chosen_layers, saved_parameters
-from engine.adapters.lora_layer import FACTORS, add_adapter
+from engine.adapters.lora_layer import FACTORS, with_adapter
 from engine.config.adapters import Adapters
 from engine.planes.layout import ParameterSpec, UnitLayout, lay_out
 
@@ -65,7 +65,7 @@ class Adaptable:
     layouts: Sequence[UnitLayout]
     """Those of embed, the blocks and the head."""
     aliases: Mapping[str, str]
-    """The first name of each tied parameter, by its second name."""
+    """It has the first name of each tied parameter, by its second name."""
     family: Family
     dtype: torch.dtype
     """The factors are computed with in this dtype."""
@@ -86,8 +86,10 @@ def place_adapters(model: Adaptable, adapters: Adapters) -> list[UnitLayout]:
         specs = list(blocks[at].parameters)
         for name, layer in list(block.module.named_modules()):
             if block.prefix + name in chosen:
-                add_adapter(layer, _features(layer, model.transposed), adapters, model.dtype)
-                specs += _factors(block.prefix, name, layer)
+                features = _features(layer, model.transposed)
+                adapted = with_adapter(layer, features, adapters, model.dtype)
+                block.module.set_submodule(name, adapted)
+                specs += _factors(block.prefix, name, adapted)
         blocks[at] = lay_out(blocks[at].unit, specs)
     return [embed, *blocks, head]
 
