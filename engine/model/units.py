@@ -48,7 +48,7 @@ class Unit:
         self.layout = layout
 
     def note_trial(self, unrun: Iterable[str], untrained: Iterable[str]) -> None:
-        """Keeps which modules of the block are not run, and which parameters get no gradient."""
+        """Takes what a trial found: modules that are not run, parameters without a gradient."""
         self.unrun, self.untrained = frozenset(unrun), frozenset(untrained)
 
     def be_of_kind(self, kind: int) -> None:

@@ -5,6 +5,7 @@ input, and a recompute drops the same.
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import pytest
 import torch
@@ -76,3 +77,24 @@ def test_any_plan_gives_the_same_bits(reference, plan, case, dtype):
 def test_dropout_changes_what_is_learned(reference):
     pairs = zip(reference["everywhere", "float32"], reference["dropping", "float32"])
     assert any(not torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no C compiler")
+def test_blocks_with_adapters_are_compiled():
+    """Compiled ones learn what eager ones do, and nothing is left uncompiled."""
+    plain = plain_model(tiny_config("llama"))
+    found = []
+    for is_compiled in (False, True):
+        choices = dataclasses.replace(BASE, compiled=is_compiled)
+        run = streamed(plain, choices, parts=EVERYWHERE)
+        initialise_adapters(run.model, run.store, seed=7)
+        losses = []
+        for step in (1, 2):
+            batches = random_batches(2, seed=step)
+            run.engine.train_step(step, batches, 1e-2, lambda home: losses.append(home.loss))
+            run.engine.drain()
+        seconds, problems = run.engine.state.compiling
+        assert not problems and (seconds > 0) == is_compiled
+        found.append(losses)
+        run.close()
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
