@@ -1,8 +1,8 @@
 """A full checkpoint holds every plane except the gradients, and one of weights alone the weight
 planes (`output.checkpoint`). Both are written straight from the host store's memory, in one way.
 
-``checkpoints/step-N/`` holds one file per unit (its planes one after another),
-``buffers.safetensors`` if the model has persistent buffers, and ``manifest.json`` with what the
+``checkpoints/step-N/`` holds one file per unit (its planes one after another), another for its
+weights that are not trained (`engine.checkpoints.frozen_files`), ``buffers.safetensors`` if the model has persistent buffers, and ``manifest.json`` with what the
 checkpoint holds, sizes, checksums and whatever else a resume needs. The steps below run in this
 order, so that a crash or a power failure at any moment loses no complete checkpoint:
 
