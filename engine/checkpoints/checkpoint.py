@@ -2,9 +2,10 @@
 planes (`output.checkpoint`). Both are written straight from the host store's memory, in one way.
 
 ``checkpoints/step-N/`` holds one file per unit (its planes one after another), another for its
-weights that are not trained (`engine.checkpoints.frozen_files`), ``buffers.safetensors`` if the model has persistent buffers, and ``manifest.json`` with what the
-checkpoint holds, sizes, checksums and whatever else a resume needs. The steps below run in this
-order, so that a crash or a power failure at any moment loses no complete checkpoint:
+weights that are not trained (`engine.checkpoints.frozen_files`), ``buffers.safetensors`` if the
+model has persistent buffers, and ``manifest.json`` with what the checkpoint holds, sizes, checksums
+and whatever else a resume needs. The steps below run in this order, so that a crash or a power
+failure at any moment loses no complete checkpoint:
 
 - The leftovers of a killed writer are removed. If it was killed between the two renames below, the
   old checkpoint gets its name back.

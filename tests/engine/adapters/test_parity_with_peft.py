@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
+
 import pytest
 import torch
+from peft import PeftModel
 
+from engine.checkpoints.adapter_weights import merged
+from engine.checkpoints.export_adapter import save_adapter
 from engine.config.adapters import Adapters
 from engine.plan.choices import PlanChoices
 from tests.engine.model.test_families import AMPLIFIES, SUPPORTED, assert_allocated_as_said
 from tests.support.families import tiny_family_config
 from tests.support.library_version import another_version_may_refuse
-from tests.support.peft_models import ADAPTERS, in_peft, take_adapters, trained_of
+from tests.support.peft_models import ADAPTERS, adapted_layers, in_peft, take_adapters, trained_of
 from tests.support.tiers import FAMILY_SWEEP
-from tests.support.tiny import plain_loss, plain_model, random_batches, streamed
+from tests.support.tiny import Streamed, plain_loss, plain_model, random_batches, streamed
 
 pytestmark = pytest.mark.computing
 
@@ -20,15 +26,15 @@ STEPS = 10
 RATE = 1e-3
 FIRST_TIER = ("llama", "gpt2", "gemma3_text", "phi3", "mixtral")
 """Linear layers, transposed ones, tied heads, fused layers, and experts that get no adapters."""
-CHOICES = PlanChoices(micro_batches=2, host_boundaries=True, resident_blocks=1)
 
 
-def compare(config, adapters: Adapters, choices: PlanChoices, resync: bool = False) -> None:
+def compare(config, adapters: Adapters, folder: Path, resync: bool = False) -> None:
     """Trains both for ten steps: losses, norms, gradients and adapters agree, and nothing else of
     the streamed model has changed by a bit.
     """
     plain = plain_model(config)
     before = {name: each.detach().clone() for name, each in plain.named_parameters()}
+    choices = PlanChoices(micro_batches=2, host_boundaries=True, resident_blocks=1)
     run = streamed(plain, choices, tokens=20, config=config, parts=adapters)
     try:
         assert_allocated_as_said(run, choices, 20)
@@ -72,8 +78,30 @@ def compare(config, adapters: Adapters, choices: PlanChoices, resync: bool = Fal
         for name, (unit, spec, _) in specs.items():
             if spec.frozen:
                 assert torch.equal(run.store.master(unit, spec.name), before[name]), name
+        assert_taken_home(run, peft, adapters, folder)
     finally:
         run.close()
+
+
+def assert_taken_home(run: Streamed, peft, adapters: Adapters, folder: Path) -> None:
+    """PEFT reads the exported adapter, with the same logits, and merges to the same weights."""
+    save_adapter(run.model, run.store, adapters, ("tiny", "float32", folder))
+    (batch,) = random_batches(1, 2, 10, seed=99)
+    ids = torch.from_numpy(batch.input_ids)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error", UserWarning)  # such as keys that are missing
+        read = PeftModel.from_pretrained(plain_model(peft.config), folder).eval()
+        expected = peft.eval()(input_ids=ids, use_cache=False).logits
+        torch.testing.assert_close(read(input_ids=ids, use_cache=False).logits, expected)
+    whole = dict(peft.merge_and_unload().named_parameters())
+    count = 0
+    for unit in run.model.units:
+        for spec in unit.layout.parameters:
+            found = merged(run.store, unit, spec)
+            if found is not None:
+                count += 1
+                torch.testing.assert_close(found, whole[spec.full_name].detach())
+    assert count == len(adapted_layers(run.model))
 
 
 def families() -> list:
@@ -85,7 +113,20 @@ def families() -> list:
 
 
 @pytest.mark.parametrize("family", families())
-def test_adapters_of_all_linear_layers(family):
+def test_adapters_of_all_linear_layers(family, tmp_path):
     with another_version_may_refuse():
         config = tiny_family_config(family)
-        compare(config, ADAPTERS, CHOICES, family in AMPLIFIES)
+        compare(config, ADAPTERS, tmp_path / "adapter", family in AMPLIFIES)
+
+
+@pytest.mark.parametrize(
+    "adapters",
+    [
+        Adapters(rank=4, rslora=True, targets=("q_proj", "model.layers.1*.down_proj")),
+        Adapters(rank=4, save_modules=("model.norm", "lm_head")),
+    ],
+    ids=["some layers, rsLoRA", "modules that are trained whole"],
+)
+def test_adapters_by_name(adapters, tmp_path):
+    config = tiny_family_config("llama", tied=False)
+    compare(config, adapters, tmp_path / "adapter")
