@@ -78,19 +78,22 @@ def compare(config, adapters: Adapters, folder: Path, resync: bool = False) -> N
         for name, (unit, spec, _) in specs.items():
             if spec.frozen:
                 assert torch.equal(run.store.master(unit, spec.name), before[name]), name
-        assert_taken_home(run, peft, adapters, folder)
+        assert_taken_home(run, peft, adapters, (config, folder))
     finally:
         run.close()
 
 
-def assert_taken_home(run: Streamed, peft, adapters: Adapters, folder: Path) -> None:
-    """PEFT reads the exported adapter, with the same logits, and merges to the same weights."""
+def assert_taken_home(run: Streamed, peft, adapters: Adapters, where: tuple) -> None:
+    """PEFT reads the exported adapter, with the same logits, and merges to the same weights.
+    `where`: the configuration of the base, and a folder that is made.
+    """
+    config, folder = where
     save_adapter(run.model, run.store, adapters, ("tiny", "float32", folder))
     (batch,) = random_batches(1, 2, 10, seed=99)
     ids = torch.from_numpy(batch.input_ids)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("error", UserWarning)  # such as keys that are missing
-        read = PeftModel.from_pretrained(plain_model(peft.config), folder).eval()
+        read = PeftModel.from_pretrained(plain_model(config), folder).eval()
         expected = peft.eval()(input_ids=ids, use_cache=False).logits
         torch.testing.assert_close(read(input_ids=ids, use_cache=False).logits, expected)
     whole = dict(peft.merge_and_unload().named_parameters())

@@ -20,7 +20,9 @@ from engine.config.export_choice import ExportChoice
 from engine.errors import RunError
 from engine.runs.events import RunStarted
 from engine.sampling.generate import AnswerLimits, Sampler
+from engine.talk.talk_sources import folder_of
 from engine.train.run import resume_run, start_run
+from tests.engine.talk.test_talk import answer_of, base_of, checkpoint_of
 from tests.engine.train.test_changed_settings import weights_at_start
 from tests.support.failing import command
 from tests.support.folders import make_config
@@ -280,3 +282,18 @@ def test_a_check_says_how_many_parameters_are_trained(tmp_path, capsys):
     make_config(tmp_path, **LORA).save(preset)
     assert launch.main(["check", str(preset)]) == 0
     assert "of them trained" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_talk_answers_with_the_adapters_and_without(tmp_path):
+    run = train(tmp_path, "runs", **{"model.dtype": "float32"})
+    config = run.folder.config
+    home = tmp_path / "home"
+    export_run(tmp_path / "runs", run.folder.id, home)
+    sources = (
+        base_of(config),
+        folder_of(config.model.source),
+        checkpoint_of(tmp_path / "runs", run.folder.id, config, None, "newest"),
+        folder_of(str(home)),
+    )
+    before, plain, after, merged = map(answer_of, sources)
+    assert before == plain and after.strip() == merged.strip()
