@@ -24,7 +24,9 @@ class Block:
     prefix: str
     """The full names of its modules begin with this."""
     unrun: Collection[str]
-    """It reads the weights of these of its layers without running them."""
+    """It reads the weights of these of its layers without running them, or they return more than a
+    linear layer does.
+    """
     untrained: Collection[str]
     """The weights of these get no gradient, nor would an adapter."""
 
@@ -120,7 +122,7 @@ def _modules(model: Adaptable) -> Modules:
     others: dict[str, str] = {}
     for block in model.blocks:
         for name, module in block.module.named_modules():
-            if isinstance(module, model.transposed) or _is_linear(module):
+            if isinstance(module, (nn.Linear, model.transposed)):
                 linear[block.prefix + name] = _reason_against(name, block, model.family)
             elif name:
                 others[block.prefix + name] = type(module).__name__
@@ -129,17 +131,10 @@ def _modules(model: Adaptable) -> Modules:
     return Modules(linear, others, outside)
 
 
-def _is_linear(module: nn.Module) -> bool:
-    """Tells whether a module is a linear layer with torch's own code. Routers that are derived from
-    one return more than its result.
-    """
-    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
-
-
 def _reason_against(name: str, block: Block, family: Family) -> str:
     """Returns why a layer of a block can have no adapter; an empty text if it can."""
     if name in block.unrun:
-        return "this model reads its weights without running it, so an adapter would add nothing"
+        return "this model does not run it as a linear layer, so an adapter would add nothing"
     if f"{name}.weight" in block.untrained:
         return "no gradient reaches it"
     return family.refuses(name.rpartition(".")[2])

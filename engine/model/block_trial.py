@@ -67,7 +67,9 @@ class Trial:
         leaves them unchanged, so weight decay must do so, too.
         """
         self.unrun: dict[int, set[str]] = {}
-        """In each kind of block, these modules were not run: the block may read their weights."""
+        """In each kind of block, these modules were not run (the block may read their weights), or
+        returned something else than a tensor.
+        """
 
     def __call__(
         self, position: int, arguments: BlockArguments, hidden: torch.Tensor
@@ -174,7 +176,7 @@ class Trial:
 
 
 class _RunsNoted:
-    """While it is active, a `_RunsNoted` notes which modules of `block` are run."""
+    """While it is active, a `_RunsNoted` notes which modules of `block` return a tensor."""
 
     def __init__(self, block: nn.Module):
         self._hooks: list[Any] = []
@@ -185,8 +187,9 @@ class _RunsNoted:
     def __enter__(self) -> _RunsNoted:
         for name, module in self._modules.items():
 
-            def note(*_: Any, name: str = name) -> None:
-                self.unrun.discard(name)
+            def note(*given: Any, name: str = name) -> None:
+                if isinstance(given[-1], torch.Tensor):
+                    self.unrun.discard(name)
 
             self._hooks.append(module.register_forward_hook(note))
         return self

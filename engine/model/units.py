@@ -37,7 +37,7 @@ class Unit:
     it in their computation.
     """
     unrun: frozenset[str] = frozenset()
-    """The block reads weights of these of its modules without running them."""
+    """The block runs these of its modules not at all, or for more than a tensor."""
     untrained: frozenset[str] = frozenset()
     """No gradient reaches these parameters of the block."""
     bindings: dict[str, list[tuple[nn.Module, str]]] = field(default_factory=dict)
