@@ -40,6 +40,8 @@ _SHOWN = (
     "train.seed",
 )
 """The card lists these settings."""
+_OF_ADAPTERS = ("train.lora_rank", "train.lora_alpha", "train.lora_dropout", "train.lora_targets")
+"""It also lists these of a run that trained adapters."""
 _BENCHMARKS = "## Benchmarks"
 _LOADING = """## How to load it
 
@@ -214,7 +216,7 @@ def _data(config: TrainConfig, snapshot: RunSnapshot) -> str:
 def _settings(config: TrainConfig, snapshot: RunSnapshot) -> str:
     tree = config.to_dict()
     rows = [("Steps", f"{counted(snapshot.step, 'step')} of {snapshot.total_steps:,}")]
-    for dotted in _SHOWN:
+    for dotted in (*_SHOWN, *(_OF_ADAPTERS if config.train.method == "lora" else ())):
         section, _, name = dotted.partition(".")
         rows.append((f"`{dotted}`", str(tree[section][name])))
     if snapshot.device_name:

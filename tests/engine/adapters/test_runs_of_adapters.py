@@ -92,6 +92,7 @@ def test_an_adapter_is_what_peft_reads(tmp_path, changes):
     assert mine == {name: theirs[name] for name in mine}
     card = (run.folder.export_path / "README.md").read_text()
     assert "AutoPeftModelForCausalLM" in card and "library_name: peft" in card
+    assert "| `train.lora_rank` | 4 |" in card and "Adapters of " in card
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -131,6 +132,24 @@ def test_adapters_begin_as_the_seed_says_and_the_base_stays(tmp_path):
             for spec in unit.layout.parameters:
                 found = opened.store.master(unit.name, spec.name)
                 assert torch.equal(found, first[spec.full_name]) == spec.frozen, spec.full_name
+
+
+def test_random_weights_are_the_same_with_adapters_beside_them(tmp_path):
+    found = []
+    for method in ("full", "lora"):
+        values = {"model.init": "random", "train.method": method, "train.steps": 1}
+        config = make_config(tmp_path, **LORA | values)
+        found.append(weights_at_start(start_run(config, tmp_path / method)))
+    assert any(".lora_A." in name for name in found[1])
+    assert all(torch.equal(found[1][name], weight) for name, weight in found[0].items())
+
+
+def test_adapters_beside_random_weights_are_not_exported_alone(tmp_path, capsys):
+    preset = tmp_path / "preset.yaml"
+    make_config(tmp_path, **LORA | {"model.init": "random"}).save(preset)
+    arguments = ["check", str(preset), "--set", "output.export_form=adapter"]
+    code, _, sentence = command(capsys, *arguments)
+    assert code == 2 and "fit no model that anybody has; set it to model" in sentence
 
 
 def test_a_run_starts_from_an_adapter(tmp_path):
