@@ -117,6 +117,14 @@ class Contents:
         """The planes take this many bytes in the checkpoint."""
         return checkpoint_bytes(self.store, self.holds)
 
+    @property
+    def most_bytes(self) -> int:
+        """The planes and the weights that are not trained, which may be on the disk already, take
+        this many bytes.
+        """
+        frozen = (frozen_range(each, self.store.dtype) for each in self.store.layouts.values())
+        return self.plane_bytes + sum(end - begin for begin, end in frozen)
+
     def needed_bytes(self) -> int:
         """Returns the free space that the checkpoint needs at most, in bytes.
 

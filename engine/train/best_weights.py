@@ -101,7 +101,7 @@ class BestWeights:
         )
         if not self._has_room(step, contents, is_last):
             return
-        if contents.plane_bytes < checkpoint_needs.SMALL_BYTES:
+        if contents.most_bytes < checkpoint_needs.SMALL_BYTES:
             self._write_now(score, contents)
         else:
             self._begin(score, contents)
