@@ -15,7 +15,7 @@ from engine.adapters.peft_folder import CONFIG as ADAPTER_CONFIG
 from engine.checkpoints.saved_steps import saved_steps
 from engine.config.export_choice import ExportFrom
 from engine.errors import RamstreamError
-from engine.home.commands import what_to_type
+from engine.home.commands import adapter_to_type, what_to_type
 from engine.home.modelfile import MODELFILE
 from engine.paths import program_command
 from engine.runs.folder import CONFIG_FILE, RunFolder
@@ -64,10 +64,13 @@ def _home(folder: RunFolder) -> dict[str, Any]:
     there = saved_steps(folder.checkpoints_path, folder.best_path)
     saved = there.exported(_export_from(folder))
     exported = folder.export_path.resolve()
-    has_export = any((exported / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
+    is_adapter = (exported / ADAPTER_CONFIG).is_file()
+    has_export = is_adapter or (exported / "config.json").is_file()
     target = f"exports/{folder.id}"
     loaded = str(exported) if has_export else target
     typed = what_to_type(loaded, _ollama_name(folder))
+    if is_adapter:
+        typed = adapter_to_type(loaded, _ollama_name(folder), _base_of(folder))
     rows = [{"label": label, "text": text} for label, text in typed]
     if saved is not None:
         runs = str(folder.path.resolve().parent)
@@ -111,6 +114,14 @@ def _eval_command(folder: RunFolder) -> str:
     return f"{program_command()} {words}"
 
 
+def _base_of(folder: RunFolder) -> str:
+    """Returns the model to which the adapters of a run belong."""
+    try:
+        return folder.config.model.source
+    except RamstreamError:
+        return "BASE_MODEL"
+
+
 def _export_from(folder: RunFolder) -> ExportFrom:
     try:
         return folder.config.output.export_from
@@ -129,6 +140,8 @@ def _template_in_words(exported: Path) -> str:
     try:
         text = (exported / MODELFILE).read_text(encoding="utf-8")
     except OSError:
+        if (exported / ADAPTER_CONFIG).is_file():
+            return "An adapter has no Modelfile; export the whole model for Ollama."
         return "This folder has no Modelfile, as it was exported by an earlier version."
     if "\nTEMPLATE " in text:
         return (
