@@ -9,11 +9,13 @@ import shutil
 
 import pytest
 
-from engine.checkpoints import frozen_files
+from engine.checkpoints import checkpoint, frozen_files
 from engine.checkpoints.checkpoint import Contents, write_checkpoint
+from engine.checkpoints.frozen_files import FrozenFiles
 from engine.checkpoints.restore import load_checkpoint, verified_manifest
 from engine.config.adapters import Adapters
 from engine.errors import CheckpointError
+from engine.host.host_store import HostStore
 from engine.plan.choices import PlanChoices
 from engine.runs.folder import BEST_FOLDER
 from tests.support.tiny import Streamed, plain_model, streamed, tiny_config
@@ -112,3 +114,24 @@ def test_a_file_of_another_size_is_not_shared(tmp_path):
     assert (second.path / name).stat().st_ino != (first.path / name).stat().st_ino
     load_checkpoint(second.path, run.store, {})
     run.close()
+
+
+def test_checkpoints_of_before_have_them_in_their_planes(tmp_path, monkeypatch):
+    """They were written so for a while, and are read."""
+    run = a_run()
+    expected = masters(run)
+    with monkeypatch.context() as before:
+        before.setattr(checkpoint, "frozen_range", lambda *_: (0, 0))
+        before.setattr(FrozenFiles, "write", lambda *_: [])
+        before.setattr(HostStore, "trained_bytes", HostStore.nbytes)
+        info = write(run, tmp_path, 1)
+    assert not frozen_of(info.path) and verified_manifest(info.path)["format"] == 2
+    other = a_run()
+    for unit in other.model.units:
+        other.store.tensor(unit.name, "weight_high").zero_()
+    load_checkpoint(info.path, other.store, {})
+    assert same(masters(other), expected)
+    again = write(other, tmp_path, 2)
+    assert verified_manifest(again.path)["format"] == 4 and frozen_of(again.path)
+    run.close()
+    other.close()
