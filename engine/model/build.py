@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.adapters.place_adapters import Adaptable, Block, place_adapters
 from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
@@ -26,8 +25,7 @@ from engine.model.skeleton import Skeleton, parameters_reached
 from engine.model.units import TORCH_DTYPES, RouterLoss, StreamedModel, Unit
 from engine.plan.buffers import EMBED, HEAD
 from engine.planes.active_parameters import active_parameters, work_parameters
-from engine.planes.freezing import with_frozen
-from engine.planes.layout import ParameterSpec, UnitLayout, lay_out
+from engine.planes.layout import ParameterSpec, lay_out
 
 _FAILS_IN_BF16 = ("xlstm",)
 """The code of these families raises an error in bf16, in plain transformers too, for rows that are
@@ -71,11 +69,9 @@ def build_model(
     try:
         built = _build(config, model)
         if parts is not None:
-            layouts = _with_parts(built, parts)
-            counted = [
-                count(built.config, layouts) for count in (active_parameters, work_parameters)
-            ]
-            built.train_parts(layouts, (counted[0], counted[1]))
+            layouts = built.layouts_with(parts, family_of(built.config.model_type))
+            active = active_parameters(built.config, layouts)
+            built.train_parts(layouts, (active, work_parameters(built.config, layouts)))
         return built
     except RamstreamError:
         raise
@@ -85,29 +81,6 @@ def build_model(
             f"{config.model_type} does not run under the capture pass ({first_line(error)}), so it "
             f"cannot be streamed; {other}choose another model."
         ) from error
-
-
-def _with_parts(built: StreamedModel, parts: Parts | Adapters) -> list[UnitLayout]:
-    """Returns the layouts of a model of which only `parts` are trained. Adapters are added to its
-    blocks.
-    """
-    if isinstance(parts, Parts):
-        return with_frozen(built.layouts, built.aliases, parts)
-    blocks = []
-    for unit in built.blocks:
-        assert unit.block is not None  # every block has a module
-        first = unit.layout.parameters[0]
-        prefix = first.full_name.removesuffix(first.name)
-        blocks.append(Block(unit.block, prefix, unit.unrun, unit.untrained))
-    model = Adaptable(
-        built.skeleton.model,
-        blocks,
-        built.layouts,
-        built.aliases,
-        family_of(built.config.model_type),
-        TORCH_DTYPES[built.dtype],
-    )
-    return place_adapters(model, parts)
 
 
 def refuse_family(config: Any) -> None:

@@ -12,8 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.adapters.place_adapters import Adaptable, Block, Family, place_adapters
+from engine.config.adapters import Adapters
+from engine.config.trained_parts import Parts
 from engine.model.packing_trial import Packing
 from engine.model.skeleton import Skeleton
+from engine.planes.freezing import with_frozen
 from engine.planes.layout import Dtype, UnitLayout
 
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -154,6 +158,23 @@ class StreamedModel:
     def counted_parameters(self) -> int:
         """FLOPs of a step are counted by this many parameters."""
         return self.active_parameters if self.work_parameters is None else self.work_parameters
+
+    def layouts_with(self, parts: Parts | Adapters, family: Family) -> list[UnitLayout]:
+        """Returns the layouts of the model if only `parts` are trained. Adapters are added to its
+        blocks. Raises ConfigError where it lacks what is named.
+        """
+        if isinstance(parts, Parts):
+            return with_frozen(self.layouts, self.aliases, parts)
+        blocks = []
+        for unit in self.blocks:
+            assert unit.block is not None  # every block has a module
+            first = unit.layout.parameters[0]
+            prefix = first.full_name.removesuffix(first.name)
+            blocks.append(Block(unit.block, prefix, unit.unrun, unit.untrained))
+        dtype = TORCH_DTYPES[self.dtype]
+        whole = self.skeleton.model
+        model = Adaptable(whole, blocks, self.layouts, self.aliases, family, dtype)
+        return place_adapters(model, parts)
 
     def train_parts(self, layouts: Sequence[UnitLayout], counted: tuple[int, int]) -> None:
         """Replaces the layouts of all units by others in which some parameters are frozen. Blocks
