@@ -24,7 +24,7 @@ from typing import NoReturn, TypeAlias
 
 from engine.cli import argument_types, command_arguments
 from engine.cli.streams import OutputError, open_closed_streams, show, write_any_name
-from engine.config.export_choice import EXPORT_DTYPES, EXPORT_FROM, ExportChoice
+from engine.config.export_choice import EXPORT_DTYPES, EXPORT_FORMS, EXPORT_FROM, ExportChoice
 from engine.errors import ConfigError, RamstreamError
 from engine.paths import program_command
 
@@ -145,7 +145,7 @@ def _check(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from engine.checkpoints.export import export_run
 
-    choice = ExportChoice(arguments.checkpoint, arguments.dtype, arguments.weights)
+    choice = ExportChoice(arguments.checkpoint, arguments.dtype, arguments.weights, arguments.form)
     checkpoint = export_run(arguments.runs_dir, arguments.run_id, arguments.folder, choice)
     for sentence in checkpoint.skipped:
         print(f"Note: {sentence}", file=sys.stderr)
@@ -302,6 +302,11 @@ def _export_arguments(commands: _Commands) -> None:
         choices=EXPORT_DTYPES,
         default="auto",
         help="of the weights (the model's own by default; float32 has all of the masters)",
+    )
+    export.add_argument(
+        "--form",
+        choices=EXPORT_FORMS,
+        help="the whole model, or the adapters alone (as output.export_form by default)",
     )
     command_arguments.runs_dir_argument(export)
     export.set_defaults(run=_export)

@@ -12,6 +12,7 @@ imports from its own room and from rooms listed before it. `tests/test_rooms.py`
     plan            a training step as plain data: ops, builder, validator, simulator; no torch
     config          every setting: read, checked, written; no torch
     planes          where parameters are in the planes of a unit, and the bytes of planes; no torch
+    adapters        adapters in the linear layers of blocks, and which layers get one
     machine         this machine and known ones, and how fast they are; no torch
     sources         data sets as rows: files, folders, registries, the hub; no torch
     examples        rows as conversations, pairs and texts; no torch

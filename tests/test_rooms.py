@@ -52,6 +52,10 @@ LATE = {
         {"engine.host.host_store"},
         "for types alone: the app lists checkpoints without torch",
     ),
+    "engine/checkpoints/frozen_files.py": (
+        {"engine.host.host_store"},
+        "for types alone: the app lists checkpoints without torch",
+    ),
     "engine/checkpoints/restore.py": (
         {"engine.host.host_store"},
         "for types alone: the app finds checkpoints without torch",

@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 import yaml
 
+from app.form import adapter_words
 from engine.config.help_texts import field_docs
 from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
@@ -97,6 +98,7 @@ LABELS = {
     "output.price_per_kwh": "Price of electricity (a kWh)",
     "output.webhook": "Web address to tell when the run ends",
     "output.trackers": "Trackers (one a line)",
+    **adapter_words.LABELS,
 }
 
 CHOICE_LABELS = {
@@ -105,10 +107,6 @@ CHOICE_LABELS = {
         "random": "random weights (from scratch)",
     },
     "model.dtype": {"bfloat16": "bfloat16, fp32 masters", "float32": "float32"},
-    "train.method": {
-        "full": "the whole model",
-        "parts": "the parts that are named here",
-    },
     "train.optimizer": {
         "adamw": "AdamW, moments in fp32",
         "adamw_bf16": "AdamW, moments in bf16",
@@ -148,6 +146,7 @@ CHOICE_LABELS = {
     },
     "engine.states": {"host": "all of it in RAM"},
     "engine.kernels": {"compiled": "compiled by torch", "eager": "one by one"},
+    **adapter_words.CHOICE_LABELS,
 }
 
 PROMINENT = (
@@ -196,6 +195,7 @@ SHORT_HELP = {
     ),
     "engine.gradients": "On the GPU they take 2 bytes a parameter there instead of in RAM.",
     "engine.disk": "A folder on a local disk. Each step then writes there, which wears it.",
+    **adapter_words.SHORT_HELP,
 }
 
 

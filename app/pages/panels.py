@@ -12,6 +12,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.form.adapter_words import method_of
 from app.form.presets import Preset
 from app.form.settings_form import (
     CHOICE_LABELS,
@@ -196,6 +197,9 @@ class _Form:
 def component(setting: Setting, shown: Any = None) -> gr.components.Component:
     """Returns a new component for a setting that shows the component value `shown`."""
     common = {"value": shown, "label": setting.label, "elem_id": setting.elem_id}
+    method = method_of(setting.dotted)
+    if method:
+        common["elem_classes"] = f"rs-with-{method}"
     if setting.kind == "switch":
         return gr.Checkbox(info=setting.help, **common)
     common["info"] = SHORT_HELP.get(setting.dotted, setting.help)

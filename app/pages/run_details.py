@@ -11,10 +11,11 @@ from typing import Any
 
 from app.session.detached import STDERR_FILE, STDOUT_FILE, last_lines
 from app.view.benchmark_rows import benchmark_table
+from engine.adapters.peft_folder import CONFIG as ADAPTER_CONFIG
 from engine.checkpoints.saved_steps import saved_steps
 from engine.config.export_choice import ExportFrom
 from engine.errors import RamstreamError
-from engine.home.commands import what_to_type
+from engine.home.commands import adapter_to_type, what_to_type
 from engine.home.modelfile import MODELFILE
 from engine.paths import program_command
 from engine.runs.folder import CONFIG_FILE, RunFolder
@@ -63,10 +64,13 @@ def _home(folder: RunFolder) -> dict[str, Any]:
     there = saved_steps(folder.checkpoints_path, folder.best_path)
     saved = there.exported(_export_from(folder))
     exported = folder.export_path.resolve()
-    has_export = (exported / "config.json").is_file()
+    is_adapter = (exported / ADAPTER_CONFIG).is_file()
+    has_export = is_adapter or (exported / "config.json").is_file()
     target = f"exports/{folder.id}"
     loaded = str(exported) if has_export else target
     typed = what_to_type(loaded, _ollama_name(folder))
+    if is_adapter:
+        typed = adapter_to_type(loaded, _ollama_name(folder), _base_of(folder))
     rows = [{"label": label, "text": text} for label, text in typed]
     if saved is not None:
         runs = str(folder.path.resolve().parent)
@@ -87,6 +91,7 @@ def _home(folder: RunFolder) -> dict[str, Any]:
     return {
         "folder": target,
         "can_export": saved is not None,
+        "has_adapters": _has_adapters(folder),
         "said": said,
         "rows": rows,
         "pushed": pushed,
@@ -95,11 +100,26 @@ def _home(folder: RunFolder) -> dict[str, Any]:
     }
 
 
+def _has_adapters(folder: RunFolder) -> bool:
+    try:
+        return folder.config.train.method == "lora"
+    except RamstreamError:
+        return False
+
+
 def _eval_command(folder: RunFolder) -> str:
     """Returns the command that asks a first task; the person names others in its place."""
     runs = str(folder.path.resolve().parent)
     words = shlex.join(["eval", folder.id, "--tasks", "arc_easy", "--runs-dir", runs])
     return f"{program_command()} {words}"
+
+
+def _base_of(folder: RunFolder) -> str:
+    """Returns the model to which the adapters of a run belong."""
+    try:
+        return folder.config.model.source
+    except RamstreamError:
+        return "BASE_MODEL"
 
 
 def _export_from(folder: RunFolder) -> ExportFrom:
@@ -120,6 +140,8 @@ def _template_in_words(exported: Path) -> str:
     try:
         text = (exported / MODELFILE).read_text(encoding="utf-8")
     except OSError:
+        if (exported / ADAPTER_CONFIG).is_file():
+            return "An adapter has no Modelfile; export the whole model for Ollama."
         return "This folder has no Modelfile, as it was exported by an earlier version."
     if "\nTEMPLATE " in text:
         return (

@@ -169,6 +169,7 @@ class _RunAnswers:
         choice = ExportChoice(
             dtype=text_of(body, "dtype") if "dtype" in body else "auto",
             weights=text_of(body, "weights") if "weights" in body else None,
+            form=text_of(body, "form") if "form" in body else None,
         )
         job = self._session.export(_run_id(request), text_of(body, "folder"), choice)
         return JSONResponse(job.to_dict())

@@ -1,10 +1,11 @@
 """A full checkpoint holds every plane except the gradients, and one of weights alone the weight
 planes (`output.checkpoint`). Both are written straight from the host store's memory, in one way.
 
-``checkpoints/step-N/`` holds one file per unit (its planes one after another),
-``buffers.safetensors`` if the model has persistent buffers, and ``manifest.json`` with what the
-checkpoint holds, sizes, checksums and whatever else a resume needs. The steps below run in this
-order, so that a crash or a power failure at any moment loses no complete checkpoint:
+``checkpoints/step-N/`` holds one file per unit (its planes one after another), another for its
+weights that are not trained (`engine.checkpoints.frozen_files`), ``buffers.safetensors`` if the
+model has persistent buffers, and ``manifest.json`` with what the checkpoint holds, sizes, checksums
+and whatever else a resume needs. The steps below run in this order, so that a crash or a power
+failure at any moment loses no complete checkpoint:
 
 - The leftovers of a killed writer are removed. If it was killed between the two renames below, the
   old checkpoint gets its name back.
@@ -26,6 +27,7 @@ order, so that a crash or a power failure at any moment loses no complete checkp
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -37,6 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from engine.checkpoints import copies
+from engine.checkpoints.frozen_files import FROZEN, Earlier, FrozenFiles, frozen_range
 from engine.checkpoints.plane_snapshot import Snapshot
 from engine.checkpoints.threads import Meter
 from engine.checkpoints.unit_files import CHECKSUM, UnitFiles
@@ -61,9 +64,10 @@ if TYPE_CHECKING:
 
     from engine.host.host_store import HostStore
 
-FORMAT = 3
-"""Format 1 had one BLAKE2b checksum for each plane, and format 2 had moments in fp32 alone. Both
-can be read. Checkpoints with such moments are written in format 2, which earlier versions can read.
+FORMAT = 4
+"""Format 1 had one BLAKE2b checksum for each plane, format 2 had moments in fp32 alone, and format
+3 had weights that are not trained in the planes. All can be read. A checkpoint is written in the
+lowest format from 2 on that holds it, which earlier versions can read.
 """
 MANIFEST = "manifest.json"
 BUFFERS = "buffers.safetensors"
@@ -112,6 +116,14 @@ class Contents:
     def plane_bytes(self) -> int:
         """The planes take this many bytes in the checkpoint."""
         return checkpoint_bytes(self.store, self.holds)
+
+    @property
+    def most_bytes(self) -> int:
+        """The planes and the weights that are not trained, which may be on the disk already, take
+        this many bytes.
+        """
+        frozen = (frozen_range(each, self.store.dtype) for each in self.store.layouts.values())
+        return self.plane_bytes + sum(end - begin for begin, end in frozen)
 
     def needed_bytes(self) -> int:
         """Returns the free space that the checkpoint needs at most, in bytes.
@@ -179,14 +191,15 @@ def write_checkpoint(
     """
     root = Path(root)
     began = time.monotonic()
-    needed = contents.needed_bytes()
+    frozen = FrozenFiles(contents.store, _earlier(root))
+    needed = contents.needed_bytes() + frozen.new_bytes
     unfinished = root / f".step-{step}.partial"
     try:
         root.mkdir(exist_ok=True)  # a run's folder that is gone is not made anew
         _clear_leftovers(root)
         _check_disk_space(root, step, needed)
         unfinished.mkdir()
-        written = _write_files(unfinished, step, contents, progress)
+        written = _write_files(unfinished, step, contents, (frozen, progress))
         _move_into_place(root, step, unfinished)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -239,10 +252,25 @@ def _check_disk_space(root: Path, step: int, needed: int) -> None:
         )
 
 
-def _write_files(folder: Path, step: int, contents: Contents, progress: Progress) -> int:
-    """Writes and syncs all files of a checkpoint, the manifest last, and returns their size in
-    bytes.
+def _earlier(root: Path) -> list[Earlier]:
+    """Returns the checkpoints and the best weights of the run, the newest first."""
+    found = []
+    for place in (root, root.parent / BEST_FOLDER, root.parent / "checkpoints"):
+        for _, path in sorted(folders_by_step(place).items(), reverse=True):
+            with contextlib.suppress(OSError, ValueError):
+                body = json.loads((path / MANIFEST).read_bytes())
+                if body.pop("checksum") == body_checksum(body):
+                    found.append(Earlier(path, body.get(FROZEN, ())))
+    return found
+
+
+def _write_files(
+    folder: Path, step: int, contents: Contents, how: tuple[FrozenFiles, Progress]
+) -> int:
+    """Writes and syncs all files of a checkpoint, the manifest last, and returns the bytes that are
+    written anew. how: the files of weights that are not trained, and the progress that is told.
     """
+    frozen, progress = how
     store = contents.store
     layouts = list(store.layouts.values())
     sizes = [_plane_bytes(layout, store, contents.holds) for layout in layouts]
@@ -251,12 +279,16 @@ def _write_files(folder: Path, step: int, contents: Contents, progress: Progress
         snapshot = Snapshot(store, contents.planes)
         snapshot.arm()  # nothing changes the planes
     files = UnitFiles(folder, layouts, sizes)
-    units = files.write(snapshot, Meter(contents.plane_bytes, progress))
+    new_bytes = frozen.new_bytes
+    meter = Meter(contents.plane_bytes + new_bytes, progress)
+    units = files.write(snapshot, meter)
+    frozen_files = frozen.write(folder, meter)
     buffers = _write_buffers(folder, contents.buffers) if contents.buffers else None
     # Weights alone are the same with every optimizer.
     moments_of = store.optimizer if contents.holds == "full" else FP32_MOMENTS
+    without_frozen = 2 if moments_of == FP32_MOMENTS else 3
     values = {
-        "format": 2 if moments_of == FP32_MOMENTS else FORMAT,
+        "format": FORMAT if frozen_files else without_frozen,
         "step": step,
         HOLDS: contents.holds,
         "dtype": store.dtype,
@@ -264,6 +296,7 @@ def _write_files(folder: Path, step: int, contents: Contents, progress: Progress
         "piece_checksum": CHECKSUM,
         "piece_bytes": copies.PIECE_BYTES,
         "units": units,
+        **({FROZEN: frozen_files} if frozen_files else {}),
         "buffers": buffers,
         "state": contents.state,
     }
@@ -272,7 +305,7 @@ def _write_files(folder: Path, step: int, contents: Contents, progress: Progress
     # The files are on the disk already; this puts their names there too.
     sync_folder(folder)
     buffer_bytes = 0 if buffers is None else buffers["bytes"]
-    return sum(unit["bytes"] for unit in units) + len(manifest) + buffer_bytes
+    return sum(unit["bytes"] for unit in units) + new_bytes + len(manifest) + buffer_bytes
 
 
 def _write_buffers(folder: Path, buffers: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -350,6 +383,10 @@ def folders_by_step(root: Path) -> dict[int, Path]:
 def _plane_bytes(
     layout: UnitLayout, store: HostStore, holds: Literal["full", "weights"]
 ) -> dict[str, int]:
-    """Returns the bytes of each plane that a checkpoint holds, in file order."""
+    """Returns the bytes of each plane that a checkpoint holds, in file order, without weights that
+    are not trained.
+    """
     sizes = layout.plane_bytes(store.dtype, store.optimizer)
+    begin, end = frozen_range(layout, store.dtype)
+    sizes["weight_high"] -= end - begin
     return {plane: sizes[plane] for plane in checkpoint_planes(store.dtype, holds)}

@@ -17,9 +17,12 @@ from safetensors import SafetensorError
 from torch import nn
 
 from engine.checkpoints.checkpoint import CheckpointInfo
+from engine.checkpoints.export_adapter import save_adapter
 from engine.checkpoints.export_parts import parts_of, save_in_parts
 from engine.checkpoints.open_for_sampling import open_checkpoint
+from engine.config.adapters import Adapters
 from engine.config.export_choice import AS_CONFIGURED, ExportChoice, written_dtype
+from engine.config.settings import TrainConfig
 from engine.errors import RunError
 from engine.files import disk_free
 from engine.home.model_card import CARD, Exported, model_card
@@ -53,10 +56,21 @@ class TrainedModel:
     """The weights are written in this dtype; `auto` means the model's own."""
     card: str = ""
     """The folder gets this model card; an empty one is not written."""
+    adapters: Adapters | None = None
+    """They alone are written; None where the whole model is."""
 
     @property
     def written_dtype(self) -> str:
         return written_dtype(self.dtype, self.model.dtype)
+
+    @property
+    def bytes(self) -> int:
+        """The weights take so many bytes in the folder."""
+        item = TORCH_DTYPES[self.written_dtype].itemsize
+        if self.adapters is not None:
+            return self.model.trained_count * item
+        exact = sum(layout.exact_numel for layout in self.model.layouts)
+        return self.model.parameter_count * item + 2 * exact
 
 
 def export_run(
@@ -78,16 +92,44 @@ def export_run(
     checkpoint, weights = choice.checkpoint, choice.weights
     with open_checkpoint(runs_dir, run_id, checkpoint, reading, weights) as opened:
         config, dtype = opened.config, written_dtype(choice.dtype, opened.model.dtype)
+        adapters = adapters_alone(config, choice.form)
         snapshot = RunSnapshot()
         catch_up(snapshot, Follower(open_run(runs_dir, run_id).events_path))
         step, known = opened.checkpoint.step, read_benchmarks(open_run(runs_dir, run_id).path)
         measured = [one for one in latest(known.results) if one.step == step]
-        card = model_card(config, snapshot, Exported(step, dtype, measured))
+        exported = Exported(step, dtype, measured, is_adapter=adapters is not None)
+        card = model_card(config, snapshot, exported)
         trained = TrainedModel(
-            opened.model, opened.store, opened.tokenizer, config.model.source, choice.dtype, card
+            opened.model,
+            opened.store,
+            opened.tokenizer,
+            config.model.source,
+            choice.dtype,
+            card,
+            adapters,
         )
         write_model(trained, target, progress)
         return opened.checkpoint
+
+
+def adapters_alone(config: TrainConfig, form: str | None = None) -> Adapters | None:
+    """Returns the adapters of a run that are exported alone; None where the whole model is. form:
+    as in `ExportChoice`. Raises RunError if they are asked for, and there are none.
+    """
+    adapters = config.train.parts
+    if isinstance(adapters, Adapters):
+        is_apart = (form or config.output.export_form) == "adapter"
+        if is_apart and config.model.init == "random" and config.model.start_from is None:
+            raise RunError(
+                "The run's adapters stand beside random weights and fit no other model; export the "
+                "whole model."
+            )
+        return adapters if is_apart else None
+    if form == "adapter":
+        raise RunError(
+            "The run has trained no adapters (train.method is not lora); export the whole model."
+        )
+    return None
 
 
 def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold) -> int:
@@ -103,14 +145,12 @@ def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold
     be written to.
     """
     folder = Path(folder).expanduser().absolute()
-    needed = trained.model.parameter_count * TORCH_DTYPES[trained.written_dtype].itemsize
-    needed += 2 * sum(layout.exact_numel for layout in trained.model.layouts)
+    needed = trained.bytes
     if disk_free(folder) < needed:
         raise RunError(
             f"The export needs {needed:,} bytes at {folder} and {disk_free(folder):,} are free; "
             "free some disk space or choose another folder."
         )
-    whole = _empty_copy(trained)
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     made = [parent for parent in folder.parents if not parent.exists()]
@@ -120,10 +160,16 @@ def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold
 
     try:
         written(0.0)
-        with no_progress_bars():
-            _save(trained, whole, partial, written)
+        if trained.adapters is not None:
+            named = trained.source, trained.written_dtype, partial
+            save_adapter(trained.model, trained.store, trained.adapters, named)
+        else:
+            with no_progress_bars():
+                _save(trained, _empty_copy(trained), partial, written)
         trained.tokenizer.save_pretrained(partial)
-        (partial / MODELFILE).write_text(modelfile(trained.tokenizer), encoding="utf-8")
+        if trained.adapters is None:
+            text = modelfile(trained.tokenizer)
+            (partial / MODELFILE).write_text(text, encoding="utf-8")
         if trained.card:
             (partial / CARD).write_text(trained.card, encoding="utf-8")
         written(1.0)
@@ -170,7 +216,8 @@ def _save(
 ) -> None:
     """Writes the weights and the configuration into `folder`."""
     model, store = trained.model, trained.store
-    if trained.written_dtype != model.dtype or store.settled:
+    is_merged = any(spec.adapter for layout in model.layouts for spec in layout.parameters)
+    if trained.written_dtype != model.dtype or store.settled or is_merged:
         save_in_parts(whole, parts_of(model, store, whole), folder, FILE_SIZE, written)
         return
     for unit in model.units:

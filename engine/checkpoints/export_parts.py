@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from engine.checkpoints.adapter_weights import merged
 from engine.host.host_store import HostStore
 from engine.model.hub_cache import INDEX, WEIGHTS
 from engine.model.stored_dtype import read_header
@@ -29,6 +30,8 @@ def parts_of(
     """Yields the weights and persistent buffers of a model by name, some units at a time, each with
     the share of the parameters that are done with it.
 
+    Adapters are merged into the weights of their layers, in fp32.
+
     The weights have the dtypes of `whole`, a transformers model on the meta device: they are those
     that the model computes with, or in another dtype copies of the masters. Its buffers are taken
     as they are.
@@ -37,10 +40,13 @@ def parts_of(
     done = 0
     for unit in model.units:
         for spec in unit.layout.parameters:
-            dtype = whole.get_parameter(spec.full_name).dtype
-            is_own = dtype == TORCH_DTYPES[model.dtype]
-            values = store.weight if is_own else store.master
-            weights[spec.full_name] = values(unit.name, spec.name).to(dtype)
+            if not spec.adapter:
+                dtype = whole.get_parameter(spec.full_name).dtype
+                values = merged(store, unit, spec)
+                if values is None:
+                    is_own = dtype == TORCH_DTYPES[model.dtype]
+                    values = (store.weight if is_own else store.master)(unit.name, spec.name)
+                weights[spec.full_name] = values.to(dtype)
         done += unit.layout.parameter_count
         is_last = unit is model.units[-1]
         if is_last:

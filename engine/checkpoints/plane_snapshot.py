@@ -294,8 +294,8 @@ class Snapshot:
 
 
 def _cut(store: HostStore, unit: str, plane: str) -> list[Piece]:
-    """Returns the pieces of one plane, in order."""
-    size, most = store.nbytes(unit, plane), copying.PIECE_BYTES
+    """Returns the pieces of one plane, in order, without weights that no update changes."""
+    size, most = store.trained_bytes(unit, plane), copying.PIECE_BYTES
     return [
         Piece(
             unit,

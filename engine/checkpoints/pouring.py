@@ -42,6 +42,7 @@ class Pouring:
             spec.full_name: (unit.name, spec)
             for unit in model.units
             for spec in unit.layout.parameters
+            if not spec.adapter
         }
         self._owners: dict[int, tuple[nn.Module, str, nn.Module]] = {}
         """These are the parent of each module, the module's name there, and the module itself, by

@@ -35,6 +35,7 @@ from engine.checkpoints.checkpoint import (
     folders_by_step,
 )
 from engine.checkpoints.copies import PIECE_BYTES
+from engine.checkpoints.frozen_files import FROZEN, read_frozen
 from engine.checkpoints.threads import Meter, in_threads
 from engine.checkpoints.unit_files import description, piece_checksum
 from engine.config.settings import Optimizer
@@ -176,7 +177,7 @@ def _fill(path: Path, manifest: dict[str, Any], target: _Target, progress: Progr
             piece_bytes=manifest.get("piece_bytes", PIECE_BYTES),
             optimizer=manifest.get(OPTIMIZER, FP32_MOMENTS),
         )
-        _read_planes(path, manifest["units"], cut, progress)
+        _read_planes(path, manifest, cut, progress)
         _read_buffers(path, manifest["buffers"], target.buffers)
     except OSError as error:
         raise CheckpointError(f"Checkpoint {path} cannot be read ({error.strerror}).") from None
@@ -226,8 +227,9 @@ def _whole_ones(
 
 def _files_of(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the manifest's file entries: those of the units, and that of the buffers."""
+    files = [*manifest["units"], *manifest.get(FROZEN, ())]
     buffers = manifest["buffers"]
-    return [*manifest["units"], buffers] if buffers else manifest["units"]
+    return [*files, buffers] if buffers else files
 
 
 def _info(path: Path, manifest: dict[str, Any], skipped: list[str]) -> CheckpointInfo:
@@ -333,16 +335,16 @@ def _first_difference(here: list[dict[str, Any]], there: list[dict[str, Any]]) -
     return f"there are {len(there)} parameters there and {len(here)} here"
 
 
-def _read_planes(
-    path: Path, units: list[dict[str, Any]], target: _Target, progress: Progress
-) -> None:
-    """Reads the planes of all `units`, which are their entries in the manifest."""
-    total = 0
+def _read_planes(path: Path, manifest: dict[str, Any], target: _Target, progress: Progress) -> None:
+    """Reads the planes of all units, and the weights that are not trained."""
+    units, frozen = manifest["units"], manifest.get(FROZEN, ())
+    total = sum(entry["bytes"] for entry in frozen)
     for unit in units:
         total += sum(unit["planes"][plane]["bytes"] for plane in _wanted(unit, target))
     meter = Meter(total, progress)
     read_unit = partial(_read_unit, path, target=target, meter=meter)
     in_threads([partial(read_unit, unit) for unit in units], meter)
+    read_frozen(path, frozen, target.store, target.piece_bytes, meter)
 
 
 def _wanted(unit: dict[str, Any], target: _Target) -> list[str]:

@@ -61,6 +61,7 @@ def load_start(
     path = newest_weights(place)
     try:
         manifest = verified_manifest(path)
+        _refuse_adapters(path, manifest, store)
         dtype: Literal["float32", "bfloat16"]
         dtype = "float32" if manifest["dtype"] == "float32" else "bfloat16"
         layouts = _layouts_of(manifest, store)
@@ -71,7 +72,7 @@ def load_start(
         try:
             other.allocate_weights()
             info = load_checkpoint(path, other, buffers, WEIGHT_PLANES, progress)
-            for unit, layout in store.layouts.items():
+            for unit, layout in other.layouts.items():
                 for spec in layout.parameters:
                     store.write(unit, spec.name, other.master(unit, spec.name))
             return info
@@ -81,6 +82,17 @@ def load_start(
         raise ModelError(f"model.start_from: {error}") from None
 
 
+def _refuse_adapters(path: Path, manifest: Mapping[str, Any], store: HostStore) -> None:
+    """Raises CheckpointError for weights of a run with adapters, if the new run has none."""
+    has_adapters = any(spec.adapter for each in store.layouts.values() for spec in each.parameters)
+    names = [each["full_name"] for unit in manifest["units"] for each in unit["parameters"]]
+    if not has_adapters and any(name.endswith(".lora_A.weight") for name in names):
+        raise CheckpointError(
+            f"{path} is of a run that trained adapters; export that run as a whole model, and give "
+            "its folder as model.source."
+        )
+
+
 def _layouts_of(manifest: Mapping[str, Any], store: HostStore) -> list[UnitLayout]:
     """Returns the layouts of a store with those parameters frozen that the run of a checkpoint did
     not train. Those of a checkpoint of another model are the store's, and loading it refuses it.
@@ -88,8 +100,13 @@ def _layouts_of(manifest: Mapping[str, Any], store: HostStore) -> list[UnitLayou
     written = {entry["unit"]: entry["parameters"] for entry in manifest["units"]}
     layouts = []
     for unit, layout in store.layouts.items():
-        own = {spec.full_name: spec for spec in layout.parameters}
         names = [each["full_name"] for each in written.get(unit, ())]
+        # A run without adapters may have written the weights beside which some are trained now.
+        own = {
+            spec.full_name: spec
+            for spec in layout.parameters
+            if not spec.adapter or spec.full_name in names
+        }
         if sorted(names) != sorted(own):
             return list(store.layouts.values())
         specs = [

@@ -40,7 +40,8 @@ def description(layout: UnitLayout) -> dict[str, Any]:
     parameters = []
     for spec, offset in zip(layout.parameters, layout.offsets):
         fields = asdict(spec)
-        del fields["exact"]  # the planes are the same, whatever the device computes with
+        # The planes are the same, whatever the device computes with, and whatever the weights mean.
+        del fields["exact"], fields["adapter"]
         if not spec.frozen:  # earlier versions do not know the word
             del fields["frozen"]
         parameters.append({**fields, "offset": offset})
@@ -50,6 +51,12 @@ def description(layout: UnitLayout) -> dict[str, Any]:
         "decay_numel": layout.decay_numel,
         "parameters": parameters,
     }
+
+
+def file_name(index: int, unit: str, kind: str) -> str:
+    """Returns the name of a file of the unit with this index."""
+    plain = re.sub("[^A-Za-z0-9]+", "-", unit)
+    return f"{index:04d}-{plain}.{kind}"
 
 
 class UnitFiles:
@@ -64,8 +71,7 @@ class UnitFiles:
         self._piece_bytes = copies.PIECE_BYTES
         try:
             for index, (layout, sizes) in enumerate(zip(layouts, planes)):
-                plain = re.sub("[^A-Za-z0-9]+", "-", layout.unit)
-                name = f"{index:04d}-{plain}.planes"
+                name = file_name(index, layout.unit, "planes")
                 self._entries[layout.unit] = _entry(layout, name, sizes, self._piece_bytes)
                 self._files[layout.unit] = PieceFile(folder / name)
         except BaseException:

@@ -12,6 +12,8 @@ HIGHEST_RATE, LOWEST_RATE = 2e-2, 1e-8
 """Language models are trained with peak rates between these: about 1e-6 to 1e-4 for large models,
 up to 1e-2 for tiny ones from scratch.
 """
+LOW_FOR_ADAPTERS = 2e-5
+"""Adapters are trained with about ten times the rates of whole models."""
 MOST_PASSES, FEW_ROWS = 25, 1000
 """So many passes over fewer rows than this are doubted: models then learn rows by heart."""
 
@@ -36,6 +38,12 @@ def doubts(config: TrainConfig) -> tuple[Doubt, ...]:
     if rate < LOWEST_RATE:
         text = f"A learning rate of {rate:g} is far below those of 1e-6 to 1e-2 that are usual"
         found.append(Doubt("train.learning_rate", f"{text}: nothing would be learned."))
+    elif train.method == "lora" and rate < LOW_FOR_ADAPTERS:
+        text = (
+            f"A learning rate of {rate:g} is low for adapters, which are usually trained with 1e-4 "
+            "to 1e-3: little would be learned."
+        )
+        found.append(Doubt("train.learning_rate", text))
     if steps is not None and train.warmup_steps >= steps > 1:
         text = (
             f"A warm-up of {train.warmup_steps:,} steps is as long as the whole run of {steps:,}, "

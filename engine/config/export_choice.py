@@ -1,4 +1,4 @@
-"""An `ExportChoice` says which weights of a run are exported, and in which dtype."""
+"""An `ExportChoice` says which weights of a run are exported, in which dtype and in which form."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ ExportDtype = Literal["auto", "bfloat16", "float32"]
 EXPORT_DTYPES: tuple[ExportDtype, ...] = ("auto", "bfloat16", "float32")
 ExportFrom = Literal["best", "last"]
 EXPORT_FROM: tuple[ExportFrom, ...] = ("best", "last")
+ExportForm = Literal["model", "adapter"]
+EXPORT_FORMS: tuple[ExportForm, ...] = ("model", "adapter")
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,18 @@ class ExportChoice:
     """`best` exports the best weights that the run has kept, `last` the newest checkpoint that
     verifies. None means what the run's `output.export_from` says, or those that are there.
     """
+    form: str | None = None
+    """Of a run that trained adapters, `model` exports the whole model, into which they are merged,
+    and `adapter` exports them alone. None means what the run's `output.export_form` says.
+    """
 
     def __post_init__(self) -> None:
         if self.dtype not in EXPORT_DTYPES:
             known = ", ".join(EXPORT_DTYPES)
             raise ConfigError("output.export_dtype", f"{self.dtype!r} is unknown; give {known}.")
+        if self.form is not None and self.form not in EXPORT_FORMS:
+            known = " or ".join(EXPORT_FORMS)
+            raise ConfigError("output.export_form", f"{self.form!r} is unknown; give {known}.")
         if self.weights is None:
             return
         if self.weights not in EXPORT_FROM:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.config.export_choice import ExportDtype, ExportFrom
+from engine.config.export_choice import ExportDtype, ExportForm, ExportFrom
 from engine.config.limits import at_least, at_most, web_address
 from engine.errors import ConfigError
 
@@ -79,6 +79,11 @@ class OutputConfig:
     export_dtype: ExportDtype = "auto"
     """The folder has its weights in this dtype. `auto` means the dtype of the model. `float32`
     writes the fp32 masters, which lose nothing and take twice the space of bfloat16.
+    """
+
+    export_form: ExportForm = "model"
+    """With the method `lora`, the folder has the whole model, into which the adapters are merged
+    (`model`), or the adapters alone, as PEFT writes and reads them (`adapter`).
     """
 
     price_per_kwh: float | None = None

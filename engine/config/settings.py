@@ -11,11 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import yaml
 
+from engine.config.adapters import ALL_LINEAR, Adapters
 from engine.config.data_settings import DataConfig
+from engine.config.engine_config import AUTO, Auto, EngineConfig
 from engine.config.limits import LARGEST, at_least, at_most, between
 from engine.config.output_settings import OutputConfig
 from engine.config.regularisation import Regularisation
@@ -23,11 +25,6 @@ from engine.config.trained_parts import Parts, check_parts
 from engine.config.tree import assign, build, override, read_preset
 from engine.errors import ConfigError
 from engine.files import write_whole
-from engine.words import GIB
-
-AUTO: Final = "auto"
-Auto = Literal["auto"]
-
 
 Optimizer = Literal["adamw", "adamw_bf16", "adamw_8bit"]
 """AdamW keeps its moments in fp32, in bf16 or in 8 bits (`train.optimizer`)."""
@@ -95,10 +92,11 @@ class OptimConfig:
     8.03 bytes of RAM (in `float32` 16, 12 or 10.03). Results change slightly with smaller moments.
     """
 
-    method: Literal["full", "parts"] = "full"
-    """Every parameter is trained (`full`), or those alone that `part_names` and `last_blocks` name
-    (`parts`). The others are frozen: a frozen one takes 2 bytes of RAM (4 in `float32`), and
-    nothing is computed below the first parameter that is trained but a forward pass.
+    method: Literal["full", "parts", "lora"] = "full"
+    """Every parameter is trained (`full`), those alone that `part_names` and `last_blocks` name
+    (`parts`), or adapters that are added to layers (`lora`). The others are frozen: a frozen one
+    takes 2 bytes of RAM (4 in `float32`), and nothing is computed below the first parameter that is
+    trained but a forward pass.
     """
 
     part_names: tuple[str, ...] = ()
@@ -109,6 +107,30 @@ class OptimConfig:
     last_blocks: int = 0
     """With the method `parts`, all parameters of this many blocks are trained, counted from the
     last. Final norm and head are not among them: name them in `part_names`.
+    """
+
+    lora_rank: int = 16
+    """With the method `lora`, a layer of `in` and `out` features gets two factors of this width,
+    which are trained: `lora_A` [rank, in] and `lora_B` [out, rank].
+    """
+
+    lora_alpha: float = 32.0
+    """What an adapter adds to the result of its layer is multiplied by `lora_alpha / lora_rank`."""
+
+    lora_dropout: float = 0.0
+    """So much of what goes into an adapter is dropped in training, drawn anew in each step."""
+
+    lora_rslora: bool = False
+    """Adapters are multiplied by `lora_alpha / sqrt(lora_rank)` instead (rank-stabilised LoRA)."""
+
+    lora_targets: tuple[str, ...] = (ALL_LINEAR,)
+    """These layers get an adapter: `all-linear` is every linear layer of every block; a name such
+    as `q_proj` is every layer whose full name ends with it; in a pattern, * stands for any letters.
+    """
+
+    lora_save_modules: tuple[str, ...] = ()
+    """These modules are trained whole, beside the adapters: all whose full name ends with one of
+    these, such as `norm` or `lm_head`.
     """
 
     learning_rate: float = 1.0e-5
@@ -177,17 +199,32 @@ class OptimConfig:
         self._check_adamw()
         check_parts(self.method, self.part_names, self.last_blocks)
         self.regularisation.check()
+        if self.method == "lora":
+            self._adapters.check()
         at_least("train.patience", self.patience, 0)
         between("train.seed", self.seed, 0, 2**32 - 1)
 
     @property
-    def parts(self) -> Parts | None:
-        """Returns the parts of the model that are trained; None where all of it is."""
+    def parts(self) -> Parts | Adapters | None:
+        """Returns what is trained of the model, or beside it; None where all of it is."""
+        if self.method == "lora":
+            return self._adapters
         return Parts(self.part_names, self.last_blocks) if self.method == "parts" else None
 
     @property
     def regularisation(self) -> Regularisation:
         return Regularisation(self.label_smoothing, self.neftune_alpha)
+
+    @property
+    def _adapters(self) -> Adapters:
+        return Adapters(
+            self.lora_rank,
+            self.lora_alpha,
+            self.lora_dropout,
+            self.lora_rslora,
+            self.lora_targets,
+            self.lora_save_modules,
+        )
 
     def _check_length(self) -> None:
         if self.steps is not None and self.epochs is not None:
@@ -244,100 +281,6 @@ class OptimConfig:
                 "train.max_grad_norm",
                 f"{self.max_grad_norm} is not above 0; give null to never clip.",
             )
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """These settings are about the streaming engine."""
-
-    device: Literal["auto", "cuda", "cpu"] = AUTO
-    """Blocks compute on this device; `auto` is the GPU when there is one."""
-
-    gpus: int | Auto = 1
-    """This many GPUs of this machine compute each step together, each a share of its rows, which
-    `train.batch_size` must be a multiple of. RAM holds weights and moments once for all of them.
-    `auto` takes as many as make a step fastest. With another number, sums are added in another
-    order.
-    """
-
-    across_hosts: Literal["auto", "copy", "divide"] = AUTO
-    """Each of several hosts has a copy of all weights and moments, or a share (docs/gpus.md)."""
-
-    gpu_memory_gib: float | None = None
-    """The plan may use at most this much memory of each GPU; null is what is free."""
-
-    slots: int | Auto = AUTO
-    """This many device buffers hold one streamed block each; 2 let a prefetch run under the compute
-    of the block before.
-    """
-
-    save_level: Literal["auto", "boundary_host", "boundary_pairs", "boundary", "all"] = AUTO
-    """So much is kept of blocks between forward and backward: their inputs on the host, the inputs
-    of every second block on the host, their inputs on the device, or all activations (no
-    recompute). `auto` keeps as many blocks' activations as there is memory for, and the inputs of
-    every second block alone where RAM is short. Results have the same bits.
-    """
-
-    residency: int | Auto = AUTO
-    """The device keeps this many blocks (the last ones) from forward to backward, so they are
-    fetched once a step.
-    """
-
-    states: Literal["auto", "host"] = AUTO
-    """Weights and moments live in RAM (`host`), or those of the first units live on the GPU from
-    step to step, as far as it has room (`auto`). There they take no RAM and no transfers. With
-    moments in fp32, results have the same bits.
-    """
-
-    rounds: int | Auto = AUTO
-    """A step's micro-batches are spread over this many whole forward and backward passes: with few
-    tokens at a time activations can be kept. `auto` takes what is fastest and sums gradients
-    exactly.
-    """
-
-    gradients: Literal["auto", "host", "parked"] = AUTO
-    """A step's rounded gradients go to a plane in RAM (`host`), or wait on the GPU until the step's
-    clip factor is known (`parked`). Parked ones take 2 bytes a parameter of GPU memory instead of
-    RAM. Results have the same bits. `auto` parks them where RAM is short, and where that is as
-    fast.
-    """
-
-    disk: str | None = None
-    """AdamW's moments and boundaries (the inputs of blocks) that do not fit in RAM go to files in
-    this folder, on a local disk, which every step reads and writes. null keeps all of them in
-    memory. Only what does not fit goes there, which wears the drive: `check` says by how much.
-    Results have the same bits.
-    """
-
-    kernels: Literal["auto", "compiled", "eager"] = AUTO
-    """Kernels are compiled by torch (fused: faster, and half of the activations) or run one by one.
-    `auto` compiles in bfloat16 on a GPU where Triton and a C compiler are there.
-    """
-
-    def within_cap(self, nbytes: int) -> int:
-        """Limits `nbytes` bytes of GPU memory to the bytes that the plan may use."""
-        if self.gpu_memory_gib is None:
-            return nbytes
-        return min(nbytes, round(self.gpu_memory_gib * GIB))
-
-    def check(self) -> None:
-        """Raises ConfigError for the first rule that is broken."""
-        if self.gpus != AUTO:
-            at_least("engine.gpus", self.gpus, 1)
-            at_most("engine.gpus", self.gpus, LARGEST["gpus"])
-        if self.gpu_memory_gib is not None and not self.gpu_memory_gib > 0:
-            raise ConfigError(
-                "engine.gpu_memory_gib",
-                f"{self.gpu_memory_gib} is not above 0; give null for all that is free.",
-            )
-        if self.disk is not None and not self.disk.strip():
-            raise ConfigError("engine.disk", "the name is empty; give a folder, or null for none.")
-        if self.slots != AUTO:
-            at_least("engine.slots", self.slots, 1)
-        if self.residency != AUTO:
-            at_least("engine.residency", self.residency, 0)
-        if self.rounds != AUTO:
-            at_least("engine.rounds", self.rounds, 1)
 
 
 @dataclass(frozen=True)
@@ -400,6 +343,11 @@ class TrainConfig:
             override(tree, text)
         return type(self).from_dict(tree)
 
+    @property
+    def exports_adapter(self) -> bool:
+        """Tells whether the run exports its adapters alone."""
+        return self.train.method == "lora" and self.output.export_form == "adapter"
+
     # ------------------------------------------------------------------ checking
 
     def validate(self) -> None:
@@ -410,6 +358,12 @@ class TrainConfig:
         self.engine.check()
         self.output.check()
         self._check_gpus()
+        if self.exports_adapter and self.model.init == "random" and self.model.start_from is None:
+            raise ConfigError(
+                "output.export_form",
+                "adapters beside random weights fit no model that anybody has; set it to model, or "
+                "model.init to pretrained.",
+            )
         if self.train.patience and not self.output.eval_every:
             raise ConfigError(
                 "train.patience",

@@ -4,6 +4,8 @@ on. No torch.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.config.output_settings import CheckpointKind
 from engine.config.settings import TrainConfig
 from engine.model.shape import ModelShape
@@ -54,7 +56,9 @@ def best_at_once(config: TrainConfig) -> int:
 
 def best_bytes(config: TrainConfig, shape: ModelShape) -> int:
     """Returns the space that the best weights take on the disk at most, in bytes."""
-    return best_at_once(config) * shape.checkpoint_bytes("weights")
+    # Checkpoints have the weights that are not trained, and share them with these.
+    own = 0 if checkpoints_at_once(config) else shape.frozen_bytes
+    return best_at_once(config) * shape.checkpoint_bytes("weights") + own
 
 
 def copy_bytes(
@@ -87,7 +91,7 @@ def _in_pieces(shape: ModelShape, kind: CheckpointKind) -> int:
         return 0
     pieces = 0
     for unit in shape.units:
-        sizes = shape.unit_bytes(unit)
+        sizes = shape.unit_bytes(replace(unit, frozen_numel=0))
         for plane in checkpoint_planes(shape.dtype, kind):
             pieces += -(-sizes[plane] // COPY_PIECE_BYTES)
     return pieces * COPY_PIECE_BYTES

@@ -7,6 +7,7 @@ from engine.config.settings import TrainConfig
 from engine.fit.checkpoint_needs import best_at_once, best_bytes, checkpoints_at_once
 from engine.fit.memory_items import Item, MemoryItem
 from engine.model.shape import ModelShape
+from engine.planes.layout import PLANE_ITEM_BYTES
 from engine.words import MIB, in_gib
 
 RECORD_BYTES = 16 * MIB
@@ -24,15 +25,28 @@ def disk_items(config: TrainConfig, shape: ModelShape, checkpoints_before: int) 
         size = shape.checkpoint_bytes(kind)
         each = in_gib(size) if kind == "full" else f"{in_gib(size)}, weights alone"
         last = "one of them being written" if copies > 1 else "written at the end"
-        items.append(Item(MemoryItem.CHECKPOINTS, copies * size, f"{copies} of {each}, {last}"))
+        note = f"{copies} of {each}, {last}"
+        if shape.frozen_bytes:
+            note += f", and {in_gib(shape.frozen_bytes)} that are not trained, for all of them"
+        size = copies * size + shape.frozen_bytes
+        items.append(Item(MemoryItem.CHECKPOINTS, size, note))
     if config.output.export:
         dtype = written_dtype(config.output.export_dtype, shape.dtype)
-        size = shape.export_bytes(dtype)
-        items.append(Item(MemoryItem.EXPORT, size, f"a Hugging Face folder in {dtype}"))
+        what = "adapters" if config.exports_adapter else "a Hugging Face folder"
+        size = export_bytes(config, shape)
+        items.append(Item(MemoryItem.EXPORT, size, f"{what} in {dtype}"))
     return (
         *items,
         Item(MemoryItem.RECORD, RECORD_BYTES, "events, timelines and tokenizer files"),
     )
+
+
+def export_bytes(config: TrainConfig, shape: ModelShape) -> int:
+    """Returns the bytes of the weights in the folder that a run exports."""
+    dtype = written_dtype(config.output.export_dtype, shape.dtype)
+    if config.exports_adapter:
+        return shape.trained_count * PLANE_ITEM_BYTES[dtype]["weight_high"]
+    return shape.export_bytes(dtype)
 
 
 def best_items(config: TrainConfig, shape: ModelShape) -> tuple[Item, ...]:
@@ -43,7 +57,8 @@ def best_items(config: TrainConfig, shape: ModelShape) -> tuple[Item, ...]:
     if not size:
         return ()
     copies = best_at_once(config)
-    note = f"fp32 masters of the best evaluation, {in_gib(size // copies)}"
+    each = in_gib(shape.checkpoint_bytes("weights"))
+    note = f"fp32 masters of the best evaluation, {each}"
     if copies > 1:
         note += ", and once more while better ones are written"
     return (Item(MemoryItem.BEST, size, note),)

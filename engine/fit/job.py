@@ -194,9 +194,10 @@ def _refuse_uneven_rounds(job: Job, rounds: int) -> None:
 def _refuse_one_gpu_s(job: Job) -> None:
     """Raises ConfigError for settings that are for one GPU alone."""
     if job.config.train.parts is not None:
+        what = "adapters" if job.config.train.method == "lora" else "parts of a model"
         raise ConfigError(
             "train.method",
-            f"parts of a model are trained on one GPU, not on {job.all_ranks}; {_alone(job)}, or "
+            f"{what} are trained on one GPU, not on {job.all_ranks}; {_alone(job)}, or "
             "set train.method to full.",
         )
     if job.config.engine.save_level == "boundary_pairs":

@@ -28,6 +28,28 @@ def what_to_type(folder: str | Path, name: str) -> list[tuple[str, str]]:
     ]
 
 
+def adapter_to_type(folder: str | Path, name: str, base: str) -> list[tuple[str, str]]:
+    """Returns labels with what to type for a folder that holds an adapter alone, which belongs to
+    the model `base`. Servers call it `name`.
+    """
+    path = str(Path(folder))
+    return [
+        (
+            "Load it in Python (PEFT)",
+            "from peft import AutoPeftModelForCausalLM\n"
+            "from transformers import AutoTokenizer\n\n"
+            f"folder = {path!r}\n"
+            "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
+            'model = AutoPeftModelForCausalLM.from_pretrained(folder, dtype="auto")',
+        ),
+        (
+            "Serve it with vLLM",
+            f"vllm serve {shlex.quote(base)} --enable-lora "
+            f"--lora-modules {name}={shlex.quote(path)}",
+        ),
+    ]
+
+
 def _python(folder: str) -> str:
     return (
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"

@@ -40,6 +40,8 @@ _SHOWN = (
     "train.seed",
 )
 """The card lists these settings."""
+_OF_ADAPTERS = ("train.lora_rank", "train.lora_alpha", "train.lora_dropout", "train.lora_targets")
+"""It also lists these of a run that trained adapters."""
 _BENCHMARKS = "## Benchmarks"
 _LOADING = """## How to load it
 
@@ -54,6 +56,20 @@ model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
 `Modelfile` is for Ollama."""
 
 
+_LOADING_ADAPTER = """## How to load it
+
+```python
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoTokenizer
+
+folder = "."  # this folder, or the id of this repository
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoPeftModelForCausalLM.from_pretrained(folder, dtype="auto")
+```
+
+It is an adapter: `base_model_name_or_path` in adapter_config.json says where its base model is."""
+
+
 @dataclass(frozen=True)
 class Exported:
     """An `Exported` model has the weights after `step`, written in `dtype`."""
@@ -62,27 +78,30 @@ class Exported:
     dtype: str
     benchmarks: Sequence[BenchmarkResult] = ()
     """The benchmarks of these weights are listed; there need not be any."""
+    is_adapter: bool = False
+    """An adapter is written, without its base model."""
 
 
 def model_card(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -> str:
     """Returns the card of a model that a run has trained, in Markdown."""
     name = snapshot.name or config.name
     parts = [
-        _front(config),
+        _front(config, exported.is_adapter),
         f"# {name}",
         _origin(config, snapshot, exported),
         _results(snapshot, exported.step),
         _benchmarks(exported.benchmarks),
         _data(config, snapshot),
         _settings(config, snapshot),
-        _LOADING,
+        _LOADING_ADAPTER if exported.is_adapter else _LOADING,
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _front(config: TrainConfig) -> str:
+def _front(config: TrainConfig, is_adapter: bool) -> str:
     """Returns what the hub reads of a card. It names models and data sets of the hub alone."""
-    front: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    library = "peft" if is_adapter else "transformers"
+    front: dict[str, Any] = {"library_name": library, "pipeline_tag": "text-generation"}
     if _is_of_hub(config.model.source):
         front["base_model"] = config.model.source
     names = [source for source in _sources(config) if _is_of_hub(source)]
@@ -104,7 +123,12 @@ def _origin(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -> s
     what = "All weights were"
     if snapshot.trained_parameters is not None:
         what = f"{snapshot.trained_parameters:,} of the weights were"
-        begun += ", and the others are those from before"
+        if config.train.method == "lora":
+            what = f"Adapters of {snapshot.trained_parameters:,} weights were"
+            is_apart = "which is not part of this folder"
+            begun += f", {is_apart}" if exported.is_adapter else ", and merged into it"
+        else:
+            begun += ", and the others are those from before"
     return (
         f"{what} trained {begun}, with Ramstream "
         f"{snapshot.program_version}. These are the weights after step {exported.step:,} of "
@@ -192,7 +216,7 @@ def _data(config: TrainConfig, snapshot: RunSnapshot) -> str:
 def _settings(config: TrainConfig, snapshot: RunSnapshot) -> str:
     tree = config.to_dict()
     rows = [("Steps", f"{counted(snapshot.step, 'step')} of {snapshot.total_steps:,}")]
-    for dotted in _SHOWN:
+    for dotted in (*_SHOWN, *(_OF_ADAPTERS if config.train.method == "lora" else ())):
         section, _, name = dotted.partition(".")
         rows.append((f"`{dotted}`", str(tree[section][name])))
     if snapshot.device_name:

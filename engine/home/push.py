@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from engine.adapters.peft_folder import CONFIG as ADAPTER_CONFIG
 from engine.errors import RunError, first_line
 from engine.progress import Progress, untold
 
@@ -63,7 +64,8 @@ def _files_of(folder: Path) -> list[Path]:
     """Returns the files of an exported model. Raises RunError if the folder has none."""
     files = sorted(path for path in folder.glob("*") if path.is_file() and path.name[0] != ".")
     names = {file.name for file in files}
-    if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
+    is_model = "config.json" in names or ADAPTER_CONFIG in names
+    if not is_model or not any(name.endswith(".safetensors") for name in names):
         raise RunError(
             f"{folder} holds no exported model (config.json and .safetensors); export one first."
         )

@@ -66,6 +66,10 @@ class Trial:
         """For each kind of block, these parameters get no gradient from the output. Plain training
         leaves them unchanged, so weight decay must do so, too.
         """
+        self.unrun: dict[int, set[str]] = {}
+        """In each kind of block, these modules were not run (the block may read their weights), or
+        returned something else than a tensor.
+        """
 
     def __call__(
         self, position: int, arguments: BlockArguments, hidden: torch.Tensor
@@ -98,9 +102,10 @@ class Trial:
         block = self._hollow_copy(unit)
         contents = _contents(arguments)
         own_state = _own_state(block)
-        with torch.enable_grad():
+        with torch.enable_grad(), _RunsNoted(block) as noted:
             leaf = hidden.detach().requires_grad_()
             out = arguments.call_for_all(block, leaf)
+        self.unrun[unit.kind] = noted.unrun
         self._refuse_state(unit, _contents(arguments) != contents, own_state, _own_state(block))
         state = out[0] if isinstance(out, (tuple, list)) else out
         self._note_untrained(unit, block, state)
@@ -168,6 +173,30 @@ class Trial:
                 f"{self._family} keeps {frozen[0]} of its blocks from being trained, which is not "
                 "streamed; choose another model."
             )
+
+
+class _RunsNoted:
+    """While it is active, a `_RunsNoted` notes which modules of `block` return a tensor."""
+
+    def __init__(self, block: nn.Module):
+        self._hooks: list[Any] = []
+        self._modules = dict(block.named_modules())
+        self.unrun = {name for name in self._modules if not _in_list(name)}
+        """These were not run yet."""
+
+    def __enter__(self) -> _RunsNoted:
+        for name, module in self._modules.items():
+
+            def note(*given: Any, name: str = name) -> None:
+                if isinstance(given[-1], torch.Tensor):
+                    self.unrun.discard(name)
+
+            self._hooks.append(module.register_forward_hook(note))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
 
 
 def _in_list(name: str) -> bool:

@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
 from engine.errors import ModelError, RamstreamError, first_line
 from engine.model.block_trial import HollowProducts, Trial, plain_attributes
-from engine.model.library import empty_model, transformers
+from engine.model.library import empty_model, family_of, transformers
 from engine.model.packing_trial import packing_of
 from engine.model.skeleton import Skeleton, parameters_reached
 from engine.model.units import TORCH_DTYPES, RouterLoss, StreamedModel, Unit
 from engine.plan.buffers import EMBED, HEAD
 from engine.planes.active_parameters import active_parameters, work_parameters
-from engine.planes.freezing import with_frozen
 from engine.planes.layout import ParameterSpec, lay_out
 
 _FAILS_IN_BF16 = ("xlstm",)
@@ -50,7 +50,9 @@ _BALANCED = (
 """
 
 
-def build_model(config: Any, model: ModelConfig, parts: Parts | None = None) -> StreamedModel:
+def build_model(
+    config: Any, model: ModelConfig, parts: Parts | Adapters | None = None
+) -> StreamedModel:
     """Builds the skeleton on the meta device and splits it into units.
 
     `config` is a transformers configuration. parts: those that are trained, None for all. The probe
@@ -67,8 +69,9 @@ def build_model(config: Any, model: ModelConfig, parts: Parts | None = None) -> 
     try:
         built = _build(config, model)
         if parts is not None:
-            layouts = with_frozen(built.layouts, built.aliases, parts)
-            built.train_parts(layouts, work_parameters(built.config, layouts))
+            layouts = built.layouts_with(parts, family_of(built.config.model_type))
+            active = active_parameters(built.config, layouts)
+            built.train_parts(layouts, (active, work_parameters(built.config, layouts)))
         return built
     except RamstreamError:
         raise
@@ -382,6 +385,7 @@ def _probe(
         head_ids = parameters_reached(skeleton.probe_tail(hidden))
     for unit in blocks:
         _spare_from_decay(unit, trial.untrained[unit.kind])
+        unit.note_trial(trial.unrun[unit.kind], trial.untrained[unit.kind])
     ids = {name: id(parameter) for name, parameter in outer.parameters.items()}
     embed = [name for name in ids if ids[name] in embed_ids]
     head = [name for name in ids if ids[name] in head_ids and name not in embed]

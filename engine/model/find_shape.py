@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
 from engine.errors import ModelError
@@ -52,7 +53,7 @@ class _Key:
     """SHA-256 of the configuration; None if it cannot be read on this machine."""
     dtype: str
     attention: str
-    parts: Parts | None
+    parts: Parts | Adapters | None
     """These parts are trained; None where the whole model is."""
 
 
@@ -65,7 +66,7 @@ class _Place:
     """The file from which the configuration is read."""
 
 
-def shape_from_source(model: ModelConfig, parts: Parts | None = None) -> ModelShape:
+def shape_from_source(model: ModelConfig, parts: Parts | Adapters | None = None) -> ModelShape:
     """Returns the shape of `model.source`, and remembers it until the configuration file changes.
     parts: those that are trained, None for all. A shape with parts is measured, since only the
     model itself has names of parameters.
@@ -112,7 +113,7 @@ def _content(file: Path | None) -> bytes | None:
 
 
 def _without_torch(
-    content: bytes | None, source: str, model: ModelConfig, parts: Parts | None
+    content: bytes | None, source: str, model: ModelConfig, parts: Parts | Adapters | None
 ) -> ModelShape | None:
     """Returns the shape that is bundled or kept for a configuration with these bytes."""
     if content is None:
@@ -153,7 +154,7 @@ def _remember(key: _Key, shape: ModelShape) -> ModelShape:
         return _known.setdefault(key, shape)
 
 
-def _build(model: ModelConfig, parts: Parts | None) -> ModelShape:
+def _build(model: ModelConfig, parts: Parts | Adapters | None) -> ModelShape:
     """Builds the model on the meta device and measures it.
 
     The shape is kept for later processes if the configuration has not changed since it was read.

@@ -20,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from engine.config.adapters import Adapters
 from engine.config.trained_parts import Parts
 from engine.files import write_whole
 from engine.model.shape import ModelShape
@@ -61,7 +62,9 @@ _NUMBERS = {
 """These whole numbers of a row have at least these values."""
 
 
-def shape_key(content: bytes, dtype: str, attention: str, parts: Parts | None = None) -> str | None:
+def shape_key(
+    content: bytes, dtype: str, attention: str, parts: Parts | Adapters | None = None
+) -> str | None:
     """Returns the name under which a shape is kept, for a model whose config.json is `content`.
     parts: those that are trained, None for all.
 

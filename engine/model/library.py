@@ -31,6 +31,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from engine.adapters.place_adapters import Family
+
 _NAMES = (
     "AutoConfig",
     "AutoTokenizer",
@@ -80,6 +82,15 @@ def _import() -> ModuleType:
     # off.
     importlib.import_module("huggingface_hub").utils.logging.set_verbosity_error()
     return module
+
+
+def family_of(model_type: str) -> Family:
+    """Returns what the library says of the models with this `model_type`."""
+    library = transformers()
+    mapping = importlib.import_module("transformers.conversion_mapping")
+    patterns = getattr(mapping, "_MODEL_TO_CONVERSION_PATTERN", {})
+    stacked = patterns.get(model_type, model_type)
+    return Family(model_type, stacked, library.pytorch_utils.Conv1D)
 
 
 def hub_is_cut_off() -> bool:

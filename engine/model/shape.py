@@ -196,9 +196,7 @@ class ModelShape:
 
     @functools.cached_property
     def forward_blocks(self) -> int:
-        """So many blocks, the first ones, have no backward, since nothing is trained in them or
-        below.
-        """
+        """So many blocks, the first ones, have no backward: nothing is trained up to there."""
         names = [unit.name for unit in self.blocks]
         return len(names) - len(TrainedUnits(names, self.frozen_units).blocks_back)
 
@@ -208,9 +206,8 @@ class ModelShape:
         return self.first_gradients[-1]
 
     def plane_bytes(self, settled: int = 0, spilled: int = 0) -> dict[str, int]:
-        """Returns the bytes of each plane over all units but the first `settled`, which live on the
-        device, without the moments of the last `spilled`, which are on the disk. HostStore
-        allocates them in host memory.
+        """Returns the bytes of each plane in host memory: of all units but the first `settled`,
+        which live on the device, without the moments of the last `spilled`, which are on the disk.
         """
         if (settled, spilled) not in self._plane_bytes:
             found = dict.fromkeys(PLANE_ITEM_BYTES[self.dtype], 0)
@@ -379,9 +376,15 @@ class ModelShape:
         return sum(self.plane_bytes().values())
 
     def checkpoint_bytes(self, kind: CheckpointKind = "full") -> int:
-        """Returns the bytes of the planes in one checkpoint of this kind."""
-        planes = checkpoint_planes(self.dtype, kind)
-        return sum(size for plane, size in self.plane_bytes().items() if plane in planes)
+        """Returns the bytes of a checkpoint of this kind, without weights that are not trained."""
+        planes, sizes = checkpoint_planes(self.dtype, kind), self.plane_bytes()
+        sizes["weight_high"] -= self.frozen_bytes
+        return sum(size for plane, size in sizes.items() if plane in planes)
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Returns the bytes of the weights that are not trained."""
+        return self.item_bytes * sum(unit.frozen_numel for unit in self.units)
 
     def export_bytes(self, dtype: str) -> int:
         """Returns the bytes of weights in an exported folder whose weights are in `dtype`. Weights

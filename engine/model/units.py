@@ -5,15 +5,19 @@ A unit's layout (engine/planes/layout.py) says where its parameters are in memor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
+from engine.adapters.place_adapters import Adaptable, Block, Family, place_adapters
+from engine.config.adapters import Adapters
+from engine.config.trained_parts import Parts
 from engine.model.packing_trial import Packing
 from engine.model.skeleton import Skeleton
+from engine.planes.freezing import with_frozen
 from engine.planes.layout import Dtype, UnitLayout
 
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -36,12 +40,20 @@ class Unit:
     """Each module in the block that has a `layer_idx` is listed with it, because some families use
     it in their computation.
     """
+    unrun: frozenset[str] = frozenset()
+    """The block runs these of its modules not at all, or for more than a tensor."""
+    untrained: frozenset[str] = frozenset()
+    """No gradient reaches these parameters of the block."""
     bindings: dict[str, list[tuple[nn.Module, str]]] = field(default_factory=dict)
     """A parameter of the embed or head unit is bound to these attributes of these modules."""
 
     def lay_out_as(self, layout: UnitLayout) -> None:
         """Replaces the layout by another one for the same parameters."""
         self.layout = layout
+
+    def note_trial(self, unrun: Iterable[str], untrained: Iterable[str]) -> None:
+        """Takes what a trial found: modules that are not run, parameters without a gradient."""
+        self.unrun, self.untrained = frozenset(unrun), frozenset(untrained)
 
     def be_of_kind(self, kind: int) -> None:
         """Makes the block one of this kind."""
@@ -147,12 +159,29 @@ class StreamedModel:
         """FLOPs of a step are counted by this many parameters."""
         return self.active_parameters if self.work_parameters is None else self.work_parameters
 
-    def train_parts(self, layouts: Sequence[UnitLayout], work_parameters: int) -> None:
+    def layouts_with(self, parts: Parts | Adapters, family: Family) -> list[UnitLayout]:
+        """Returns the layouts of the model if only `parts` are trained. Adapters are added to its
+        blocks. Raises ConfigError where it lacks what is named.
+        """
+        if isinstance(parts, Parts):
+            return with_frozen(self.layouts, self.aliases, parts)
+        blocks = []
+        for unit in self.blocks:
+            assert unit.block is not None  # every block has a module
+            first = unit.layout.parameters[0]
+            prefix = first.full_name.removesuffix(first.name)
+            blocks.append(Block(unit.block, prefix, unit.unrun, unit.untrained))
+        dtype = TORCH_DTYPES[self.dtype]
+        whole = self.skeleton.model
+        model = Adaptable(whole, blocks, self.layouts, self.aliases, family, dtype)
+        return place_adapters(model, parts)
+
+    def train_parts(self, layouts: Sequence[UnitLayout], counted: tuple[int, int]) -> None:
         """Replaces the layouts of all units by others in which some parameters are frozen. Blocks
         are of one kind only where the same parameters of them are trained, since a template has the
-        places of its parameters.
+        places of its parameters. counted: the active parameters and the `work_parameters`.
         """
-        self.work_parameters = work_parameters
+        self.active_parameters, self.work_parameters = counted
         kinds: dict[tuple[int, tuple[tuple[str, bool], ...]], int] = {}
         for unit, layout in zip(self.units, layouts, strict=True):
             unit.lay_out_as(layout)

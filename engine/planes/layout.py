@@ -107,6 +107,8 @@ class ParameterSpec:
     """
     frozen: bool = False
     """It is true when the parameter is not trained."""
+    adapter: bool = False
+    """It is true when the parameter is a factor of an adapter, which the model itself lacks."""
 
     @property
     def numel(self) -> int:

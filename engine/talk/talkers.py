@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from engine.checkpoints.adapter_weights import initialise_adapters
 from engine.checkpoints.open_for_sampling import OpenedModel, open_checkpoint, open_model
 from engine.checkpoints.weights import initialise, load_pretrained
 from engine.config.settings import TrainConfig
@@ -120,6 +121,7 @@ def _opened(source: Source, progress: Progress) -> Iterator[OpenedModel]:
             )
         else:
             load_pretrained(opened.model, config.model.source, opened.store, progress)
+        initialise_adapters(opened.model, opened.store, config.train.seed)
         yield opened
 
 

@@ -27,10 +27,10 @@ from engine.checkpoints.checkpoint import (
     write_checkpoint,
 )
 from engine.checkpoints.plane_snapshot import Ended, Snapshot
-from engine.config.export_choice import written_dtype
 from engine.errors import CheckpointError, DiskFullError
 from engine.files import disk_free
 from engine.fit import checkpoint_needs
+from engine.fit.disk_items import export_bytes
 from engine.runs.held_out import Score
 from engine.runs.kept_events import BestKept
 from engine.train.prepare import Prepared
@@ -62,7 +62,7 @@ class BestWeights:
         self._gives_way = gives_way
         self._root = session.folder.best_path
         output, shape = session.config.output, prepared.planned.job.shape
-        exported = shape.export_bytes(written_dtype(output.export_dtype, shape.dtype))
+        exported = export_bytes(session.config, shape)
         self._is_on = output.keeps_best and prepared.planned.keeps_best
         self._others = {
             "a checkpoint": shape.checkpoint_bytes(output.checkpoint),
@@ -101,7 +101,7 @@ class BestWeights:
         )
         if not self._has_room(step, contents, is_last):
             return
-        if contents.plane_bytes < checkpoint_needs.SMALL_BYTES:
+        if contents.most_bytes < checkpoint_needs.SMALL_BYTES:
             self._write_now(score, contents)
         else:
             self._begin(score, contents)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.checkpoints.export import TrainedModel, write_model
+from engine.checkpoints.export import TrainedModel, adapters_alone, write_model
 from engine.checkpoints.restore import load_checkpoint
 from engine.config.settings import TrainConfig
 from engine.errors import CheckpointError
@@ -189,9 +189,10 @@ class Learning:
             config.model.source,
             config.output.export_dtype,
         )
-        exported = Exported(step, trained.written_dtype)
+        adapters = adapters_alone(config)
+        exported = Exported(step, trained.written_dtype, is_adapter=adapters is not None)
         card = model_card(config, self._session.recorder.snapshot, exported)
-        trained = replace(trained, card=card)
+        trained = replace(trained, card=card, adapters=adapters)
         size = write_model(trained, folder.export_path)
         progress(1, 1, "Written")
         self._session.recorder.emit(

@@ -219,7 +219,7 @@ def _judged(
     """
     resident = _resident(job.backend.device.type)
     config = session.config.with_values({"data.max_seq_len": row_length})
-    kept = shape.checkpoint_bytes(config.output.checkpoint)
+    kept = shape.checkpoint_bytes(config.output.checkpoint) + shape.frozen_bytes
     machine = _machine_for(session.folder, kept)
     if target.gpu_limit is not None and machine.gpus:
         first = replace(machine.gpus[0], free=target.gpu_limit)
@@ -398,4 +398,8 @@ def _resident(device: str) -> Resident:
 
 
 def _bytes_under(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Returns the bytes of the files in a folder. Of one that others share (a hard link) it is a
+    share.
+    """
+    files = [path.stat() for path in folder.rglob("*") if path.is_file()]
+    return sum(file.st_size // file.st_nlink for file in files)

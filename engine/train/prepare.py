@@ -27,8 +27,6 @@ import torch
 from engine.checkpoints.checkpoint import CheckpointInfo
 from engine.checkpoints.copies import CopyMemory
 from engine.checkpoints.restore import load_newest_checkpoint, newest_checkpoint
-from engine.checkpoints.start_from import load_start, newest_weights
-from engine.checkpoints.weights import initialise, load_pretrained
 from engine.config.settings import TrainConfig
 from engine.data.loader import BY_LENGTH, PreparedData, prepare_data
 from engine.data.preview import check_first_rows
@@ -69,6 +67,7 @@ from engine.train.open_store import meet_hosts, open_crew, open_store, tell_plac
 from engine.train.planning import Planned, TrainingJob, make_plan, planned_as_before
 from engine.train.resume import changed_settings, kept_rounding, refuse_other_data
 from engine.train.session import Session
+from engine.train.start_weights import fill_start, needs_own_weights, refuse_start
 
 
 @dataclass
@@ -213,8 +212,8 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     newest = newest_checkpoint(session.folder.checkpoints_path, True) if resume else None
     starts_elsewhere = config.model.start_from is not None
     if newest is None and starts_elsewhere:
-        newest_weights(config.model.start_from or "")  # a missing checkpoint is told at once
-    if config.model.init == "pretrained" and newest is None and not starts_elsewhere:
+        refuse_start(config)  # a missing checkpoint is told at once
+    if config.model.init == "pretrained" and newest is None and needs_own_weights(config):
         # An unusable data set should be reported before a large download.
         check_first_rows(config.data)
         fetch(config.model.source, True, download, check)
@@ -393,14 +392,8 @@ def _fill(
     peak = PeakMemory()
     store.allocate_weights(allocating)
     if not job.is_resumed:
-        if config.model.start_from is not None:
-            buffers = model.persistent_buffers()
-            start = load_start(config.model.start_from, store, buffers, loading)
-            session.log("info", f"The weights are those of {start.path}.")
-        elif config.model.init == "random":
-            initialise(model, store, config.train.seed, job.backend.device, loading)
-        else:
-            load_pretrained(model, config.model.source, store, loading)
+        for sentence in fill_start(config, model, store, (job.backend.device, loading)):
+            session.log("info", sentence)
         # Reading needs additional memory, which is freed before the states are allocated.
         loading_peak = peak.read()
         allocate_states(allocating)

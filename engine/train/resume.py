@@ -36,6 +36,14 @@ _COMPARED = (
     "Evaluations without answers to held-out prompts are not compared with later ones, so weights "
     "that were kept for their loss make way for those of the next evaluation."
 )
+_OF_ADAPTERS = (
+    "train.lora_rank",
+    "train.lora_alpha",
+    "train.lora_rslora",
+    "train.lora_targets",
+    "train.lora_save_modules",
+)
+"""These settings decide which adapters a run trains, and what they mean."""
 _NOT_COMPARED = ("name", "train.steps", "train.epochs", "model.init", "model.start_from")
 """The number of steps is compared as it is counted; the others mean nothing to a resume."""
 
@@ -126,8 +134,8 @@ def changed_settings(
     if before and _parts(before) != _parts(now):
         raise RunError(
             f"Run {run_id} trained {_parts_in_words(before)} up to step {step:,} and is to train "
-            f"{_parts_in_words(now)} now; leave train.method, train.part_names and "
-            f"train.last_blocks as they were, or {train_on_in_words(run_id)}."
+            f"{_parts_in_words(now)} now; leave train.method and the settings of what is trained "
+            f"as they were, or {train_on_in_words(run_id)}."
         )
     told = []
     for name, value in now.items():
@@ -167,8 +175,11 @@ def changed_settings(
 
 def _parts(settings: Mapping[str, Any]) -> tuple[Any, ...]:
     """Returns what is trained by these settings. Earlier versions trained the whole model."""
-    if settings.get("train.method", "full") == "full":
+    method = settings.get("train.method", "full")
+    if method == "full":
         return ()
+    if method == "lora":
+        return tuple((name, settings[name]) for name in _OF_ADAPTERS)
     return sorted(settings["train.part_names"]), settings["train.last_blocks"]
 
 
@@ -176,6 +187,9 @@ def _parts_in_words(settings: Mapping[str, Any]) -> str:
     """Returns the same in words."""
     if not _parts(settings):
         return "the whole model"
+    if settings["train.method"] == "lora":
+        said = [f"{name.removeprefix('train.')} {_said(value)}" for name, value in _parts(settings)]
+        return f"adapters with {', '.join(said)}"
     names, blocks = _parts(settings)
     words = [f"the last {counted(blocks, 'block')}"] if blocks else []
     return " and ".join([*words, *names])

@@ -108,7 +108,7 @@ class Saver:
         if self._kind == "none":
             return True
         contents = self._contents(config)
-        if contents.plane_bytes < checkpoint_needs.SMALL_BYTES:
+        if contents.most_bytes < checkpoint_needs.SMALL_BYTES:
             return False
         if self._under_way is not None:
             is_new = step != self._under_way.step  # it may be asked for twice

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from engine.config.adapters import Adapters
 from engine.config.regularisation import NO_REGULARISATION, Regularisation
 from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
@@ -157,7 +158,8 @@ def pour(plain: torch.nn.Module, model: StreamedModel, store: HostStore) -> None
     parameters = dict(plain.named_parameters())
     for unit in model.units:
         for spec in unit.layout.parameters:
-            store.write(unit.name, spec.name, parameters[spec.full_name])
+            if not spec.adapter:
+                store.write(unit.name, spec.name, parameters[spec.full_name])
 
 
 @dataclass
@@ -198,7 +200,7 @@ def streamed(
     optimizer: str = "adamw",
     disk: Path | None = None,
     exchange: Exchange | None = None,
-    parts: Parts | None = None,
+    parts: Parts | Adapters | None = None,
     regularisation: Regularisation = NO_REGULARISATION,
 ) -> Streamed:
     """The same model, streamed. `config`: where the model was made from a part of it. `disk`: the

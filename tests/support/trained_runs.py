@@ -32,7 +32,7 @@ def files_of(run: Run) -> dict[int, dict[str, bytes]]:
     """Returns the unit files of all checkpoints of a run, by step and name."""
     found = {}
     for path in run.folder.checkpoints_path.glob("step-*"):
-        files = [file for file in path.iterdir() if file.suffix == ".planes"]
+        files = [file for file in path.iterdir() if file.suffix in (".planes", ".frozen")]
         found[int(path.name[5:])] = {file.name: file.read_bytes() for file in files}
     return found
 

@@ -46,12 +46,15 @@ export class HomeView {
         }
     }
 
-    show({ folder, can_export, said, rows, pushed, template, benchmarks }) {
+    show({ folder, can_export, has_adapters, said, rows, pushed, template, benchmarks }) {
         this.exporting.form.elements.folder.value ||= folder; // what a person has typed stays
         this.pushing.form.elements.folder.value ||= pushed;
         field(this.root, "home-weights").textContent = said;
         field(this.root, "home-template").textContent = template;
         this.exporting.form.hidden = !can_export;
+        // Of another run, there is one form alone, and none is asked for.
+        this.root.querySelector('[data-part="export-form"]').hidden = !has_adapters;
+        this.exporting.form.elements.form.disabled = !has_adapters;
         this.pushing.form.hidden = false;
         const nodes = rows.map(commandRow);
         this.root.querySelector('[data-part="home-rows"]').replaceChildren(...nodes);

@@ -9,6 +9,11 @@ const isSame = (one, other) => {
     return a === b || (a !== "" && b !== "" && Number(a) === Number(b));
 };
 
+const METHODS = ["parts", "lora"];
+// Whether a setting means something with another method of training alone.
+const isOfOther = (column, method) =>
+    METHODS.some((each) => each !== method && column.querySelector(`.rs-with-${each}`));
+
 export class SettingsTools {
     // place: that of Gradio. fill: changes settings.
     constructor(place, fill) {
@@ -43,6 +48,8 @@ export class SettingsTools {
     // Takes each form that is checked.
     took(form) {
         this.form = form;
+        // Settings of other methods are hidden by form.css, also those that Gradio makes later.
+        document.body.dataset.method = form.shown["train.method"] ?? "";
         // A request that a busy server did not answer in time is repeated.
         if (this.presets) this.mark();
         else this.load();
@@ -101,13 +108,15 @@ export class SettingsTools {
     filter() {
         const words = this.part("find").value.toLowerCase().split(/\s+/).filter(Boolean);
         const only = this.part("differs").checked;
+        const method = this.form?.shown["train.method"] ?? "full";
         let shown = 0;
         for (const row of document.querySelectorAll(ROWS)) {
             let inRow = 0;
             for (const column of row.children) {
                 const text = column.textContent.toLowerCase();
                 const fits = words.every((word) => text.includes(word));
-                const isWanted = fits && (!only || column.querySelector(".rs-differs"));
+                const meant = fits && (!only || column.querySelector(".rs-differs"));
+                const isWanted = meant && !isOfOther(column, method);
                 column.classList.toggle("rs-left-out", !isWanted);
                 inRow += Boolean(isWanted);
             }

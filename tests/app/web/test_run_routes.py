@@ -345,6 +345,19 @@ def test_take_home_says_what_to_type_and_whether_the_template_was_checked(sessio
         assert f"vllm serve {folder.export_path.resolve()}" in [row["text"] for row in home["rows"]]
 
 
+def test_take_home_says_what_to_type_for_an_adapter(session):
+    folder = finished_run(session)
+    details = get(session, f"/api/runs/{folder.id}/details").json()
+    assert not details["home"]["has_adapters"]
+    folder.export_path.mkdir()
+    (folder.export_path / "adapter_config.json").write_text("{}")
+    home = get(session, f"/api/runs/{folder.id}/details").json()["home"]
+    texts = "\n".join(row["text"] for row in home["rows"])
+    assert "AutoPeftModelForCausalLM" in texts and "--enable-lora --lora-modules" in texts
+    assert "ollama" not in texts and home["pushed"] == str(folder.export_path.resolve())
+    assert home["template"] == "An adapter has no Modelfile; export the whole model for Ollama."
+
+
 def test_take_home_has_the_benchmarks_of_the_weights(session):
     folder = finished_run(session)
 

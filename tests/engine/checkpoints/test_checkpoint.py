@@ -209,12 +209,12 @@ def test_a_newer_format_is_named_and_not_passed_over(two, new_store):
     root, _ = two
     path = root / "step-2" / "manifest.json"
     whole = json.loads(path.read_text())
-    body = {name: value for name, value in whole.items() if name != "checksum"} | {"format": 4}
+    body = {name: value for name, value in whole.items() if name != "checksum"} | {"format": 5}
     path.write_text(json.dumps(body | {"checksum": body_checksum(body)}))
     for find in (newest_checkpoint, lambda root: load_newest_checkpoint(root, new_store(), {})):
-        with pytest.raises(CheckpointError, match="format 4, which this version cannot read"):
+        with pytest.raises(CheckpointError, match="format 5, which this version cannot read"):
             find(root)
-    path.write_text(json.dumps(whole | {"format": 5}))  # a flipped bit, not a later version
+    path.write_text(json.dumps(whole | {"format": 6}))  # a flipped bit, not a later version
     assert newest_checkpoint(root).step == 1 and "damaged" in newest_checkpoint(root).skipped[0]
 
 

@@ -27,6 +27,7 @@ def test_no_preset_is_doubted(path):
     [
         ({"train__learning_rate": 1000.0}, "train.learning_rate", "rate of 1000 is far above"),
         ({"train__learning_rate": 1e-9}, "train.learning_rate", "rate of 1e-09 is far below"),
+        ({"train__method": "lora"}, "train.learning_rate", "rate of 1e-05 is low for adapters"),
         ({"train__warmup_steps": 9999}, "train.warmup_steps", "9,999 steps is as long as"),
         ({"output__eval_every": 500}, "output.eval_every", "comes only at the end"),
     ],
@@ -38,7 +39,12 @@ def test_what_is_hardly_meant_is_doubted(values, field, words):
 
 @pytest.mark.parametrize(
     "values",
-    [{"train__learning_rate": 2e-2}, {"train__warmup_steps": 449}, {"output__eval_every": 450}],
+    [
+        {"train__learning_rate": 2e-2},
+        {"train__warmup_steps": 449},
+        {"output__eval_every": 450},
+        {"train__method": "lora", "train__learning_rate": 2e-5},
+    ],
 )
 def test_the_limits_themselves_are_not_doubted(values):
     assert of(**values) == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.support.changes.of_adapters import ADAPTER_CHANGES
 from tests.support.changes.of_checkpoints import CHECKPOINT
 from tests.support.changes.of_data import DATA
 from tests.support.changes.of_learning import LEARNED
@@ -23,6 +24,7 @@ AREAS: dict[str, tuple[Change, ...]] = {
     "Several ranks": RANK_CHANGES,
     "Parts of a model": PART_CHANGES,
     "Label smoothing, noise and balanced experts": REGULARISED,
+    "Adapters": ADAPTER_CHANGES,
     "Planner": PLANS,
     "Data": DATA,
     "Checkpoints": CHECKPOINT,

@@ -1,0 +1,140 @@
+"""Adapters are put into the blocks of a model here, and get their places in the planes: the factors
+are trained, and all other parameters are frozen, but for those of modules that are trained whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from engine.adapters.choose_layers import Modules, chosen_layers, saved_parameters
+from engine.adapters.lora_layer import FACTORS, with_adapter
+from engine.config.adapters import Adapters
+from engine.planes.layout import ParameterSpec, UnitLayout, lay_out
+
+
+@dataclass(frozen=True)
+class Block:
+    """A `Block` is a block that may get adapters."""
+
+    module: nn.Module
+    prefix: str
+    """The full names of its modules begin with this."""
+    unrun: Collection[str]
+    """It reads the weights of these of its layers without running them, or they return more than a
+    linear layer does.
+    """
+    untrained: Collection[str]
+    """The weights of these get no gradient, nor would an adapter."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A `Family` has what PEFT and transformers say of the models of a family."""
+
+    name: str
+    """The configuration has it as `model_type`."""
+    stacked: str
+    """Its experts were single layers in an earlier version of transformers, as in this family."""
+    transposed: type[nn.Module]
+    """Linear layers of this class have their weights as [features in, features out]."""
+
+    def refuses(self, layer: str) -> str:
+        """Returns why no layer of this name can have an adapter; an empty text if it can."""
+        if self.name in _MAMBAS and layer == "out_proj":
+            return "PEFT refuses adapters there in models of this kind"
+        if layer in _OF_EXPERTS.get(self.stacked, ()):
+            return f"PEFT takes {layer} for the experts in models of this kind"
+        return ""
+
+
+_MAMBAS = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+_OF_EXPERTS = {
+    "mixtral": ("gate", "w1", "w2", "w3"),
+    "qwen2_moe": ("gate", "gate_proj", "up_proj", "down_proj"),
+}
+
+
+@dataclass(frozen=True)
+class Adaptable:
+    """An `Adaptable` is a model that has no adapters yet."""
+
+    whole: nn.Module
+    blocks: Sequence[Block]
+    layouts: Sequence[UnitLayout]
+    """Those of embed, the blocks and the head."""
+    aliases: Mapping[str, str]
+    """It has the first name of each tied parameter, by its second name."""
+    family: Family
+    dtype: torch.dtype
+    """The factors are computed with in this dtype."""
+
+    @property
+    def transposed(self) -> type[nn.Module]:
+        return self.family.transposed
+
+
+def place_adapters(model: Adaptable, adapters: Adapters) -> list[UnitLayout]:
+    """Puts adapters into the blocks of a model, and returns its new layouts. Raises ConfigError for
+    names that the model lacks; it is unchanged then.
+    """
+    trained = saved_parameters(model.layouts, model.aliases, adapters.save_modules)
+    chosen = set(chosen_layers(_modules(model), adapters))
+    embed, *blocks, head = [_frozen(layout, trained) for layout in model.layouts]
+    for at, block in enumerate(model.blocks):
+        specs = list(blocks[at].parameters)
+        for name, layer in list(block.module.named_modules()):
+            if block.prefix + name in chosen:
+                features = _features(layer, model.transposed)
+                adapted = with_adapter(layer, features, adapters, model.dtype)
+                block.module.set_submodule(name, adapted)
+                specs += _factors(block.prefix, name, adapted)
+        blocks[at] = lay_out(blocks[at].unit, specs)
+    return [embed, *blocks, head]
+
+
+def _frozen(layout: UnitLayout, trained: set[str]) -> UnitLayout:
+    specs = [replace(spec, frozen=spec.full_name not in trained) for spec in layout.parameters]
+    return lay_out(layout.unit, specs)
+
+
+def _factors(prefix: str, name: str, layer: nn.Module) -> list[ParameterSpec]:
+    """Returns the specifications of the factors of the layer `name` of a block."""
+    specs = []
+    for factor in FACTORS:
+        own = f"{name}.{factor}.weight"
+        shape = tuple(layer.get_parameter(f"{factor}.weight").shape)
+        specs.append(ParameterSpec(own, prefix + own, shape, decay=True, adapter=True))
+    return specs
+
+
+def _features(layer: nn.Module, transposed: type[nn.Module]) -> tuple[int, int]:
+    """Returns how many features a linear layer takes and returns."""
+    first, second = layer.get_parameter("weight").shape
+    return (first, second) if isinstance(layer, transposed) else (second, first)
+
+
+def _modules(model: Adaptable) -> Modules:
+    linear: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for block in model.blocks:
+        for name, module in block.module.named_modules():
+            if isinstance(module, (nn.Linear, model.transposed)):
+                linear[block.prefix + name] = _reason_against(name, block, model.family)
+            elif name:
+                others[block.prefix + name] = type(module).__name__
+    inside = linear.keys() | others.keys() | {block.prefix[:-1] for block in model.blocks}
+    outside = [name for name, _ in model.whole.named_modules() if name and name not in inside]
+    return Modules(linear, others, outside)
+
+
+def _reason_against(name: str, block: Block, family: Family) -> str:
+    """Returns why a layer of a block can have no adapter; an empty text if it can."""
+    if name in block.unrun:
+        return "this model does not run it as a linear layer, so an adapter would add nothing"
+    if f"{name}.weight" in block.untrained:
+        return "no gradient reaches it"
+    return family.refuses(name.rpartition(".")[2])

@@ -1,0 +1,99 @@
+"""Adapters begin with random weights, or with those of a folder that PEFT or an export has written.
+Merged, they are part of the weights of their layers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.adapters.lora_layer import merged_weight
+from engine.adapters.peft_folder import WEIGHTS, PeftFolder, peft_key
+from engine.errors import ModelError
+from engine.host.host_store import HostStore
+from engine.model.units import StreamedModel, Unit
+from engine.planes.layout import ParameterSpec
+
+
+def initialise_adapters(model: StreamedModel, store: HostStore, seed: int) -> None:
+    """Writes the weights with which PEFT begins: `lora_A` is uniform within a bound that depends on
+    the features of its layer, and `lora_B` is zero, so that an adapter adds nothing at first. Each
+    depends on the seed and its own name alone. Does nothing for a model without adapters.
+    """
+    for unit, spec in _adapters(model):
+        values = torch.zeros(spec.shape)
+        if spec.name.endswith(".lora_A.weight"):
+            digest = hashlib.sha256(f"{seed} {spec.full_name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
+            bound = 1.0 / math.sqrt(spec.shape[1])
+            values.uniform_(-bound, bound, generator=generator)
+        store.write(unit.name, spec.name, values)
+
+
+def _adapters(model: StreamedModel) -> Iterator[tuple[Unit, ParameterSpec]]:
+    for unit in model.units:
+        for spec in unit.layout.parameters:
+            if spec.adapter:
+                yield unit, spec
+
+
+def load_adapters(folder: PeftFolder, model: StreamedModel, store: HostStore) -> None:
+    """Takes the adapters in `folder`, and the modules that were trained whole beside them. Raises
+    ModelError where they are not those of this model and these settings.
+    """
+    wanted = {
+        peft_key(spec.full_name): (unit.name, spec)
+        for unit in model.units
+        for spec in unit.layout.parameters
+        if not spec.frozen
+    }
+    file = folder.path / WEIGHTS
+    try:
+        with safe_open(file, framework="pt") as content:
+            there = set(content.keys())
+            _compare(file, there, set(wanted))
+            for key, (unit, spec) in wanted.items():
+                found = content.get_tensor(key)
+                if tuple(found.shape) != spec.shape:
+                    raise ModelError(
+                        f"model.start_from: {key} of {file} has the shape {tuple(found.shape)}, "
+                        f"and this model needs {spec.shape}; the adapter is of another base model."
+                    )
+                store.write(unit, spec.name, found)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"model.start_from: {file} cannot be read ({error}).") from None
+
+
+def _compare(file: Path, there: set[str], wanted: set[str]) -> None:
+    """Raises ModelError where a file has other adapters than are trained."""
+    lacking, more = sorted(wanted - there), sorted(there - wanted)
+    if lacking:
+        raise ModelError(
+            f"model.start_from: {file} lacks {lacking[0]}; it is of another base model, or of "
+            "other layers: set train.lora_targets to those of its adapter_config.json."
+        )
+    if more:
+        raise ModelError(
+            f"model.start_from: {file} has {more[0]}, which is not trained here; it is of another "
+            "base model, or of other layers: set train.lora_targets to those of its "
+            "adapter_config.json."
+        )
+
+
+def merged(store: HostStore, unit: Unit, spec: ParameterSpec) -> torch.Tensor | None:
+    """Returns a parameter with the adapter of its layer merged, in fp32 and in its own shape; None
+    where its layer has no adapter. The sum is computed in fp32, from the masters.
+    """
+    owner, _, attribute = spec.name.rpartition(".")
+    name = f"{owner}.lora_A.weight"
+    if attribute != "weight" or not any(each.name == name for each in unit.layout.parameters):
+        return None
+    assert unit.block is not None  # adapters are in blocks
+    factors = [store.master(unit.name, f"{owner}.{each}.weight") for each in ("lora_A", "lora_B")]
+    layer = unit.block.get_submodule(owner)
+    return merged_weight(layer, store.master(unit.name, spec.name), (factors[0], factors[1]))

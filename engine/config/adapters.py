@@ -1,0 +1,64 @@
+"""A run can train adapters (LoRA) beside the weights of a model, which stay as they are.
+
+No torch is imported. `engine.adapters` finds the layers of a model that are meant.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from engine.config.limits import at_least
+from engine.errors import ConfigError
+
+TARGETS, SAVE_MODULES = "train.lora_targets", "train.lora_save_modules"
+ALL_LINEAR = "all-linear"
+"""This target stands for every linear layer of every block."""
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """An `Adapters` says which adapters are trained. The whole model is frozen but for them, and
+    for the modules that are named here.
+    """
+
+    rank: int = 16
+    """The factors of an adapter have this width."""
+    alpha: float = 32.0
+    dropout: float = 0.0
+    """So much of the input of an adapter is dropped in training."""
+    rslora: bool = False
+    """The result is divided by the root of the rank instead of the rank."""
+    targets: tuple[str, ...] = (ALL_LINEAR,)
+    """Linear layers get an adapter whose names end with one of these, or fit it as a pattern."""
+    save_modules: tuple[str, ...] = ()
+    """Modules whose names end with one of these are trained whole."""
+
+    @property
+    def scaling(self) -> float:
+        """The result of an adapter is multiplied by this."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+    def check(self) -> None:
+        """Raises ConfigError for the first setting that is wrong."""
+        at_least("train.lora_rank", self.rank, 1)
+        if not self.alpha > 0 or not math.isfinite(self.alpha):
+            raise ConfigError(
+                "train.lora_alpha",
+                f"{self.alpha} is not a positive number; twice the rank is usual.",
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(
+                "train.lora_dropout", f"{self.dropout} is outside 0 to 1 (1 excluded)."
+            )
+        if not self.targets:
+            raise ConfigError(
+                TARGETS, f"no layers are named; give {ALL_LINEAR}, or names of layers."
+            )
+        for field, names in ((TARGETS, self.targets), (SAVE_MODULES, self.save_modules)):
+            if any(not name.strip() for name in names):
+                raise ConfigError(field, "a name is empty; leave it out.")
+        if ALL_LINEAR in self.targets and len(self.targets) > 1:
+            raise ConfigError(
+                TARGETS, f"{ALL_LINEAR} stands for all layers; give it alone, or leave it out."
+            )

@@ -1,0 +1,110 @@
+"""The settings of the streaming engine are a section of `TrainConfig` (engine/config/settings.py).
+
+No torch is imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from engine.config.limits import LARGEST, at_least, at_most
+from engine.errors import ConfigError
+from engine.words import GIB
+
+AUTO: Final = "auto"
+Auto = Literal["auto"]
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """These settings are about the streaming engine."""
+
+    device: Literal["auto", "cuda", "cpu"] = AUTO
+    """Blocks compute on this device; `auto` is the GPU when there is one."""
+
+    gpus: int | Auto = 1
+    """This many GPUs of this machine compute each step together, each a share of its rows, which
+    `train.batch_size` must be a multiple of. RAM holds weights and moments once for all of them.
+    `auto` takes as many as make a step fastest. With another number, sums are added in another
+    order.
+    """
+
+    across_hosts: Literal["auto", "copy", "divide"] = AUTO
+    """Each of several hosts has a copy of all weights and moments, or a share (docs/gpus.md)."""
+
+    gpu_memory_gib: float | None = None
+    """The plan may use at most this much memory of each GPU; null is what is free."""
+
+    slots: int | Auto = AUTO
+    """This many device buffers hold one streamed block each; 2 let a prefetch run under the compute
+    of the block before.
+    """
+
+    save_level: Literal["auto", "boundary_host", "boundary_pairs", "boundary", "all"] = AUTO
+    """So much is kept of blocks between forward and backward: their inputs on the host, the inputs
+    of every second block on the host, their inputs on the device, or all activations (no
+    recompute). `auto` keeps as many blocks' activations as there is memory for, and the inputs of
+    every second block alone where RAM is short. Results have the same bits.
+    """
+
+    residency: int | Auto = AUTO
+    """The device keeps this many blocks (the last ones) from forward to backward, so they are
+    fetched once a step.
+    """
+
+    states: Literal["auto", "host"] = AUTO
+    """Weights and moments live in RAM (`host`), or those of the first units live on the GPU from
+    step to step, as far as it has room (`auto`). There they take no RAM and no transfers. With
+    moments in fp32, results have the same bits.
+    """
+
+    rounds: int | Auto = AUTO
+    """A step's micro-batches are spread over this many whole forward and backward passes: with few
+    tokens at a time activations can be kept. `auto` takes what is fastest and sums gradients
+    exactly.
+    """
+
+    gradients: Literal["auto", "host", "parked"] = AUTO
+    """A step's rounded gradients go to a plane in RAM (`host`), or wait on the GPU until the step's
+    clip factor is known (`parked`). Parked ones take 2 bytes a parameter of GPU memory instead of
+    RAM. Results have the same bits. `auto` parks them where RAM is short, and where that is as
+    fast.
+    """
+
+    disk: str | None = None
+    """AdamW's moments and boundaries (the inputs of blocks) that do not fit in RAM go to files in
+    this folder, on a local disk, which every step reads and writes. null keeps all of them in
+    memory. Only what does not fit goes there, which wears the drive: `check` says by how much.
+    Results have the same bits.
+    """
+
+    kernels: Literal["auto", "compiled", "eager"] = AUTO
+    """Kernels are compiled by torch (fused: faster, and half of the activations) or run one by one.
+    `auto` compiles in bfloat16 on a GPU where Triton and a C compiler are there.
+    """
+
+    def within_cap(self, nbytes: int) -> int:
+        """Limits `nbytes` bytes of GPU memory to the bytes that the plan may use."""
+        if self.gpu_memory_gib is None:
+            return nbytes
+        return min(nbytes, round(self.gpu_memory_gib * GIB))
+
+    def check(self) -> None:
+        """Raises ConfigError for the first rule that is broken."""
+        if self.gpus != AUTO:
+            at_least("engine.gpus", self.gpus, 1)
+            at_most("engine.gpus", self.gpus, LARGEST["gpus"])
+        if self.gpu_memory_gib is not None and not self.gpu_memory_gib > 0:
+            raise ConfigError(
+                "engine.gpu_memory_gib",
+                f"{self.gpu_memory_gib} is not above 0; give null for all that is free.",
+            )
+        if self.disk is not None and not self.disk.strip():
+            raise ConfigError("engine.disk", "the name is empty; give a folder, or null for none.")
+        if self.slots != AUTO:
+            at_least("engine.slots", self.slots, 1)
+        if self.residency != AUTO:
+            at_least("engine.residency", self.residency, 0)
+        if self.rounds != AUTO:
+            at_least("engine.rounds", self.rounds, 1)

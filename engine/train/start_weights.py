@@ -1,0 +1,72 @@
+"""A new run begins with the weights of its model, of an earlier run, or of an adapter."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.adapters.peft_folder import PeftFolder, is_peft_folder
+from engine.checkpoints.adapter_weights import initialise_adapters, load_adapters
+from engine.checkpoints.start_from import load_start, newest_weights
+from engine.checkpoints.weights import initialise, load_pretrained
+from engine.config.adapters import Adapters
+from engine.config.settings import TrainConfig
+from engine.host.host_store import HostStore
+from engine.model.units import StreamedModel
+from engine.progress import Progress
+
+
+def refuse_start(config: TrainConfig) -> None:
+    """Raises ModelError where there is nothing at `model.start_from`, or an adapter that is not of
+    these settings. Nothing is loaded.
+    """
+    place = config.model.start_from or ""
+    if is_peft_folder(place):
+        parts = config.train.parts
+        PeftFolder.read(place).refuse_other(parts if isinstance(parts, Adapters) else None)
+    else:
+        newest_weights(place)
+
+
+def needs_own_weights(config: TrainConfig) -> bool:
+    """Tells whether the run begins with the weights that `model.init` names: an adapter is no whole
+    model.
+    """
+    place = config.model.start_from
+    return place is None or is_peft_folder(place)
+
+
+def fill_start(
+    config: TrainConfig,
+    model: StreamedModel,
+    store: HostStore,
+    how: tuple[torch.device, Progress],
+) -> list[str]:
+    """Fills the weight planes of a new run. Returns in words where weights come from that are not
+    the model's own, and what has no adapters. how: random weights are drawn on this device, and
+    this is told.
+    """
+    device, progress = how
+    place, seed = config.model.start_from, config.train.seed
+    if place is not None and not is_peft_folder(place):
+        initialise_adapters(model, store, seed)  # the earlier run may have had none
+        start = load_start(place, store, model.persistent_buffers(), progress)
+        return [f"The weights are those of {start.path}.", *_left_out(model)]
+    if config.model.init == "random":
+        initialise(model, store, seed, device, progress)
+    else:
+        load_pretrained(model, config.model.source, store, progress)
+    initialise_adapters(model, store, seed)
+    if place is None:
+        return _left_out(model)
+    folder = PeftFolder.read(place)
+    load_adapters(folder, model, store)
+    return [f"The adapters are those of {folder.path}.", *_left_out(model)]
+
+
+def _left_out(model: StreamedModel) -> list[str]:
+    """Says which weights of a model with adapters can have none."""
+    specs = [spec for layout in model.layouts for spec in layout.parameters]
+    is_stacked = any(spec.frozen and len(spec.shape) == 3 for spec in specs)
+    if not is_stacked or not any(spec.adapter for spec in specs):
+        return []
+    return ["The experts of this model are stacked in one weight, so they have no adapters."]

@@ -1,0 +1,137 @@
+"""Checkpoints of a run share the weights that are not trained: each is whole by itself, whatever
+becomes of the others, and whatever links the file system has.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from engine.checkpoints import checkpoint, frozen_files
+from engine.checkpoints.checkpoint import Contents, write_checkpoint
+from engine.checkpoints.frozen_files import FrozenFiles
+from engine.checkpoints.restore import load_checkpoint, verified_manifest
+from engine.config.adapters import Adapters
+from engine.errors import CheckpointError
+from engine.host.host_store import HostStore
+from engine.plan.choices import PlanChoices
+from engine.runs.folder import BEST_FOLDER
+from tests.support.tiny import Streamed, plain_model, streamed, tiny_config
+
+pytestmark = pytest.mark.computing
+
+
+def a_run(dtype: str = "bfloat16", settled: int = 0) -> Streamed:
+    choices = PlanChoices(settled_units=settled)
+    adapters = Adapters(rank=4, save_modules=("norm",))
+    return streamed(plain_model(tiny_config("llama")), choices, dtype=dtype, parts=adapters)
+
+
+def masters(run: Streamed) -> dict:
+    return {
+        spec.full_name: run.store.master(unit.name, spec.name)
+        for unit in run.model.units
+        for spec in unit.layout.parameters
+    }
+
+
+def write(run: Streamed, root, step: int, holds="full"):
+    return write_checkpoint(root, step, Contents(run.store, {}, holds=holds), keep=9)
+
+
+def frozen_of(path) -> dict[str, os.stat_result]:
+    return {file.name: file.stat() for file in sorted(path.glob("*.frozen"))}
+
+
+def same(found: dict, expected: dict) -> bool:
+    return all((found[name] == weight).all() for name, weight in expected.items())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("settled", [0, 3])
+def test_checkpoints_share_what_is_not_trained(tmp_path, dtype, settled):
+    run = a_run(dtype, settled)
+    root = tmp_path / "checkpoints"
+    first, second = write(run, root, 1), write(run, root, 2)
+    best = write(run, tmp_path / BEST_FOLDER, 2, "weights")
+    files = [frozen_of(info.path) for info in (first, second, best)]
+    assert len(files[0]) == len(run.model.units)
+    for name, file in files[0].items():
+        assert {each[name].st_ino for each in files} == {file.st_ino}
+    size = sum(file.st_size for file in files[0].values())
+    assert first.bytes - second.bytes == size > 0
+    expected = masters(run)
+    shutil.rmtree(first.path)
+    other = a_run(dtype, settled)
+    for unit in other.model.units:
+        other.store.tensor(unit.name, "weight_high").zero_()
+    load_checkpoint(second.path, other.store, {})
+    assert same(masters(other), expected)
+    run.close()
+    other.close()
+
+
+def test_without_links_they_are_written_again(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError("no links here")
+
+    monkeypatch.setattr(frozen_files.os, "link", refuse)
+    run = a_run()
+    first, second = write(run, tmp_path, 1), write(run, tmp_path, 2)
+    for name, file in frozen_of(first.path).items():
+        assert file.st_nlink == 1
+        assert (first.path / name).read_bytes() == (second.path / name).read_bytes()
+    load_checkpoint(second.path, run.store, {})
+    run.close()
+
+
+def test_damage_is_found(tmp_path):
+    run = a_run()
+    info = write(run, tmp_path, 1)
+    name = next(iter(frozen_of(info.path)))
+    content = bytearray((info.path / name).read_bytes())
+    content[7] ^= 1
+    (info.path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"that are not trained .{name}. do not match"):
+        load_checkpoint(info.path, run.store, {})
+    (info.path / name).write_bytes(content[:-1])
+    with pytest.raises(CheckpointError, match=f"{name} has"):
+        verified_manifest(info.path)
+    (info.path / name).unlink()
+    with pytest.raises(CheckpointError, match=f"{name} cannot be read"):
+        verified_manifest(info.path)
+    run.close()
+
+
+def test_a_file_of_another_size_is_not_shared(tmp_path):
+    run = a_run()
+    first = write(run, tmp_path, 1)
+    name = next(iter(frozen_of(first.path)))
+    (first.path / name).write_bytes(b"short")
+    second = write(run, tmp_path, 2)
+    assert (second.path / name).stat().st_ino != (first.path / name).stat().st_ino
+    load_checkpoint(second.path, run.store, {})
+    run.close()
+
+
+def test_checkpoints_of_before_have_them_in_their_planes(tmp_path, monkeypatch):
+    """They were written so for a while, and are read."""
+    run = a_run()
+    expected = masters(run)
+    with monkeypatch.context() as before:
+        before.setattr(checkpoint, "frozen_range", lambda *_: (0, 0))
+        before.setattr(FrozenFiles, "write", lambda *_: [])
+        before.setattr(HostStore, "trained_bytes", HostStore.nbytes)
+        info = write(run, tmp_path, 1)
+    assert not frozen_of(info.path) and verified_manifest(info.path)["format"] == 2
+    other = a_run()
+    for unit in other.model.units:
+        other.store.tensor(unit.name, "weight_high").zero_()
+    load_checkpoint(info.path, other.store, {})
+    assert same(masters(other), expected)
+    again = write(other, tmp_path, 2)
+    assert verified_manifest(again.path)["format"] == 4 and frozen_of(again.path)
+    run.close()
+    other.close()

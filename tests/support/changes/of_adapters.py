@@ -1,0 +1,69 @@
+"""Changes to what is done for adapters."""
+
+from __future__ import annotations
+
+from tests.support.changes.record import Change
+
+PARITY = "tests/engine/adapters/test_parity_with_peft.py"
+RUNS = "tests/engine/adapters/test_runs_of_adapters.py"
+PLANS = "tests/engine/adapters/test_plans_with_adapters.py"
+FROZEN = "tests/engine/checkpoints/test_frozen_files.py"
+
+ADAPTER_CHANGES = (
+    Change(
+        "adapters-not-scaled",
+        "engine/adapters/lora_layer.py",
+        "second.t(), alpha=self.lora_scaling)",
+        "second.t())",
+        "What an adapter adds is not multiplied by alpha / rank.",
+        (f"{PARITY}::test_adapters_of_all_linear_layers",),
+    ),
+    Change(
+        "merged-the-other-way",
+        "engine/adapters/lora_layer.py",
+        "(product if isinstance(layer, nn.Linear) else product.t())",
+        "product.reshape(weight.shape)",
+        "An adapter of a transposed layer is merged as if it were none.",
+        (f"{PARITY}::test_adapters_of_all_linear_layers",),
+    ),
+    Change(
+        "patterns-as-parts-of-names",
+        "engine/adapters/choose_layers.py",
+        "found = {name for name in modules.linear if fnmatchcase(name, target)}",
+        "found = {name for name in modules.linear if target in name}",
+        "A pattern of layers is taken for a part of their names.",
+        (f"{PARITY}::test_adapters_by_name",),
+    ),
+    Change(
+        "adapters-begin-alike",
+        "engine/checkpoints/adapter_weights.py",
+        "bound = 1.0 / math.sqrt(spec.shape[1])",
+        "bound = 1.0 / math.sqrt(spec.shape[0])",
+        "The first weights of an adapter are bounded by its rank.",
+        (f"{RUNS}::test_adapters_begin_as_the_seed_says_and_the_base_stays",),
+    ),
+    Change(
+        "frozen-files-of-another-size",
+        "engine/checkpoints/frozen_files.py",
+        'if file.stat().st_size == entry["bytes"]:',
+        "if file.stat().st_size:",
+        "A checkpoint shares a file that is cut off.",
+        (FROZEN,),
+    ),
+    Change(
+        "frozen-weights-not-verified",
+        "engine/checkpoints/frozen_files.py",
+        "if piece_checksum(piece.data) != checksum:",
+        "if not checksum:",
+        "Damage in weights that are not trained is not found.",
+        (FROZEN,),
+    ),
+    Change(
+        "other-adapters-after-a-resume",
+        "engine/train/resume.py",
+        "return tuple((name, settings[name]) for name in _OF_ADAPTERS)",
+        "return ((_OF_ADAPTERS[0], 0),)",
+        "A resume that is to train other adapters is not refused by name.",
+        (f"{RUNS}::test_a_resume_trains_the_same_adapters",),
+    ),
+)
