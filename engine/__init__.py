@@ -26,6 +26,7 @@ imports from its own room and from rooms listed before it. `tests/test_rooms.py`
     graphs          kernels of blocks that are recorded and launched together
     exchange        weights and sums, between the ranks of a run
     embedding       vectors that are looked up: their noise, and their gradients row by row
+    losses          losses of documents and of pairs, and what is said of them
     runtime         device buffers, lanes, and the engine that runs a plan
     measuring       how fast this machine does what a step does
     sampling        answers that are drawn token by token

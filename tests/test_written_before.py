@@ -148,8 +148,9 @@ def test_the_tokens_are_made_as_before_and_those_of_before_are_read(place, own_c
         json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["body"]
         for folder in (made, kept)
     ]
-    for newer in ("notes", "classes"):
-        assert contents[0]["tally"]["columns"].pop(newer) == []
+    newer = {"notes": [], "classes": [], "pairs": False, "label": None}
+    for name, value in newer.items():
+        assert contents[0]["tally"]["columns"].pop(name) == value
     assert contents[0] | {"key": ""} == contents[1] | {"key": ""}
 
     shutil.rmtree(made)
@@ -219,6 +220,13 @@ SINCE_THEN = {
     "train.lora_targets": ["all-linear"],
     "train.lora_save_modules": [],
     "output.export_form": "model",
+    "preference.objective": "sft",
+    "preference.beta": 0.1,
+    "preference.loss": "sigmoid",
+    "preference.label_smoothing": 0.0,
+    "preference.sft_weight": 0.0,
+    "preference.desirable_weight": 1.0,
+    "preference.undesirable_weight": 1.0,
     "engine.gradients": "auto",
     "engine.gpus": 1,
     "engine.across_hosts": "auto",
@@ -245,6 +253,7 @@ def as_before(path: Path) -> dict:
         for section in sections:
             table = table[section]
         assert table.pop(name) == value
+    assert found.pop("preference") == {}
     return found
 
 
@@ -259,7 +268,7 @@ def test_the_settings_of_the_run_are_those_of_its_preset():
 def test_settings_are_saved_byte_for_byte_as_before(tmp_path):
     """But for the lines of newer settings."""
     TrainConfig.load(BEFORE / "preset.yaml").save(tmp_path / "config.yaml")
-    newer = {f"{name.split('.')[-1]}:" for name in SINCE_THEN}
+    newer = {f"{name.split('.')[-1]}:" for name in SINCE_THEN} | {"preference:"}
     lines = (tmp_path / "config.yaml").read_text(encoding="utf-8").splitlines()
     lines.remove("  - all-linear")  # the value of a newer one
     kept = [line for line in lines if line.split()[0] not in newer]

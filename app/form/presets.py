@@ -21,6 +21,11 @@ OWN_FOLDER = ".presets"
 OWN = "own/"
 """The key of a person's own preset begins so, and goes on with the name of its file."""
 FIRST_PRESET = "starter.yaml"
+STARTERS = {
+    FIRST_PRESET: "to write Roman numerals",
+    "starter-preferences.yaml": "from pairs of answers to be polite",
+}
+"""These presets train tiny models on bundled data; each says what its model learns."""
 LONGEST_NAME = 60
 
 
@@ -47,9 +52,14 @@ class Preset:
 
 
 def read_presets(folder: Path = PRESETS, prefix: str = "") -> dict[str, Preset]:
-    """Returns the presets of a folder by key, the starter first."""
-    files = sorted(folder.glob("*.yaml"), key=lambda path: (path.name != FIRST_PRESET, path.name))
+    """Returns the presets of a folder by key, the starters first."""
+    files = sorted(folder.glob("*.yaml"), key=lambda path: _place(path.name))
     return {prefix + path.name: _read_preset(path, prefix) for path in files}
+
+
+def _place(name: str) -> tuple[bool, bool, str]:
+    """Returns what the presets of a folder are sorted by."""
+    return not name.startswith("starter"), name != FIRST_PRESET, name
 
 
 def _read_preset(path: Path, prefix: str) -> Preset:

@@ -26,6 +26,7 @@ from app.view.effort_words import Effort, Sample, effort, effort_words
 from app.view.pool_words import gain_of
 from engine.config.data_settings import DataConfig
 from engine.config.doubts import doubts
+from engine.config.preference_settings import OBJECTIVE
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, DataError, RamstreamError
 from engine.fit.needs import Verdict
@@ -172,7 +173,7 @@ class Checker:
             return  # the verdict and the preview say what is wrong
 
     def _effort(self, config: TrainConfig) -> Effort | None:
-        sample = self._samples.get((config.model.source, config.data))
+        sample = self._samples.get((config.model.source, config.read_data))
         if sample is None:
             return None
         return effort(config, sample, self._rows.get(config.data))
@@ -187,12 +188,12 @@ class Checker:
         given = {
             name: value
             for name, value in shown.items()
-            if name == "model.source" or name.startswith("data.")
+            if name in ("model.source", OBJECTIVE) or name.startswith("data.")
         }
         try:
             # What is wrong with other settings says nothing about the data.
             config = read_config({**default_values(), **given})
-            found = self._preview(config.model.source, config.data)
+            found = self._preview(config.model.source, config.read_data)
         except ConfigError as error:
             return _unread(describe_error(error)) | {"given": given}
         except DataError as error:
@@ -213,7 +214,7 @@ class Checker:
         invalid value, and for data on this machine that a run would refuse at once.
         """
         config = read_config(with_even_rows(shown)[0])
-        self._session.engine.check_data(config.data)
+        self._session.engine.check_data(config.read_data)
         return config
 
     def _asked(self, config: TrainConfig) -> tuple[TrainConfig, Machine, int]:
@@ -328,10 +329,15 @@ def _shortened(row: dict[str, Any]) -> dict[str, Any]:
     pieces: list[dict[str, Any]] = []
     left = PREVIEW_CHARACTERS
     for document in row["documents"]:
+        if any("answer" in piece for piece in document):
+            left = PREVIEW_CHARACTERS // 2  # both answers of a pair are seen
         for piece in document:
             if left > 0:
-                pieces.append({"text": piece["text"][:left], "trained": piece["trained"]})
+                pieces.append(piece | {"text": piece["text"][:left]})
             left -= len(piece["text"])
+        if left < 0 and "answer" in pieces[-1]:
+            pieces.append({"text": " …", "trained": False})
+            left = 0
     if left < 0:
         pieces.append({"text": " …", "trained": False})
     return {

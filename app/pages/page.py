@@ -8,7 +8,7 @@ import os
 
 import gradio as gr
 
-from app.form.presets import FIRST_PRESET
+from app.form.presets import STARTERS
 from app.pages.checker import Checker
 from app.pages.known_models import machine_words
 from app.pages.panels import drawn, train_panel
@@ -38,7 +38,7 @@ def build_page(
             bar = drawn("run_bar", {})
             drawn("jobs", {})
             with gr.Column(elem_id="rs-page-new"):
-                drawn("intro", {"machine": machine, "starter": FIRST_PRESET})
+                drawn("intro", {"machine": machine, "starters": STARTERS})
                 panel = train_panel(checker.presets.listed(), has_folders)
             for name in ("run", "runs", "talk", "hardware"):
                 drawn(name)

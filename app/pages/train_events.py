@@ -113,6 +113,7 @@ class TrainEvents:
             self._panel.preview.submit,
             fields["data.format"].input,
             fields["data.train_on"].input,
+            fields["preference.objective"].input,
             fields["data.split"].blur,
             fields["data.max_seq_len"].blur,
             # A name on the hub is looked up when it is complete, not at each letter.

@@ -191,6 +191,8 @@ def of_low_rate(losses: Losses, found: Learning, config: TrainConfig | None) -> 
     values, rates = losses.values, losses.rates
     if len(values) < FEWEST_STEPS or losses.fresh or not found.progress.is_learning:
         return None
+    if config is not None and config.preference.is_on:
+        return None  # the loss of pairs may fall as long as it is let, and lower is not better
     sums = np.cumsum(rates)
     middle = int(np.searchsorted(sums, sums[-1] / 2))
     half = FIRST_STEPS // 2

@@ -27,6 +27,7 @@ JOB_WORDS = {
     "checkpoint": "Writing a checkpoint",
     "export": "Exporting",
     "evaluate": "Evaluating on held-out rows",
+    "reference": "Answers before training",
     "sample": "Held-out prompts",
     "prompts": "Sample prompts",
     "dry_run": "Trying a step",

@@ -26,12 +26,14 @@ from app.view.machine_figures import (
     tflops_figure,
     throughput_figure,
 )
+from app.view.preference_figure import preference_figure, preference_words
 from app.view.step_time import PARTS
 from app.words import GIB, in_digits, in_share, in_step_time
 from engine.runs.snapshot import RECENT_STEPS, RunSnapshot
 
 FIGURES: dict[str, Callable[[RunSnapshot, Axis], Figure]] = {
     "loss": loss_figure,
+    "preference": preference_figure,
     "accuracy": accuracy_figure,
     "tflops": tflops_figure,
     "throughput": throughput_figure,
@@ -60,6 +62,9 @@ def summaries(snapshot: RunSnapshot) -> dict[str, str]:
         said["accuracy"] = "; ".join(
             f"{match.correct} of {match.total} at step {match.step:,}" for match in asked[-2:]
         )
+    pairs = preference_words(snapshot)
+    if pairs:
+        said["preference"] = pairs
     memory = snapshot.memory
     if len(memory):
         said["memory"] = _memory_words(snapshot)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from app.view.best import best_of
+from app.view.preference_figure import ACCURACY, MARGIN
 from app.words import STATE_WORDS, in_digits, in_share, in_time
 from engine.checkpoints.saved_steps import SavedSteps
 from engine.config.export_choice import ExportFrom
@@ -86,6 +87,7 @@ def _rows(snapshot: RunSnapshot, step: int, best: Best | None) -> list[dict[str,
     rows = [
         _held_out(snapshot, step, best),
         _exact(snapshot, step, best),
+        _preferred(snapshot, step),
         _training(snapshot, step),
     ]
     return [row for row in rows if row is not None]
@@ -136,6 +138,27 @@ def _exact(snapshot: RunSnapshot, step: int, best: Best | None) -> dict[str, str
         "since": "before training" if before and not before[0].step else "at first",
         "to": _share(of_these[-1]) if of_these else "not asked",
         "note": note,
+    }
+
+
+def _preferred(snapshot: RunSnapshot, step: int) -> dict[str, str] | None:
+    """Returns the share of held-out pairs whose chosen answer has the larger reward, at the first
+    evaluation and for these weights. Before training, the rewards of DPO are all 0, which says
+    nothing.
+    """
+    evals = snapshot.evals
+    shares = evals.preference.get(ACCURACY)
+    at = _at(evals.step, step)
+    if not shares or at is None:
+        return None
+    margins = evals.preference[MARGIN]
+    has_first = evals.step[0] != step and margins[0] != 0
+    return {
+        "label": "Held-out pairs with the chosen answer ahead",
+        "from": in_share(shares[0]) if has_first else "",
+        "since": "before training" if not evals.step[0] else f"at step {evals.step[0]:,}",
+        "to": in_share(shares[at]),
+        "note": f"mean margin {in_digits(margins[at])}",
     }
 
 

@@ -228,6 +228,8 @@ def _answers(snapshot: RunSnapshot) -> dict[str, Any] | None:
         for sample in match.samples[:SAMPLES_SHOWN]:
             prompt, expected = sample.get("prompt", ""), sample.get("expected", "")
             row = rows.setdefault(prompt, {"expected": expected})
+            if "rejected" in sample:
+                row["rejected"] = sample["rejected"]
             row[moment] = sample.get("answer", "")
     scores = {
         moment: f"{match.correct} of {match.total} ({in_share(match.correct / match.total)})"

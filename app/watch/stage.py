@@ -30,6 +30,7 @@ WHAT_IT_IS = {
     "allocate": "Weights, gradients and optimizer states get their places in host RAM.",
     "dry_run": "A step of the longest rows shows now, not after hours, whether memory is enough.",
     "evaluate": "The loss on held-out rows before training, to compare with later.",
+    "reference": "What the answers are compared with is found once: how likely they are now.",
     "sample": "Held-out prompts are answered before training, to compare with later.",
     "prompts": "The sample prompts are answered before training, to compare with later.",
 }

@@ -18,7 +18,7 @@ def checked_data(config: TrainConfig) -> str:
     DataError for data that a run would refuse, and ModelError if the tokenizer cannot be read.
     """
     parts = [part.only_source for part, _ in config.data.parts()]
-    check_first_rows(config.data)
+    check_first_rows(config.read_data)
     if any(resolve_source(source) is None for source in parts):
         return ""
     model = config.model.source
@@ -30,7 +30,7 @@ def checked_data(config: TrainConfig) -> str:
     # transformers brings torch, which a check of a model alone need not load.
     from engine.model.pretrained_files import load_tokenizer
 
-    found = preview(config.data, load_tokenizer(model))
+    found = preview(config.read_data, load_tokenizer(model))
     problem = found.get("error") or found["untrainable"]
     if problem and not found.get("has_more"):
         raise DataError(problem)

@@ -26,6 +26,8 @@ DataFormat = Literal[
     "text",
 ]
 LostTurns = Literal["turn_by_turn", "refuse"]
+Reading = Literal["examples", "pairs", "labels"]
+"""Rows become examples, pairs of answers of which both are read, or answers with a mark."""
 TypedTokens = Literal["text", "tokens"]
 
 MOST_PASSES = 1000
@@ -150,6 +152,11 @@ class DataConfig:
     """Examples are visited in a seeded random order, a new one each epoch. Without it, several
     sources come one after another.
     """
+
+    @property
+    def reads(self) -> Reading:
+        """Says what rows become. `engine.config.preference_settings` has data that become pairs."""
+        return "examples"
 
     @property
     def title(self) -> str:

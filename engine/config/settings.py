@@ -18,8 +18,10 @@ import yaml
 from engine.config.adapters import ALL_LINEAR, Adapters
 from engine.config.data_settings import DataConfig
 from engine.config.engine_config import AUTO, Auto, EngineConfig
+from engine.config.gpu_shares import check_shares
 from engine.config.limits import LARGEST, at_least, at_most, between
 from engine.config.output_settings import OutputConfig
+from engine.config.preference_settings import PreferenceConfig, read_as
 from engine.config.regularisation import Regularisation
 from engine.config.trained_parts import Parts, check_parts
 from engine.config.tree import assign, build, override, read_preset
@@ -293,6 +295,7 @@ class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: OptimConfig = field(default_factory=OptimConfig)
+    preference: PreferenceConfig = field(default_factory=PreferenceConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
 
@@ -316,6 +319,23 @@ class TrainConfig:
         for text in overrides:
             override(tree, text)
         return cls.from_dict(tree)
+
+    # ------------------------------------------------------------------ reading data
+
+    @property
+    def read_data(self) -> DataConfig:
+        """Returns the data section as the run reads it: rows become examples, or pairs."""
+        return read_as(self.data, self.preference.reads)
+
+    @property
+    def row_tokens(self) -> int:
+        """Returns how many tokens a row of a batch has at most. A pair has two lines."""
+        return self.preference.lines * self.data.max_seq_len
+
+    @property
+    def packs(self) -> bool:
+        """Returns whether several examples may share a row. Answers of preferences never do."""
+        return self.data.packing and not self.preference.is_on
 
     # ------------------------------------------------------------------ writing
 
@@ -355,9 +375,11 @@ class TrainConfig:
         self.model.check()
         self.data.check()
         self.train.check()
+        self.preference.check(self.engine.gpus, self.data.train_on, self.train.regularisation)
         self.engine.check()
         self.output.check()
-        self._check_gpus()
+        rows, size = self.train.batch_size, self.train.micro_batch_size
+        check_shares(self.engine.gpus, rows, size, self.engine.disk)
         if self.exports_adapter and self.model.init == "random" and self.model.start_from is None:
             raise ConfigError(
                 "output.export_form",
@@ -369,28 +391,4 @@ class TrainConfig:
                 "train.patience",
                 f"{self.train.patience} evaluations are waited for, but none is made during the "
                 "run; set output.eval_every, or train.patience to 0.",
-            )
-
-    def _check_gpus(self) -> None:
-        """Raises ConfigError where a step cannot be divided among GPUs as the settings ask."""
-        gpus, rows, size = self.engine.gpus, self.train.batch_size, self.train.micro_batch_size
-        if gpus == AUTO or gpus == 1:
-            return
-        if rows % gpus:
-            raise ConfigError(
-                "engine.gpus",
-                f"{gpus} does not divide train.batch_size {rows}, so GPUs would get unequal shares "
-                f"of a step; choose a divisor, or a multiple of {gpus} for train.batch_size.",
-            )
-        if size != AUTO and rows // gpus % size:
-            raise ConfigError(
-                "train.micro_batch_size",
-                f"{size} does not divide the {rows // gpus} rows that each of {gpus} GPUs gets "
-                f"(train.batch_size / engine.gpus); choose a divisor of {rows // gpus}.",
-            )
-        if self.engine.disk is not None:
-            raise ConfigError(
-                "engine.disk",
-                f"nothing can be on the disk where {gpus} GPUs compute; set engine.disk to "
-                "null, or engine.gpus to 1.",
             )

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.data.chat import Chat, Refusal
 from engine.data.kept_turns import REASONING_KEYS
 from engine.data.rendered import common_prefix
 from engine.data.template import Template
+from engine.data.template_process import Chat, Refusal
 
 PROBES = ("A1b2C", "Z9y8X")
 """These contents occur in no template. They begin and end with different characters."""

@@ -4,9 +4,13 @@ loss.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
+
+from engine.data.rendered import Skipped
+from engine.examples.example import Conversation, Example, Labelled, Preference, Single
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,11 @@ class Document:
     length: int
     """The document had at least this many tokens before the cut to max_seq_len: the end of a very
     long text is not tokenised.
+    """
+    reference: float | None = None
+    """An answer of a pair has the logarithm of its probability for the model that it is compared
+    with, NaN where the row does not tell it. An answer with a mark has 1 if it is good, and 0 if
+    it is bad. It is None for any other document.
     """
 
     @property
@@ -61,6 +70,10 @@ class Documents:
     """These are the lengths of the documents in tokens, int64[documents]."""
     counts: np.ndarray
     """Each row has this many documents, or 0 if it is skipped: int64[rows]."""
+    references: np.ndarray
+    """The answers of pairs have `Document.reference` here, float64[documents]; other documents have
+    none, and the array is empty.
+    """
 
     @classmethod
     def joined(cls, rows: list[list[Document]]) -> Documents:
@@ -73,6 +86,7 @@ class Documents:
             np.concatenate([np.empty(0, bool), *trained]),
             np.array([len(document.ids) for document in documents], dtype=np.int64),
             np.array([len(row) for row in rows], dtype=np.int64),
+            np.array([one.reference for one in documents if one.reference is not None], float),
         )
 
     def of_rows(self, wanted: np.ndarray) -> Documents:
@@ -80,5 +94,63 @@ class Documents:
         documents = np.repeat(wanted, self.counts)
         tokens = np.repeat(documents, self.lengths)
         return Documents(
-            self.ids[tokens], self.trained[tokens], self.lengths[documents], self.counts[wanted]
+            self.ids[tokens],
+            self.trained[tokens],
+            self.lengths[documents],
+            self.counts[wanted],
+            self.references[documents] if len(self.references) else self.references,
         )
+
+
+# ---------------------------------------------------------------------- pairs
+
+_NO_REJECTED = Skipped("the pair has no rejected answer")
+_SEVERAL = Skipped("the chat template writes an answer as several texts")
+_ALIKE = Skipped("both answers of the pair are the same")
+_ALIKE_CUT = Skipped("both answers of the pair are the same within max_seq_len")
+
+
+def answers_of(example: Example) -> list[Single]:
+    """Returns what is encoded of an example: of a pair the rejected and the chosen answer. The
+    chosen one stands for a rejected one that is missing, and `pair_of` skips the pair. Of a
+    conversation with a mark, the last answer alone counts.
+    """
+    if isinstance(example, Preference):
+        return [example.rejected or example.chosen, example.chosen]
+    if not isinstance(example, Labelled):
+        return [example]
+    answer = example.answer
+    if isinstance(answer, Conversation):
+        answer = replace(answer, context=len(answer.messages) - 1)
+    return [answer]
+
+
+def marked(example: Labelled, found: Kept | Skipped) -> Kept | Skipped:
+    """Returns an encoded answer with its mark, or why it is skipped."""
+    if isinstance(found, Skipped):
+        return found
+    if len(found.documents) != 1:
+        return _SEVERAL
+    mark = 1.0 if example.is_good else 0.0
+    return replace(found, documents=[replace(found.documents[0], reference=mark)])
+
+
+def pair_of(pair: Preference, rejected: Kept | Skipped, chosen: Kept | Skipped) -> Kept | Skipped:
+    """Returns the two encoded answers as one example of two documents, the rejected answer first,
+    or why the pair is skipped.
+    """
+    if pair.rejected is None:
+        return _NO_REJECTED
+    if isinstance(chosen, Skipped):
+        return chosen
+    if isinstance(rejected, Skipped):
+        return rejected
+    if len(chosen.documents) != 1 or len(rejected.documents) != 1:
+        return _SEVERAL
+    (best,), (other,) = chosen.documents, rejected.documents
+    cut = chosen.cut or rejected.cut
+    if np.array_equal(best.ids, other.ids):
+        return _ALIKE_CUT if cut else _ALIKE
+    of_best, of_other = pair.reference or (math.nan, math.nan)
+    documents = [replace(other, reference=of_other), replace(best, reference=of_best)]
+    return Kept(documents, cut, chosen.answer)

@@ -8,12 +8,22 @@ from typing import Any
 import numpy as np
 
 from engine.config.data_settings import DataConfig, LostTurns, TypedTokens
-from engine.data.documents import Document, Kept
+from engine.data.documents import Document, Kept, answers_of, marked, pair_of
 from engine.data.render import ChatRenderer, Handling
 from engine.data.rendered import Rendered, Skipped, common_prefix
 from engine.data.text_tokens import PIECE, TextTokens, pieces
 from engine.errors import DataError
-from engine.examples.example import Conversation, Example, Pair, Segments, Text, Tokens
+from engine.examples.example import (
+    Conversation,
+    Example,
+    Labelled,
+    Pair,
+    Preference,
+    Segments,
+    Single,
+    Text,
+    Tokens,
+)
 
 _FAILED = Skipped("the tokenizer fails on its text")
 
@@ -59,7 +69,25 @@ class Encoder:
         )
 
     def encode(self, examples: list[Example]) -> list[Kept | Skipped]:
-        """Returns each example encoded, or the reason why it is skipped."""
+        """Returns each example encoded, or the reason why it is skipped. Both answers of a pair are
+        encoded, the rejected one first.
+        """
+        each: list[Single] = []
+        for example in examples:
+            each += answers_of(example)
+        encoded = iter(self._encode(each))
+        found = []
+        for example in examples:
+            first = next(encoded)
+            if isinstance(example, Preference):
+                first = pair_of(example, first, next(encoded))
+            elif isinstance(example, Labelled):
+                first = marked(example, first)
+            found.append(first)
+        return found
+
+    def _encode(self, examples: list[Single]) -> list[Kept | Skipped]:
+        """Returns each example that is no pair encoded, or the reason why it is skipped."""
         rendered = self._render(examples)
         texts: list[Rendered] = []
         for example in rendered:
@@ -165,9 +193,7 @@ class Encoder:
 
     # ------------------------------------------------------------------ text
 
-    def _render(
-        self, examples: list[Example]
-    ) -> list[list[Rendered] | Skipped | Segments | Tokens]:
+    def _render(self, examples: list[Single]) -> list[list[Rendered] | Skipped | Segments | Tokens]:
         """Returns the texts of each example: one, or one per turn if the template requires it.
         Segments and tokens stay as they are.
         """

@@ -67,6 +67,7 @@ def key_of(identity: Identity, config: DataConfig, tokenizer: Any) -> str:
         config.lost_turns,
         config.typed_tokens,
         config.eval_fraction,
+        config.reads,
     ]
     return _digest([identity, settings, _tokenizer(tokenizer), PROGRAM])
 

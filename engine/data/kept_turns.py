@@ -15,7 +15,7 @@ from typing import Any
 
 import markupsafe
 
-from engine.data.chat import Chat
+from engine.data.template_process import Chat
 from engine.examples.example import Message
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")

@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from engine.config.data_settings import DataConfig
+from engine.config.data_settings import DataConfig, Reading
+from engine.config.preference_settings import PreferenceConfig
 from engine.data.encode import Encoder
 from engine.data.mapped import Visits, pieces
-from engine.data.packing import one_each, pack
+from engine.data.packing import one_each, pack, two_each
+from engine.data.pair_rows import MarkedRows, PairRows
 from engine.data.rows import DocumentTokens, Order, RowSet, RowSets
 from engine.data.summary import Part, summary_of
 from engine.data.token_cache import Side, StoredTokens, remove_old
@@ -48,6 +50,8 @@ class Prompt:
     """
     answer_tokens: int
     """The expected answer has this many tokens, including its end-of-turn token."""
+    rejected_text: str = ""
+    """Where the expected answer was chosen of a pair, this is the other one."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,12 @@ class PreparedData:
             eval=self.eval.grouped_by_length(batch_size),
             fingerprint=self.fingerprint + BY_LENGTH,
         )
+
+    def learn(self, form: PreferenceConfig) -> None:
+        """Makes pairs those of the objective `form`; other rows stay as they are."""
+        for rows in (self.train, self.eval):
+            if isinstance(rows, PairRows | MarkedRows):
+                rows.learn(form)
 
     def eval_prompts(self, n: int) -> list[Prompt]:
         """Returns the first `n` held-out questions, or all if there are fewer. Plain text has no
@@ -116,6 +126,7 @@ def prepare_data(
         packed=config.packing and not packing_problem,
         pad_id=_pad_id(tokenizer),
         order=Order(seed, config.shuffle),
+        reads=config.reads,
     )
     rows = RowSets(
         train=layout.rows([_Chosen(part.tokens.train, _visited(part)) for part in parts]),
@@ -123,7 +134,8 @@ def prepare_data(
     )
 
     def prompts(n: int) -> list[Prompt]:
-        return _alternating([list(_prompts(part.tokens, tokenizer, n)) for part in parts])[:n]
+        found = [list(_prompts(part.tokens, tokenizer, n, config.reads)) for part in parts]
+        return _alternating(found)[:n]
 
     return PreparedData(
         summary_of(config, parts, encoder, rows, packing_problem),
@@ -143,14 +155,20 @@ def _pad_id(tokenizer: Any) -> int:
     return 0
 
 
-def _prompts(tokens: StoredTokens, tokenizer: Any, n: int) -> Iterator[Prompt]:
-    side = tokens.eval
-    for found in itertools.islice(tokens.prompts(), n):
+def _prompts(tokens: StoredTokens, tokenizer: Any, n: int, reads: Reading) -> Iterator[Prompt]:
+    side, asked = tokens.eval, tokens.prompts()
+    if reads == "labels":  # nobody wants the bad answers
+        asked = (found for found in asked if side.references[found["document"]])
+    for found in itertools.islice(asked, n):
         start, end = found["answer"]
         document = int(side.starts[found["document"]])
         ids = side.ids[document : document + end].tolist()
         expected = tokenizer.decode(ids[start:], skip_special_tokens=True).strip()
-        yield Prompt(ids[:start], found["asked"], expected, end - start)
+        rejected = ""
+        if reads == "pairs":  # the rejected answer is in the document before, behind the same words
+            other = side.ids[int(side.starts[found["document"] - 1]) + start : document]
+            rejected = tokenizer.decode(other.tolist(), skip_special_tokens=True).strip()
+        yield Prompt(ids[:start], found["asked"], expected, end - start, rejected)
 
 
 def _alternating(lists: list[list[Prompt]]) -> list[Prompt]:
@@ -208,11 +226,19 @@ class _Layout:
     packed: bool
     pad_id: int
     order: Order
+    reads: Reading
+    """Every two documents are the answers of a pair (`pairs`), or each is an answer with a mark
+    (`labels`), or rows are packed or not (`examples`).
+    """
 
     def rows(self, parts: list[_Chosen]) -> RowSet:
         """Returns rows made from the chosen documents of all sources."""
         tokens = _tokens_of(parts)
         documents = len(tokens.starts) - 1
+        if self.reads == "pairs":
+            return PairRows(tokens, two_each(documents), self.pad_id, self.order)
+        if self.reads == "labels":
+            return MarkedRows(tokens, one_each(documents), self.pad_id, self.order)
         if not self.packed:
             return RowSet(tokens, one_each(documents), self.pad_id, self.order)
         order = np.arange(documents)
@@ -226,7 +252,8 @@ def _tokens_of(parts: list[_Chosen]) -> DocumentTokens:
     """Returns the tokens of the chosen documents, one part after another."""
     sides = [part.side for part in parts]
     if len(parts) == 1 and parts[0].visited is None:  # the files hold exactly these
-        return DocumentTokens(sides[0].ids, sides[0].trained, sides[0].starts)
+        only = sides[0]
+        return DocumentTokens(only.ids, only.trained, only.starts, only.references)
     chosen = [part.documents for part in parts]
     counts = [len(documents) for documents in chosen]
     lengths = [np.diff(side.starts)[documents] for side, documents in zip(sides, chosen)]
@@ -237,13 +264,15 @@ def _tokens_of(parts: list[_Chosen]) -> DocumentTokens:
     visits = Visits(which, np.concatenate(begins), starts)
     ids = visits.of([side.ids for side in sides])
     trained = visits.of([side.trained for side in sides])
-    return DocumentTokens(ids, trained, starts)
+    references = [side.references[docs] for side, docs in zip(sides, chosen) if side.holds_pairs]
+    return DocumentTokens(ids, trained, starts, np.concatenate([np.zeros(0), *references]))
 
 
 def _fingerprint(rows: RowSets, progress: Progress) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for side in (rows.train, rows.held_out):
         arrays = (
+            *side.told_references,
             side.ids,
             side.trained,
             side.starts,

@@ -46,6 +46,11 @@ def one_each(documents: int) -> Rows:
     return Rows(np.arange(documents, dtype=np.int64), np.arange(documents + 1, dtype=np.int64))
 
 
+def two_each(documents: int) -> Rows:
+    """Returns rows of two documents each, in order: pairs."""
+    return Rows(np.arange(documents, dtype=np.int64), np.arange(0, documents + 1, 2))
+
+
 class _OpenRows:
     """The rows begun so far, indexed by the space that they have left."""
 

@@ -59,14 +59,15 @@ def _mapped(
     guess. Fills in the rest of `mapping`. Raises DataError if the rows cannot be read.
     """
     try:
-        columns = map_columns(part.format, first, source, part.columns)
+        columns = map_columns(part.format, first, source, part.columns, part.reads)
     except DataError as error:
         mapping["refused"] = True
         if mapping["state"] != "guess":
             raise
         if part.columns.named() or part.format != AUTO:
             mapping["why"] = str(error)
-        columns = map_columns(AUTO, first, source, DataColumns(**mapping["chosen"]))
+        guessed = DataColumns(**mapping["chosen"])
+        columns = map_columns(AUTO, first, source, guessed, part.reads)
     mapping |= {"kind": kind_of(columns), "chosen": columns.columns}
     return columns
 
@@ -142,7 +143,8 @@ def check_first_rows(config: DataConfig) -> None:
         refuse_missing_file(part.only_source)
         if resolve_source(part.only_source) is not None:
             source, read = _first(part, ROWS_TO_DETECT)
-            map_columns(part.format, [row for _, row, _ in read], source, part.columns)
+            first = [row for _, row, _ in read]
+            map_columns(part.format, first, source, part.columns, part.reads)
 
 
 def _first(part: DataConfig, count: int) -> tuple[Source, list[Numbered]]:

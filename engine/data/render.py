@@ -21,7 +21,6 @@ from typing import Any
 
 from engine.config.data_settings import LostTurns, TypedTokens
 from engine.data.answers import PROBES, Answer, Texts, starts_by_content
-from engine.data.chat import Chat, Refusal
 from engine.data.kept_turns import (
     Lost,
     is_blank,
@@ -33,6 +32,7 @@ from engine.data.kept_turns import (
 from engine.data.rendered import Rendered, Skipped
 from engine.data.special import ControlTokens, ReservedText, mentioned
 from engine.data.template import Template
+from engine.data.template_process import Chat, Refusal
 from engine.examples.example import Conversation
 
 _ROLES = ("user", "assistant", "system", "tool")

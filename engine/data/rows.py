@@ -13,11 +13,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
+from engine.config.preference_settings import PreferenceConfig
 from engine.data.length_groups import grouped_by_length, mean_padded_length, padded_length
 from engine.data.mapped import Visited, drop_pages, pieces
 from engine.data.packing import Rows
@@ -42,6 +43,43 @@ class Row:
     """The positions are int32[T]. They begin at 0 in every document."""
     documents: int
     """The row has this many documents."""
+    answer: np.ndarray | None = None
+    """In a line of a pair, it marks the labels that belong to the answer, bool[T]."""
+    reference: float = 0.0
+    """In a line of a pair, the answer is compared with this logarithm of its probability."""
+    is_good: bool = False
+    """In a line with a mark, the answer is marked as good."""
+
+
+@dataclass(frozen=True)
+class PairTargets:
+    """A `PairTargets` belongs to a micro-batch of B lines: those with an even number are chosen
+    answers, and each is followed by the rejected answer of its pair.
+    """
+
+    form: PreferenceConfig
+    """It says which loss the pairs have."""
+    answer: np.ndarray
+    """It marks the labels that belong to an answer, bool[B, T]."""
+    labelled: np.ndarray
+    """It marks the positions that have a label, bool[B, T]: more than `answer` with ORPO alone."""
+    reference: np.ndarray
+    """Answers are compared with these logarithms of their probabilities, float32[B]."""
+    pairs: int
+    """The whole step has this many pairs."""
+    chosen_tokens: int
+    """In the whole step, the lines of chosen answers have this many labels."""
+    good: np.ndarray | None = None
+    """Each line is an answer by itself, marked as good or not, bool[B]; None for pairs. `pairs`
+    then counts answers.
+    """
+    divergence: float = 0.0
+    """Answers of other prompts have become so much likelier in the mean (KTO)."""
+
+    @property
+    def answer_tokens(self) -> np.ndarray:
+        """Returns how many tokens each answer has, int64[B]."""
+        return self.answer.sum(axis=1)
 
 
 @dataclass(frozen=True)
@@ -68,6 +106,8 @@ class MicroBatch:
     """
     lengths: np.ndarray | None = None
     """The rows have so many tokens without padding, int64[B]. None if nobody has counted them."""
+    pairs: PairTargets | None = None
+    """The rows are pairs of answers, the chosen one of each first; None for other rows."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +122,8 @@ class DocumentTokens:
     """It marks the tokens that are training targets, bool[tokens]."""
     starts: np.ndarray
     """Document d begins at token `starts[d]`: int64[documents + 1]."""
+    references: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    """The answers of pairs have `Document.reference` here: float64[documents], else empty."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +158,7 @@ class RowSet:
     """
 
     def __init__(self, documents: DocumentTokens, rows: Rows, pad_id: int, order: Order):
+        self._documents = documents
         self.ids = documents.ids
         self.trained = documents.trained
         self.starts = documents.starts
@@ -124,6 +167,8 @@ class RowSet:
         self.row_lengths = _row_lengths(documents, rows)
         """Row i has `row_lengths[i]` tokens: int64[rows]."""
         self.packed = rows.packed
+        self.lines_of_row = 1
+        """A row of the set is this many lines of tokens in a micro-batch."""
         self._order = order
         # The order of the last epoch is cached: steps request it once per row, and making it takes
         # a pass over all rows.
@@ -131,6 +176,11 @@ class RowSet:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def told_references(self) -> tuple[np.ndarray, ...]:
+        """Returns what the data say of answers to compare with, float64[documents], if they do."""
+        return ()
 
     @property
     def tokens(self) -> int:
@@ -162,6 +212,18 @@ class RowSet:
         positions = (np.arange(len(ids)) - starts_in_row).astype(np.int32)
         return Row(ids, labels, positions, len(documents))
 
+    def lines(self, i: int) -> list[Row]:
+        """Returns what row `i` becomes in a micro-batch, line by line."""
+        return [self.row(i)]
+
+    def pair_targets(self, _lines: list[Row], _length: int) -> PairTargets | None:
+        """Returns what belongs to lines of pairs, padded to a length; None for other lines."""
+        return None
+
+    def as_step(self, found: list[MicroBatch]) -> list[MicroBatch]:
+        """Returns the micro-batches of a step, each with what depends on the whole step."""
+        return found
+
     def row_length(self, i: int) -> int:
         """Returns the number of tokens in row `i`."""
         return int(self.row_lengths[i])
@@ -178,9 +240,8 @@ class RowSet:
         """Returns the same rows, of which those of similar length share a step of `batch_size` or
         a micro-batch of an evaluation. Where the order is that of the data, steps keep it.
         """
-        documents = DocumentTokens(self.ids, self.trained, self.starts)
         order = replace(self._order, batch_size=batch_size)
-        return RowSet(documents, self.rows, self.pad_id, order)
+        return type(self)(self._documents, self.rows, self.pad_id, order)
 
     def order_of_evaluation(self) -> np.ndarray:
         """Returns all row numbers in the order in which an evaluation takes them, int64[rows]."""
@@ -246,7 +307,7 @@ def batches(
     for start, stop in micro_batch_bounds(batch_size, micro_batch_size):
         own = places[start:stop]
         made.append(micro_batch(rows, [chosen[place] for place in own], pad_up_to, own))
-    return made
+    return rows.as_step(made)
 
 
 def micro_batch_bounds(batch_size: int, micro_batch_size: int) -> list[tuple[int, int]]:
@@ -275,7 +336,7 @@ def micro_batch(
     """Returns the rows `chosen`, padded to the length of the longest or, with `pad_up_to`, a little
     more (`padded_length`). They have these `places` in their step; without them, from 0 on.
     """
-    parts = [rows.row(i) for i in chosen]
+    parts = [line for i in chosen for line in rows.lines(i)]
     length = padded_length(max(len(part.input_ids) for part in parts), pad_up_to)
     shape = (len(parts), length)
     input_ids = np.full(shape, rows.pad_id, dtype=np.int64)
@@ -300,6 +361,16 @@ def micro_batch(
         position_ids if packed else None,
         tokens,
         loss_tokens=int((labels != IGNORED).sum()),
-        places=np.array(range(len(parts)) if places is None else places, dtype=np.int64),
+        places=_places_of_lines(rows, len(chosen), places),
         lengths=np.array([len(part.input_ids) for part in parts], dtype=np.int64),
+        pairs=rows.pair_targets(parts, length),
     )
+
+
+def _places_of_lines(rows: RowSet, count: int, places: list[int] | None) -> np.ndarray:
+    """Returns the place in the step of each line of `count` rows, int64[lines]. The rows have these
+    `places`, or are counted from 0.
+    """
+    of_rows = np.array(range(count) if places is None else places, dtype=np.int64)
+    lines = np.arange(rows.lines_of_row)
+    return (of_rows[:, None] * rows.lines_of_row + lines).reshape(-1)

@@ -66,7 +66,7 @@ def shown_rows(
     - `source`, `format`, `format_detected`, `columns`, `unused_columns`, `chat_template` and
       `max_seq_len` say how the rows are read.
     - `rows` has each shown row as `{where, tokens, trained_tokens, cut, skipped, documents}`, where
-      a document is a list of `{text, trained}`.
+      a document is a list of `{text, trained}`, and of a pair `{text, trained, answer}`.
     - `rows_measured`, `rows_cut`, `rows_skipped` and `percent_trained` cover all rows that were
       read.
     - `lengths` has the length of each measured document in tokens, before the cut, and `histogram`
@@ -119,14 +119,36 @@ def _shown_row(where: str, found: Kept | Skipped, tokenizer: Any) -> dict[str, A
     row = _Measured()
     row.add(found)
     documents = [] if isinstance(found, Skipped) else found.documents
+    pieces = [_pieces(document, tokenizer) for document in documents]
+    if len(documents) == 2 and documents[0].reference is not None:
+        pieces = _pair_pieces(pieces)
+    elif documents and documents[0].reference is not None:
+        answer = "good" if documents[0].reference else "bad"
+        for piece in pieces[0]:
+            piece.update({"answer": answer} if piece["trained"] else {})
     return {
         "where": where,
         "tokens": row.tokens,
         "trained_tokens": row.trained_tokens,
         "cut": row.cut > 0,
         "skipped": found.reason if isinstance(found, Skipped) else None,
-        "documents": [_pieces(document, tokenizer) for document in documents],
+        "documents": pieces,
     }
+
+
+def _pair_pieces(answers: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """Returns the pieces of the chosen answer behind its prompt, then those of the rejected answer
+    alone. `answers` has the rejected one first. What is trained says of which answer it is.
+    """
+    rejected, chosen = answers
+    first = next(place for place, piece in enumerate(rejected) if piece["trained"])
+    found = []
+    for name, pieces in (("chosen", chosen), ("rejected", rejected[first:])):
+        answer = {"answer": name}
+        for piece in pieces:
+            piece.update(answer if piece["trained"] else {})
+        found.append(pieces)
+    return found
 
 
 def _how_read(config: DataConfig, encoder: Encoder, opened: list[Opened]) -> dict[str, Any]:
@@ -153,7 +175,7 @@ def _figures(measured: _Measured, config: DataConfig) -> dict[str, Any]:
         percent_trained = round(100 * measured.trained_tokens / measured.tokens, 1)
     packed_rows: int | None = None
     percent_filled: float | None = None
-    if measured.lengths and config.packing:
+    if measured.lengths and config.packing and config.reads == "examples":
         packed_rows, percent_filled = _packed(measured.lengths, config)
     return {
         "percent_trained": percent_trained,

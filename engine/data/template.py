@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from engine.data.chat import Chat, Refusal
 from engine.data.dates import fixed_date
-from engine.data.template_process import Asked, template_process
+from engine.data.template_process import Asked, Chat, Refusal, template_process
 from engine.examples.example import Message
 
 _EMPTY = Refusal("there is no turn")

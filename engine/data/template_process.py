@@ -29,10 +29,30 @@ from typing import Any, BinaryIO
 import orjson
 import psutil
 
-from engine.data.chat import Chat, Refusal
 from engine.errors import DataError
+from engine.examples.example import Message
 from engine.helper_process import HelperProcess, take_output
 from engine.machine.cgroups import sample_host_memory
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A chat has messages, and the tools that the template receives."""
+
+    messages: list[Message]
+    tools: list[Any] | None = None
+
+    def until(self, end: int) -> Chat:
+        """Returns the chat of the messages before place `end`."""
+        return Chat(self.messages[:end], self.tools)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A template refused a chat with these words."""
+
+    words: str
+
 
 MOST_SECONDS = 5.0
 """A template may compute for this many seconds on one chat."""

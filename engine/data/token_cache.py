@@ -43,7 +43,14 @@ from engine.progress import Progress
 _MANIFEST = "manifest.json"
 _PROMPTS = "prompts.jsonl"
 _LOCK = "lock"
-_TYPES = {"ids": np.int32, "trained": np.bool_, "starts": np.int64, "examples": np.int64}
+_TYPES = {
+    "ids": np.int32,
+    "trained": np.bool_,
+    "starts": np.int64,
+    "examples": np.int64,
+}
+_REFERENCES = "references"
+"""Sides of answers that learn from preferences have this file, too; others do not."""
 _KEY = re.compile("[0-9a-f]{40}")
 _MOST_FOLDERS = 64
 _LEAST_BYTES = 10 << 30
@@ -95,12 +102,22 @@ class Side:
     """Document d starts at token `starts[d]`: int64[documents + 1]."""
     examples: np.ndarray
     """The first document of example e is `examples[e]`: int64[examples + 1]."""
+    references: np.ndarray
+    """The answers of pairs have `Document.reference` here: float64[documents], else empty."""
+
+    @property
+    def holds_pairs(self) -> bool:
+        """Returns whether the documents are answers of pairs."""
+        return len(self.references) > 0
 
     @classmethod
     def mapped_from(cls, folder: Path, side: str) -> Side:
         """Opens the files of `side` ("train" or "eval") in `folder`, mapped."""
         arrays = {name: mapped(folder / f"{side}.{name}", kind) for name, kind in _TYPES.items()}
-        return cls(**arrays)
+        references, path = np.zeros(0), folder / f"{side}.{_REFERENCES}"
+        if path.exists():
+            references = mapped(path, np.float64)
+        return cls(**arrays, references=references)
 
 
 class StoredTokens:
@@ -305,6 +322,8 @@ class SideWriter:
     ):
         self.files = [_File(folder / f"{side}.{name}", stack) for name in _TYPES]
         self._ids, self._trained, self._starts, self._examples = self.files
+        self._references: _File | None = None
+        self._make_references = lambda: _File(folder / f"{side}.{_REFERENCES}", stack)
         self._told = told
         self.examples = 0
         self.documents = 0
@@ -325,9 +344,18 @@ class SideWriter:
             self._trained.write(found.trained)
             self._starts.write(self._tokens + np.cumsum(found.lengths))
             self._examples.write(self.documents + np.cumsum(counts))
+            if len(found.references):
+                self._write_references(found.references)
         self._tokens += len(found.ids)
         self.documents += len(found.lengths)
         self.examples += len(counts)
+
+    def _write_references(self, references: np.ndarray) -> None:
+        """Appends `Document.reference` of answers, float64[documents]."""
+        if self._references is None:
+            self._references = self._make_references()
+            self.files.append(self._references)
+        self._references.write(references)
 
 
 class _File:

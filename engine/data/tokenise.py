@@ -108,7 +108,8 @@ def _tokenise(
     first = [row for _, row in itertools.islice(source.read(), ROWS_TO_DETECT)]
     if not first:
         raise DataError(f"{source.name} has no rows; give a data set with at least one.")
-    tally = Tally(source.name, map_columns(config.format, first, source, config.columns))
+    mapped = map_columns(config.format, first, source, config.columns, config.reads)
+    tally = Tally(source.name, mapped)
     sides = _Sides(writer, tally, _held_out(source.total or 0, config.eval_fraction))
     with contextlib.closing(_encoded(source, encoder, tally, execution.processes)) as batches:
         for batch, encoded in batches:

@@ -1,5 +1,5 @@
-"""A row of a data set is one of five things: a conversation, a question with its answer, a text,
-segments of text, or tokens.
+"""A row of a data set is one of seven things: a conversation, a question with its answer, a text,
+segments of text, tokens, a question with a chosen and a rejected answer, or an answer with a mark.
 """
 
 from __future__ import annotations
@@ -104,4 +104,36 @@ class Tokens:
         return ""
 
 
-Example = Conversation | Pair | Text | Segments | Tokens
+@dataclass(frozen=True)
+class Preference:
+    """A preference is a question with two answers, of which one was chosen. Both conversations
+    begin with the same messages, their `context`.
+    """
+
+    chosen: Conversation
+    rejected: Conversation | None
+    """It is None where the row has no rejected answer."""
+    reference: tuple[float, float] | None = None
+    """The row tells how likely the chosen and the rejected answer are for the model that answers
+    are compared with: natural logarithms. None where it does not.
+    """
+
+    @property
+    def asked(self) -> str:
+        return self.chosen.asked
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A labelled example is a question with an answer that its row marks as good or bad."""
+
+    answer: Conversation | Pair
+    is_good: bool
+
+    @property
+    def asked(self) -> str:
+        return self.answer.asked
+
+
+Single = Conversation | Pair | Text | Segments | Tokens
+Example = Single | Preference | Labelled

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.examples.example import Example
+from engine.examples.example import Example, Preference
 from engine.examples.row_parts import Parts
 from engine.examples.turns import has_turns
 
@@ -40,6 +40,12 @@ class Format:
     """This says what a part is used for, where it differs from other formats."""
     note: str = ""
     """A person must know this. {part} stands for the column of that part."""
+    read_pair: Callable[[Parts], Preference | None] | None = None
+    """It returns both answers of a row, or None if the row is empty. The function is None for a
+    format without pairs.
+    """
+    pair_note: str = ""
+    """A person must know this where both answers are read, in place of `note`."""
     is_fixed: bool = False
     """Its columns cannot be chosen by a person: each has one name."""
 

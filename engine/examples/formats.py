@@ -12,12 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.config.data_settings import DataColumns
+from engine.config.data_settings import DataColumns, Reading
 from engine.config.settings import AUTO
 from engine.errors import DataError
 from engine.examples.all_formats import FORMATS
 from engine.examples.detect import MAIN_PARTS, as_registered, first_values, fitting_formats
-from engine.examples.example import Example
+from engine.examples.example import Conversation, Example, Labelled, Pair
+from engine.examples.labels import is_good, label_of
+from engine.examples.of_preferences import REFERENCES
 from engine.examples.of_trees import FLAT, is_flat
 from engine.examples.refused import WITH_ANSWERS, classes, refuse_marked, refuse_row
 from engine.examples.row_parts import Parts
@@ -68,11 +70,18 @@ class ColumnMap:
     """These sentences say what a person must know about how rows are read."""
     classes: tuple[str, ...] = ()
     """These columns hold classes, so that 0 and 1 in them are no marks for good and bad answers."""
+    pairs: bool = False
+    """Both answers of a row are read, the chosen and the rejected one."""
+    label: str | None = None
+    """This column marks the answer of a row as good or bad; None where none is read."""
 
     def meaning(self) -> dict[str, str]:
         """Returns a description of how each column is used."""
         meanings = _MEANING | dict(FORMATS[self.format].meanings)
-        return {column: meanings[part] for part, column in self.columns.items()}
+        if self.pairs:
+            meanings |= {"chosen": "the better answer", "rejected": "the worse answer"}
+        said = {column: meanings[part] for part, column in self.columns.items()}
+        return said | ({self.label: "says whether the answer is good"} if self.label else {})
 
     def known_columns(self) -> frozenset[str]:
         """Returns the columns of the first rows, used or not. Others appear in later rows."""
@@ -84,20 +93,29 @@ class ColumnMap:
         row must not be trained, and BrokenText for text that is not valid Unicode.
         """
         made = FORMATS[self.format]
-        unread = {column: row[column] for column in row if column not in self.classes}
+        left_out = {*self.classes, self.label}
+        unread = {column: row[column] for column in row if column not in left_out}
         refuse_row(unread, self.columns.values(), self.format, where)
-        return made.read(Parts(row, self.columns, where, made.needs))
+        read = made.read_pair if self.pairs and made.read_pair is not None else made.read
+        example = read(Parts(row, self.columns, where, made.needs))
+        if self.label is None or not isinstance(example, Conversation | Pair):
+            return example
+        return Labelled(example, is_good(row, self.label, where))
 
 
 # ---------------------------------------------------------------------- which column is which
 
 
-def map_columns(wanted: str, rows: list[Row], source: Source, columns: DataColumns) -> ColumnMap:
+def map_columns(
+    wanted: str, rows: list[Row], source: Source, columns: DataColumns, reads: Reading = "examples"
+) -> ColumnMap:
     """Finds the columns of format `wanted` or, for `auto`, the format that fits the columns. `rows`
-    are the first few rows of the source, and `columns` are the columns that the user named. Raises
-    DataError when the wanted format, or any format for `auto`, does not fit, for a named column
-    that does not exist, and for rows that must not be trained as they stand.
+    are the first few rows of the source, and `columns` are the columns that the user named. `reads`
+    says what rows become. Raises DataError when the wanted format, or any format for `auto`, does
+    not fit, for a named column that does not exist, for rows that must not be trained as they
+    stand, and for rows of one answer, or without a mark, where `reads` wants that.
     """
+    pairs = reads == "pairs"
     names = first_values(rows)
     named = columns.named()
     if wanted == AUTO and not named and is_flat(names):
@@ -110,16 +128,35 @@ def map_columns(wanted: str, rows: list[Row], source: Source, columns: DataColum
     fitting = fitting_formats(format_wanted, names, registered)
     if not fitting and registered != named:
         raise _not_as_registered(registered, names, source)
+    if not fitting and pairs and not named:
+        raise _no_pairs("no known format", names, source)
     if not fitting:
         raise _no_format(wanted, names, named, source)
     name, found = fitting[0]
-    if name in WITH_ANSWERS:
+    label = label_of(names, found, source.name) if reads == "labels" else None
+    if name in WITH_ANSWERS and label is None:
         refuse_marked(rows, found.values(), source.name)
-    unused = [column for column in names if column not in found.values()]
-    note = FORMATS[name].note.format_map(found)
+    made = FORMATS[name]
+    if pairs and made.read_pair is None:
+        raise _no_pairs(name, names, source)
+    used = {*found.values(), label}
+    unused = [column for column in names if column not in used]
+    note = (made.pair_note if pairs else made.note).format_map(found)
+    if pairs and all(column in names for column in REFERENCES):
+        unused = [column for column in unused if column not in REFERENCES]
+        note += f" The columns {listed(REFERENCES)} say what answers are compared with."
     is_detected = wanted == AUTO and not named
     notes = (note,) if note else ()
-    return ColumnMap(name, is_detected, found, unused, notes, classes(rows))
+    return ColumnMap(name, is_detected, found, unused, notes, classes(rows), pairs, label)
+
+
+def _no_pairs(name: str, names: dict[str, Any], source: Source) -> DataError:
+    """Returns the error for rows that have one answer where pairs are learned from."""
+    return DataError(
+        f"{source.name} has no pairs of answers: its columns {listed(names)} are read as {name}; "
+        "give rows with the columns prompt, chosen and rejected, or set preference.objective to "
+        "sft."
+    )
 
 
 def _not_as_registered(

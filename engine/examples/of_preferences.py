@@ -1,18 +1,22 @@
-"""These are the formats of preferences: of two answers, one was chosen. It alone is trained, as an
-answer; the other one is never trained.
+"""These are the formats of preferences: of two answers, one was chosen. A run that learns from
+pairs reads both; any other trains the chosen one alone, as an answer.
 """
 
 from __future__ import annotations
 
+import math
 import re
 
 from engine.errors import DataError
-from engine.examples.example import Example
+from engine.examples.example import Example, Preference
 from engine.examples.format import SYSTEM, TOOLS, TURNS, Format, is_text_or_turns
 from engine.examples.of_pairs import PROMPT, joined_prompt
 from engine.examples.row_parts import Parts
 from engine.examples.turns import Turn, conversation, with_system
-from engine.examples.values import is_blank, parsed_list, shown
+from engine.examples.values import in_words, is_blank, parsed_list, shown
+
+REFERENCES = ("ref_chosen_logps", "ref_rejected_logps")
+"""These columns may hold how likely the answers are for the model that they are compared with."""
 
 _SPEAKER = re.compile(r"\n\n(Human|Assistant):")
 _DIALOGUE = ("Human:", "Assistant:")
@@ -28,6 +32,53 @@ def _read_preference(parts: Parts) -> Example | None:
         before, chosen = _divided(parts, chosen)
     before = with_system(parts.optional_text("system"), [*parts.history(), *before])
     return conversation(before + chosen, len(before), parts.tools())
+
+
+def _read_pair(parts: Parts) -> Preference | None:
+    chosen, rejected = _answer(parts, "chosen"), _answer(parts, "rejected")
+    if not chosen:
+        return None
+    if chosen[0].message["role"] == "assistant":
+        before = _prompt(parts)
+    else:
+        before, chosen = _divided(parts, chosen)
+        rejected = _behind(parts, before, rejected)
+    before = with_system(parts.optional_text("system"), [*parts.history(), *before])
+    tools = parts.tools()
+    best = conversation(before + chosen, len(before), tools)
+    assert best is not None  # it has the chosen answer at least
+    other = conversation(before + rejected, len(before), tools) if rejected else None
+    return Preference(best, other, _references(parts))
+
+
+def _behind(parts: Parts, before: list[Turn], rejected: list[Turn]) -> list[Turn]:
+    """Returns the rejected answer of a whole conversation that begins with the turns `before`."""
+    begins = [turn.message for turn in rejected[: len(before)]]
+    if not rejected or (before and begins == [turn.message for turn in before]):
+        return rejected[len(before) :]
+    raise DataError(
+        f"The columns {parts.columns['chosen']} and {parts.place('rejected')} are conversations "
+        "that begin with different turns; write the same question at the begin of both."
+    )
+
+
+def _references(parts: Parts) -> tuple[float, float] | None:
+    """Returns the values of the columns `REFERENCES`, or None where the row has none."""
+    values = [parts.row.get(column) for column in REFERENCES]
+    if all(is_blank(value) for value in values):
+        return None
+    found = []
+    for column, value in zip(REFERENCES, values):
+        known = (
+            value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        )
+        found.append(float(known))
+        if not -math.inf < found[-1] <= 0:
+            raise DataError(
+                f"The column {column} in {parts.where} is {in_words(value)} and no logarithm of a "
+                "probability; give a number of 0 or less in both columns, or leave both out."
+            )
+    return found[0], found[1]
 
 
 def _answer(parts: Parts, part: str) -> list[Turn]:
@@ -106,6 +157,9 @@ PREFERENCE = Format(
     needs="columns chosen and rejected",
     meanings={"prompt": "the turns before the answer"},
     note="Only the chosen answers (column {chosen}) are trained; the rejected ones are not used.",
+    read_pair=_read_pair,
+    pair_note="Each row is a pair: a chosen answer (column {chosen}) and a rejected one (column "
+    "{rejected}).",
 )
 
 

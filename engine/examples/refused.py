@@ -17,6 +17,7 @@ from engine.sources.not_trained import MARKS, MEDIA_COLUMNS, WITHOUT, medium
 _WEIGHTS = ("weight", "loss_weight", "sample_weight")
 _FLAGS = ("train", "training")
 _MARK = "kto_tag"
+_OR_KTO = "or learn from the marks with preference.objective kto"
 _LABEL = "label"
 _LONGEST_CELL = 20
 """A cell of a table with a number has at most this many characters."""
@@ -38,7 +39,7 @@ def refuse_row(row: Row, used: Collection[str], data_format: str, where: str) ->
             raise DataError(f"The column {legible(column)} in {where} holds {what}, {WITHOUT}.")
         is_mark = name == _MARK or (name == _LABEL and _says_good_or_bad(value))
         if is_mark and data_format in WITH_ANSWERS:
-            raise DataError(f"The column {column} in {where} {MARKS}.")
+            raise DataError(f"The column {column} in {where} {MARKS}, {_OR_KTO}.")
         if _is_weight(name, _of_a_table(value)):
             raise DataError(
                 f"The column {column} in {where} is {shown(value)}, but rows are trained with one "
@@ -58,7 +59,7 @@ def refuse_marked(rows: list[Row], used: Collection[str], name: str) -> None:
                 values.setdefault(column, set()).add(_says_good_or_bad(value))
     for column, found in values.items():
         if found == {True}:
-            raise DataError(f"The column {column} of {name} {MARKS}.")
+            raise DataError(f"The column {column} of {name} {MARKS}, {_OR_KTO}.")
 
 
 def classes(rows: list[Row]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ class Job:
     shape: ModelShape
     config: TrainConfig
     row_length: int
-    """The longest row has this many tokens."""
+    """The longest row has this many tokens, those of both lines of a pair."""
     rounding: Mapping[str, Any] = field(default_factory=dict)
     """It is the `Chosen.rounding` of the session that this one continues bit for bit; empty for a
     new run.
@@ -91,7 +91,7 @@ def numbers_of_ranks(
         return (rounding.get("ranks", 1) // rounding.get("span", 1),)
     if asked != AUTO:
         return (asked,)
-    is_alone = config.engine.disk is not None or train.parts is not None
+    is_alone = config.engine.disk is not None or train.parts is not None or config.preference.is_on
     most = 1 if is_alone else max(1, gpus)
     least = 1 if train.micro_batch_size == AUTO else train.micro_batch_size
     return tuple(
@@ -117,10 +117,11 @@ def refuse_contradictions(job: Job) -> None:
     shape, engine = job.shape, job.config.engine
     blocks = len(shape.blocks)
     positions = shape.max_position_embeddings
-    if shape.learned_positions and positions is not None and job.row_length > positions:
+    length = job.row_length // job.config.preference.lines
+    if shape.learned_positions and positions is not None and length > positions:
         raise ConfigError(
             "data.max_seq_len",
-            f"{job.row_length} is beyond the {positions} positions that this model has; "
+            f"{length} is beyond the {positions} positions that this model has; "
             f"lower it to {positions} or less.",
         )
     if engine.residency != AUTO and engine.residency > blocks:
@@ -193,6 +194,12 @@ def _refuse_uneven_rounds(job: Job, rounds: int) -> None:
 
 def _refuse_one_gpu_s(job: Job) -> None:
     """Raises ConfigError for settings that are for one GPU alone."""
+    if job.config.preference.is_on:
+        raise ConfigError(
+            "preference.objective",
+            f"preferences are learned on one GPU, not on {job.all_ranks}; {_alone(job)}, or set "
+            "preference.objective to sft.",
+        )
     if job.config.train.parts is not None:
         what = "adapters" if job.config.train.method == "lora" else "parts of a model"
         raise ConfigError(

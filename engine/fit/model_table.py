@@ -198,7 +198,7 @@ def _cell(config: TrainConfig, shape: ModelShape, machine: Machine, timed: bool)
         needs = needs_of(config, machine, shape, quick=True)
         choices = needs.chosen.choices
         if needs.step_seconds:
-            rate = config.train.batch_size * config.data.max_seq_len / needs.step_seconds
+            rate = config.train.batch_size * config.row_tokens / needs.step_seconds
     gpu_bytes = parts[PartName.GPU].total if PartName.GPU in parts else None
     return Cell(
         verdict=verdict,

@@ -227,7 +227,7 @@ class Needs:
         """
         if self.device == "cpu" and not self.machine.here:
             return None
-        shape, row_length = self.shape, self.config.data.max_seq_len
+        shape, row_length = self.shape, self.config.row_tokens
         rows = self.chosen.micro_batch_size
         rates = rates_of_steps(shape, rows, self._facts.rates, row_length, self.device)
         if rates is None:
@@ -248,7 +248,7 @@ class Needs:
     @property
     def micro_batch(self) -> MicroBatch:
         """Returns the micro-batches of a typical step."""
-        varlen = self.shape.varlen(self.config.data.packing, self.device)
+        varlen = self.shape.varlen(self.config.packs, self.device)
         return MicroBatch(self.chosen.micro_batch_size, self.step_length, varlen)
 
     @property
@@ -260,7 +260,7 @@ class Needs:
     def step_length(self) -> int:
         """Returns the length of the rows of a typical step, padding included."""
         typical = self._facts.typical_length
-        return self.config.data.max_seq_len if typical is None else typical(self.chosen)
+        return self.config.row_tokens if typical is None else typical(self.chosen)
 
     def _host(self) -> tuple[Item, ...]:
         """Returns the items of RAM, first those that every run needs and last those that choices
@@ -299,7 +299,7 @@ class Needs:
 
     def _boundaries(self) -> list[Item]:
         """Returns the items of boundaries in RAM, and of what those on the disk pass through."""
-        full = self.chosen.micro_batch_size * self.config.data.max_seq_len
+        full = self.chosen.micro_batch_size * self.config.row_tokens
         rings = disk_rings_bytes(self.shape, self.chosen.choices, full)
         kept, words = self.chosen.host_boundary_bytes - rings, "inputs of blocks, for backward"
         passing = "inputs of blocks, on their way to the disk and back"
@@ -354,7 +354,7 @@ def needs_of(
     rates = rates_of(config, machine) if known is None else with_link(known, machine)
     if rates is not None and facts.network:
         rates = replace(rates, network=facts.network)
-    job = Job(shape, config, config.data.max_seq_len, facts.rounding, hosts=facts.hosts)
+    job = Job(shape, config, config.row_tokens, facts.rounding, hosts=facts.hosts)
     facts = replace(facts, rates=rates)
     found = [
         Needs(config, machine, shape, choose(each, target, quick), facts)
@@ -387,7 +387,7 @@ def least_needs(
     `SessionFacts`.
     """
     shape = shape.with_optimizer(config.train.optimizer)
-    job = Job(shape, config, config.data.max_seq_len, hosts=hosts)
+    job = Job(shape, config, config.row_tokens, hosts=hosts)
     ways: list[Chosen] = []
     for each, target in _on_ranks(job, machine, None):
         ways += least_choices(each, target)

@@ -162,7 +162,7 @@ class Sizer:
         self.compiled = compiled
         self.shape = shape
         self.row_length = job.row_length
-        self.packed = job.config.data.packing and shape.packs
+        self.packed = job.config.packs and shape.packs
         self._dense_mask = shape.dense_mask(self.packed, job.row_length)
         self._masked_blocks = shape.masked_blocks(self.packed, job.row_length, memory.device)
         logit_bytes = shape.compiled_logit_bytes if compiled else shape.logit_bytes

@@ -134,7 +134,7 @@ def spill_of(
         size, words = spilled_bytes(shape, choices), spilled_in_words(shape, choices)
         kinds.append(Spilled(MemoryItem.SPILLED_MOMENTS, f"moments of {words}", size, size))
     if choices.spilled_boundaries:
-        full = chosen.micro_batch_size * config.data.max_seq_len
+        full = chosen.micro_batch_size * config.row_tokens
         most, usual = (
             spilled_boundary_bytes(shape, choices, tokens) for tokens in (full, typical.tokens)
         )

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.data.chat import Chat, Refusal
 from engine.data.template import Template
+from engine.data.template_process import Chat, Refusal
 from engine.errors import RamstreamError, first_line
 from engine.examples.example import Message
 

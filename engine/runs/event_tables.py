@@ -11,8 +11,9 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import math
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, ClassVar, Generic, TypeVar
@@ -29,6 +30,9 @@ MOST_UNITS = 4096
 them.
 """
 
+MOST_NAMES = 64
+"""Values by name are kept for at most this many names, for the same reason."""
+
 StepEvent = StepFinished | MemorySampled | EvalFinished | UnitNorms
 """These kinds of events have a table; each event of them belongs to a step."""
 E = TypeVar("E", bound=StepEvent)
@@ -44,6 +48,19 @@ def _floats() -> array[float]:
 
 def _zeros(count: int) -> array[float]:
     return array("d", bytes(8 * count))
+
+
+def _append_named(
+    columns: dict[str, array[float]], given: Mapping[str, float], row: int, absent: float
+) -> None:
+    """Appends the values of an event by name as row number `row` of these columns. A name that is
+    new has the value `absent` in all rows before, and so has one that the event lacks.
+    """
+    for name in given:
+        if name not in columns and len(columns) < MOST_NAMES:
+            columns[name] = array("d", [absent]) * row
+    for name, values in columns.items():
+        values.append(given.get(name, absent))
 
 
 @dataclass
@@ -131,11 +148,12 @@ def _fields_of(table: type[EventTable]) -> Callable[[Any], tuple[Any, ...]]:
 class StepTable(EventTable[StepFinished]):
     """A `StepTable` holds the fields of `StepFinished` that are drawn.
 
-    `exposed` holds an array for each cause, with 0.0 for a step that does not name the cause.
+    `exposed` holds an array for each cause, with 0.0 for a step that does not name the cause, and
+    `preference` one for each figure of pairs, with NaN for a step without.
     `tokens_so_far` counts the tokens of a step and of all steps before it.
     """
 
-    worked_out = ("exposed", "tokens_so_far")
+    worked_out = ("exposed", "preference", "tokens_so_far")
 
     loss: array[float] = field(default_factory=_floats)
     grad_norm: array[float] = field(default_factory=_floats)
@@ -149,18 +167,14 @@ class StepTable(EventTable[StepFinished]):
     exposed: dict[str, array[float]] = field(
         default_factory=lambda: {cause: _floats() for cause in EXPOSED_CAUSES}
     )
+    preference: dict[str, array[float]] = field(default_factory=dict)
 
     def append(self, time: float, event: StepFinished) -> None:
         super().append(time, event)
         before = self.tokens_so_far[-1] if self.tokens_so_far else 0
         self.tokens_so_far.append(before + event.tokens)
-        given = event.exposed
-        if not given.keys() <= self.exposed.keys():
-            for cause in given:
-                if cause not in self.exposed:
-                    self.exposed[cause] = _zeros(len(self) - 1)
-        for cause, seconds in self.exposed.items():
-            seconds.append(given.get(cause, 0.0))
+        _append_named(self.exposed, event.exposed, len(self) - 1, 0.0)
+        _append_named(self.preference, event.preference, len(self) - 1, math.nan)
 
 
 @dataclass
@@ -201,10 +215,19 @@ class MemoryTable(EventTable[MemorySampled]):
 
 @dataclass
 class EvalTable(EventTable[EvalFinished]):
-    """An `EvalTable` holds the losses of `EvalFinished`, and the numbers of their tokens."""
+    """An `EvalTable` holds the losses of `EvalFinished`, the numbers of their tokens, and the
+    figures of pairs as a `StepTable` does.
+    """
+
+    worked_out = ("preference",)
 
     loss: array[float] = field(default_factory=_floats)
     loss_tokens: array[int] = field(default_factory=_integers)
+    preference: dict[str, array[float]] = field(default_factory=dict)
+
+    def append(self, time: float, event: EvalFinished) -> None:
+        super().append(time, event)
+        _append_named(self.preference, event.preference, len(self) - 1, math.nan)
 
 
 @dataclass

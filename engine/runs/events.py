@@ -92,7 +92,7 @@ class StateChanged(Event, frozen=True):
 
 class JobProgressed(Event, frozen=True):
     """A long job that is not a training step made progress. `job` is download, load_model,
-    tokenise, allocate, dry_run, checkpoint, export, evaluate, sample or prompts.
+    tokenise, allocate, dry_run, reference, checkpoint, export, evaluate, sample or prompts.
     """
 
     job: str = ""
@@ -187,6 +187,8 @@ class StepFinished(Event, frozen=True):
     """
     data_seconds: Number = 0.0
     """This many of the seconds with cause `other` were spent assembling the step's rows."""
+    preference: dict[str, Number] = {}
+    """A step of pairs has these figures, under the names of `engine.losses.pair_metrics`."""
 
 
 class StepTimeline(Event, frozen=True):
@@ -228,6 +230,8 @@ class EvalFinished(Event, frozen=True):
     """Each is the mean over the row's tokens that have a loss, in six digits; 0 without any."""
     row_tokens: list[Whole] = []
     """So many tokens of the row have a loss."""
+    preference: dict[str, Number] = {}
+    """Held-out pairs have these figures, as a step of pairs has; `loss` is theirs."""
 
 
 class ExactMatchMeasured(Event, frozen=True):
@@ -240,7 +244,9 @@ class ExactMatchMeasured(Event, frozen=True):
     correct: Whole = 0
     total: Whole = 0
     samples: list[dict[str, str]] = []
-    """The first few answers are kept, each as ``{prompt, expected, answer}``."""
+    """The first few answers are kept, each as ``{prompt, expected, answer}``. Where the expected
+    answer was chosen of a pair, ``rejected`` is the other one.
+    """
 
 
 class PromptsAnswered(Event, frozen=True):

@@ -189,6 +189,9 @@ def _summary(context: OpContext, _op: Summary, step: StepUnderWay) -> None:
     # The target is pinned memory, so the launching thread does not wait. `clip` waits for this op.
     context.summary[:-1].copy_(norms, non_blocking=True)
     context.summary[-1:].copy_(clip[:1], non_blocking=True)
+    sums = step.sums_in_order()
+    if sums is not None:
+        context.host_sums(len(sums)).copy_(sums, non_blocking=True)
 
 
 def _lend(context: OpContext, _op: Lend, _step: StepUnderWay) -> None:
@@ -222,7 +225,9 @@ def _clip(context: OpContext, _op: Clip, step: StepUnderWay) -> None:
             )
     # The factor is the device's, so that every unit gets the same, wherever it is updated.
     unit_norms = [math.sqrt(square) for square in squares]
-    step.finish(StepResult(loss, grad_norm, unit_norms, factor))
+    lines = sum(len(batch.input_ids) for batch in step.inputs.batches if batch.pairs is not None)
+    sums = context.host_sums(lines).tolist() if lines else []
+    step.finish(StepResult(loss, grad_norm, unit_norms, factor, sums))
 
 
 def _update(context: OpContext, op: Update, step: StepUnderWay) -> None:

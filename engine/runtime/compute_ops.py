@@ -26,6 +26,7 @@ from engine.runtime.loss import (
     scores,
 )
 from engine.runtime.op_context import OpContext
+from engine.runtime.pair_loss import loss_of_pairs
 from engine.runtime.step import StepUnderWay
 
 # ---------------------------------------------------------------- embedding
@@ -188,13 +189,15 @@ def _loss_with_gradients(context: OpContext, op: Loss, step: StepUnderWay) -> No
 
     goes_back = context.lowest != HEAD
     tail = TailGradients([p for owner in owners for p in outer[owner]], accumulate, goes_back)
-    total, gradient = chunked_loss(
-        context.model.skeleton,
-        step.hidden[op.micro_batch],
-        _targets(op, step),
-        _chunks(context),
-        tail,
-    )
+    batch, hidden = step.inputs.batches[op.micro_batch], step.hidden[op.micro_batch]
+    if batch.pairs is None:
+        total, gradient = chunked_loss(
+            context.model.skeleton, hidden, _targets(op, step), _chunks(context), tail
+        )
+    else:
+        found = loss_of_pairs(context.model.skeleton, hidden, batch, _chunks(context), tail)
+        total, gradient = found.loss, found.gradient
+        step.keep_sums(op.micro_batch, found.sums)
     balance, tokens = context.state.balance, step.balanced(op.micro_batch)
     if balance is not None and tokens is not None:
         total = total + balance.loss(op.micro_batch, tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.config.regularisation import NO_REGULARISATION, Regularisation
 from engine.embedding.embedding_noise import StepNoise
@@ -59,3 +59,5 @@ class AppliedStep:
     """The list is empty if the device was lost meanwhile, with its clock."""
     unit_norms: list[float]
     """The gradient norm of each unit, in the order of the model's units, is given here."""
+    line_sums: list[list[float]] = field(default_factory=list)
+    """A step of pairs has the sums of `StepResult` here."""

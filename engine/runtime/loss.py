@@ -118,7 +118,7 @@ def chunked_loss(
         compiled_loss = None
         size = max(1, size // UNCOMPILED)
     if compiled_loss is not None:
-        selected, labels = _filled_up(selected, labels, size)
+        selected, labels = filled_up(selected, labels, size)
     loss_of = plain_loss if compiled_loss is None else compiled_loss
     chunk_loss = _ChunkLoss(skeleton, targets.scale, tail)
     gradient = torch.zeros_like(states) if tail.of_hidden else None
@@ -164,7 +164,7 @@ def loss_without_gradients(
             size = max(1, size // UNCOMPILED)
         else:
             loss_of = compiled_loss
-            selected, labels = _filled_up(selected, labels, size)
+            selected, labels = filled_up(selected, labels, size)
     count = len(targets.index)
     total = torch.zeros((), dtype=torch.float32, device=selected.device)
     each = torch.empty(count, dtype=torch.float32, device=selected.device)
@@ -197,7 +197,7 @@ def scores(
     return each, likeliest
 
 
-def _filled_up(
+def filled_up(
     selected: torch.Tensor, labels: torch.Tensor, size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns `selected` [n, width] and `labels` [n], padded with ignored positions at the end so

@@ -67,6 +67,15 @@ class OpContext:
         """The host reads `DeviceState.norms`, float32 [units + 1], and the clip factor from this
         pinned copy.
         """
+        self._sums: torch.Tensor | None = None
+
+    def host_sums(self, lines: int) -> torch.Tensor:
+        """Returns the pinned buffer, float32 [lines, 2], from which the host reads the sums of
+        answers. It is made again where a step has another number of lines, which is rare.
+        """
+        if self._sums is None or len(self._sums) != lines:
+            self._sums = self.backend.host_buffer(2 * lines, torch.float32).view(lines, 2)
+        return self._sums
 
     @property
     def exchange(self) -> Exchange:

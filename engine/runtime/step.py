@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.config.preference_settings import PreferenceConfig
+from engine.data.rows import PairTargets
 from engine.embedding.embed_rows import Lookup
 from engine.embedding.embedding_noise import RowNoise, StepNoise
 from engine.graphs.block_graphs import StepGraphs
@@ -16,6 +18,22 @@ from engine.model.attention_documents import Documents
 from engine.model.skeleton import BlockArguments
 from engine.plan.shards import Shards
 from engine.runtime.router_balance import BalancedTokens
+
+
+@dataclass(frozen=True)
+class DevicePairs:
+    """A `DevicePairs` belongs to a micro-batch of B lines, the answers of pairs, on the device."""
+
+    form: PreferenceConfig
+    answer: torch.Tensor
+    """It marks the positions in `DeviceBatch.loss_index` that belong to an answer, bool [n]."""
+    reference: torch.Tensor
+    """Answers are compared with these logarithms of their probabilities, float32 [B]."""
+    pairs: int
+    """This and what follows are as in `PairTargets`."""
+    chosen_tokens: int
+    good: torch.Tensor | None
+    divergence: float
 
 
 @dataclass
@@ -40,6 +58,8 @@ class DeviceBatch:
     """The rows have so many tokens without padding, int64 [rows]; None if nobody has counted
     them.
     """
+    pairs: DevicePairs | None = None
+    """The rows are the answers of pairs; None for other rows."""
 
 
 Upload = Callable[[np.ndarray], torch.Tensor]
@@ -60,6 +80,12 @@ def upload_batches(
         labels = np.ascontiguousarray(batch.labels).reshape(-1)
         index = np.flatnonzero(labels >= 0)
         arrays += [batch.input_ids, index, labels[index]]
+        targets = _pairs_of(batch)
+        if targets is not None:
+            # The bits of the floats travel among the whole numbers.
+            bits = targets.reference.astype(np.float64).view(np.int64)
+            arrays += [targets.answer.reshape(-1)[index], bits]
+            arrays += [] if targets.good is None else [targets.good]
         if batch.position_ids is not None:
             arrays.append(batch.position_ids)
         if noise is not None:
@@ -72,6 +98,11 @@ def upload_batches(
     return [_device_batch(batch, parts, upload, noise is not None) for batch in batches]
 
 
+def _pairs_of(batch: Any) -> PairTargets | None:
+    """Returns what a micro-batch of pairs has beside its tokens; None for any other."""
+    return getattr(batch, "pairs", None)
+
+
 def _device_batch(
     batch: Any, parts: Iterator[torch.Tensor], upload: Upload, is_noisy: bool
 ) -> DeviceBatch:
@@ -81,6 +112,12 @@ def _device_batch(
     ids = next(parts).view(shape)
     index = next(parts)
     labels = next(parts)
+    pairs, targets = None, _pairs_of(batch)
+    if targets is not None:
+        answer, reference = next(parts).bool(), next(parts).view(torch.float64).float()
+        good = None if targets.good is None else next(parts).bool()
+        totals = targets.pairs, targets.chosen_tokens, good, targets.divergence
+        pairs = DevicePairs(targets.form, answer, reference, *totals)
     if batch.position_ids is None:
         positions = None
         documents = Documents.whole_rows(rows, tokens, upload)
@@ -89,7 +126,7 @@ def _device_batch(
         documents = Documents.of(batch.position_ids, upload)
     noise = RowNoise(next(parts).view(2, rows)) if is_noisy else None
     lengths = next(parts) if batch.lengths is not None else None
-    return DeviceBatch(ids, positions, index, labels, documents, noise, lengths)
+    return DeviceBatch(ids, positions, index, labels, documents, noise, lengths, pairs)
 
 
 @dataclass(frozen=True)
@@ -158,6 +195,8 @@ class StepResult:
     unit_norms: list[float]
     """The gradient norm of each unit, in the order of the model's units, is given here."""
     clip_factor: float
+    line_sums: list[list[float]] = field(default_factory=list)
+    """A step of pairs has `StepUnderWay.line_sums` here, line by line."""
 
 
 @dataclass
@@ -193,6 +232,10 @@ class StepUnderWay:
     """Each micro-batch of a scored pass says here of each label whether no token is likelier: bool
     [n] on the device, in the order of `DeviceBatch.loss_index`.
     """
+    line_sums: dict[int, torch.Tensor] = field(default_factory=dict)
+    """In training, each micro-batch of pairs has the log-probabilities of its answers and of its
+    lines here, float32 [lines, 2] on the device.
+    """
     logits: dict[int, torch.Tensor] = field(default_factory=dict)
     """Each micro-batch has its logits [n, vocabulary] here if `logits_at` requests them."""
     graphs: StepGraphs | None = None
@@ -224,6 +267,15 @@ class StepUnderWay:
         its blocks, which are no longer needed.
         """
         del self.hidden[micro_batch], self.arguments[micro_batch]
+
+    def keep_sums(self, micro_batch: int, sums: torch.Tensor) -> None:
+        """Keeps the sums of a micro-batch of pairs, float32 [lines, 2]."""
+        self.line_sums[micro_batch] = sums
+
+    def sums_in_order(self) -> torch.Tensor | None:
+        """Returns the sums of all micro-batches, float32 [lines, 2]; None without pairs."""
+        places = sorted(self.line_sums)
+        return torch.cat([self.line_sums[place] for place in places]) if places else None
 
     def give_up(self, failure: str) -> None:
         """Marks the pass as failed, with the reason, so that its remaining ops are skipped."""

@@ -29,6 +29,7 @@ from engine.errors import CacheError
 from engine.graphs.block_graphs import BlockGraphs
 from engine.host.host_adamw import HostAdamW
 from engine.host.host_store import HostStore
+from engine.losses.document_losses import Evaluation, sums_by_document
 from engine.model.units import TORCH_DTYPES, StreamedModel
 from engine.plan.build_step import build_forward_plan, build_step_plan
 from engine.plan.choices import PlaneSizes, settled_of, spilled_of
@@ -42,7 +43,6 @@ from engine.runtime.backend import Backend
 from engine.runtime.block_ops import BlockOps
 from engine.runtime.compiled import functions_try_again, uncompiled_functions
 from engine.runtime.device_state import DeviceBuffers, DeviceState
-from engine.runtime.document_losses import Evaluation, sums_by_document
 from engine.runtime.engine_settings import AppliedStep, EngineSettings
 from engine.runtime.executor import Executor
 from engine.runtime.forward_passes import (
@@ -201,16 +201,8 @@ class StreamingEngine:
                 return
             result = done.result
             assert result is not None  # the step's last op comes after `clip`
-            on_applied(
-                AppliedStep(
-                    number,
-                    result.loss,
-                    result.grad_norm,
-                    learning_rate,
-                    _readable(spans),
-                    result.unit_norms,
-                )
-            )
+            figures = number, result.loss, result.grad_norm, learning_rate
+            on_applied(AppliedStep(*figures, _readable(spans), result.unit_norms, result.line_sums))
 
         self._train.run(step, finish, check)
         if self.plan.is_shared:
@@ -220,9 +212,10 @@ class StreamingEngine:
         self, number: int, share: StepShare, learning_rate: float = 0.0
     ) -> StepUnderWay:
         self.passes.forget()
-        self.state.set_training(True)
         settings = self._settings
         on_device = upload_batches(self.backend.upload, share.batches, settings.noise(number))
+        # Pairs have no dropout, as with TRL.
+        self.state.set_training(all(batch.pairs is None for batch in on_device))
         scalars, keys = None, {}
         updated = [*self.plan.device_homes, *(unit for unit, _ in self.plan.settled)]
         if updated and number:

@@ -10,9 +10,9 @@ from functools import cached_property
 from typing import Any
 
 from engine.config.settings import TrainConfig
-from engine.data.chat import Chat, Refusal
 from engine.data.encode import Encoder
 from engine.data.special import ReservedText
+from engine.data.template_process import Chat, Refusal
 from engine.errors import DataError
 from engine.model.pretrained_files import load_config, load_tokenizer
 from engine.sampling.generate import end_tokens, longest_row

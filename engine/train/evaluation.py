@@ -6,16 +6,21 @@ import functools
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
+from engine.data.loader import Prompt
+from engine.data.pair_rows import MarkedRows, PairRows
 from engine.data.rows import one_pass
 from engine.errors import NonFiniteError
 from engine.runs.events import EvalFinished, ExactMatchMeasured
 from engine.runs.field_types import Number
+from engine.runtime.forward_passes import sweeps
 from engine.sampling.generate import AnswerLimits, end_tokens, longest_row
 from engine.train.prepare import Prepared
 from engine.train.prompts import FixedPrompts
+from engine.train.references import evaluated_pairs
 from engine.train.replanning import Moment, Replanner
 from engine.train.session import Session
 
@@ -68,14 +73,26 @@ class Evaluator:
         began = time.perf_counter()
         chosen, longest = prepared.chosen, self._session.config.data.max_seq_len
         micro_batches = one_pass(rows, chosen.micro_batch_size, chosen.pad_up_to(longest))
-        found = prepared.engine.evaluate_rows(micro_batches, look)
-        loss = found.loss
+        losses: list[Number] = []
+        tokens: list[int] = []
+        figures: dict[str, float] = {}
+        if isinstance(rows, PairRows | MarkedRows):
+            pairs = evaluated_pairs(prepared.engine, sweeps(micro_batches), look)
+            if isinstance(rows, MarkedRows):
+                size, pad_up_to = chosen.micro_batch_size, chosen.pad_up_to(longest)
+                strangers = sweeps(one_pass(rows.strangers, size, pad_up_to))
+                diverged = evaluated_pairs(prepared.engine, strangers, look).diverged()
+                pairs = replace(pairs, divergence=diverged)
+            loss, figures = pairs.loss(), pairs.metrics()
+        else:
+            found = prepared.engine.evaluate_rows(micro_batches, look)
+            loss = found.loss
+            losses, tokens = means_of_rows(found.sums, found.tokens)
         if not math.isfinite(loss):
             raise NonFiniteError(_not_finite(step))
         seconds = time.perf_counter() - began
-        losses, tokens = means_of_rows(found.sums, found.tokens)
         self._session.recorder.emit(
-            EvalFinished(step, loss, rows.loss_tokens, seconds, losses, tokens)
+            EvalFinished(step, loss, rows.loss_tokens, seconds, losses, tokens, figures)
         )
 
     def answer_prompts(self, step: int, look: Look) -> None:
@@ -135,10 +152,7 @@ class Evaluator:
         tokenizer = prepared.tokenizer
         texts = [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
         correct = sum(text == prompt.expected_text for text, prompt in zip(texts, prompts))
-        samples = [
-            {"prompt": prompt.prompt_text, "expected": prompt.expected_text, "answer": text}
-            for prompt, text in zip(prompts[:SHOWN_SAMPLES], texts)
-        ]
+        samples = [_sample(prompt, text) for prompt, text in zip(prompts[:SHOWN_SAMPLES], texts)]
         self._session.recorder.emit(
             ExactMatchMeasured(step, moment, correct, len(prompts), samples)
         )
@@ -151,6 +165,16 @@ class Evaluator:
             if known.step == step and known.total == total and known.moment == "during":
                 return known
         return None
+
+
+def _sample(prompt: Prompt, answer: str) -> dict[str, str]:
+    """Returns what the record keeps of an answer to a held-out prompt."""
+    sample = {
+        "prompt": prompt.prompt_text,
+        "expected": prompt.expected_text,
+        "answer": answer,
+    }
+    return sample | ({"rejected": prompt.rejected_text} if prompt.rejected_text else {})
 
 
 def _not_finite(step: int) -> str:

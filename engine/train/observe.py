@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
 from msgspec.structs import replace
 
-from engine.data.rows import MicroBatch
+from engine.data.rows import MicroBatch, PairTargets
+from engine.losses.pair_metrics import PairSums
 from engine.machine.gpus import GpuSampler
 from engine.memory.memory_watch import LOOK_SECONDS, MemoryWatch, host_limit
 from engine.plan.ops import Lane
@@ -54,6 +56,8 @@ class _Submitted:
     loss_tokens: int
     began: float
     ended: float
+    pairs: list[PairTargets]
+    """A step of pairs has what their answers are compared with, by micro-batch."""
 
 
 class Observer:
@@ -95,6 +99,7 @@ class Observer:
             loss_tokens=sum(batch.loss_tokens for batch in micro),
             began=began,
             ended=time.perf_counter(),
+            pairs=[batch.pairs for batch in micro if batch.pairs is not None],
         )
 
     def forget(self, step: int) -> None:
@@ -137,6 +142,7 @@ class Observer:
                 tflops=flops / seconds / 1e12,
                 exposed={cause: round(value, 6) for cause, value in exposed.items()},
                 data_seconds=round(data_seconds, 6),
+                preference=_figures_of_pairs(submitted.pairs, applied),
             )
         )
         is_known = self._forecast.step(seconds)
@@ -279,6 +285,13 @@ class Observer:
         if crew is not None:
             sample = replace(sample, ranks=samples_of_ranks(crew, sample, powers))
         self._recorder.emit(sample)
+
+
+def _figures_of_pairs(targets: list[PairTargets], applied: AppliedStep) -> dict[str, float]:
+    """Returns what the record says of a step of pairs; nothing of any other step."""
+    if not targets:
+        return {}
+    return PairSums.of(targets, np.array(applied.line_sums, dtype=np.float32)).metrics()
 
 
 def data_wait(

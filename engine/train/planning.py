@@ -126,14 +126,15 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     give_back_free_memory()  # measuring used some; the memory of this program is read next
     shape = shape_of(job.model).with_optimizer(config.train.optimizer)
     longest_row = max(job.data.train.longest, job.data.eval.longest, 1)
-    row_length = padded_length(longest_row, config.data.max_seq_len)
+    line_length = padded_length(longest_row, config.data.max_seq_len)
+    row_length = config.preference.lines * line_length
     gpu_limit = _limit_gpu_memory(job, config) if device != "cpu" else None
     machine = read_machine(session.folder.path)
     if rates is not None:
         rates = with_link(rates, machine)
     room = spill_room(config, machine)
     target = Target(device, gpu_limit, sample_host_memory()[1], rates, room)
-    report, rounding = _judged(session, job, shape, row_length, target)
+    report, rounding = _judged(session, job, shape, line_length, target)
     # The plan is the report's own. Another choice among the same ways, with the free memory of a
     # moment later, could need more RAM than the report has promised.
     chosen = report.chosen
@@ -190,13 +191,13 @@ def simulated_step(job: Job, chosen: Chosen, target: Target, length: int) -> Pla
     if step_rates is None:
         return None
     step_rates = with_disk(step_rates, job.config)
-    varlen = shape.varlen(job.config.data.packing, device)
+    varlen = shape.varlen(job.config.packs, device)
     micro_batch = MicroBatch(chosen.micro_batch_size, length, varlen)
     return _as_event(*predicted_step(shape, chosen.choices, step_rates, micro_batch, device))
 
 
 def typical_length(config: TrainConfig, data: PreparedData, chosen: Chosen) -> int:
-    """Returns the length of the rows of a typical step, padding included.
+    """Returns the length of the rows of a typical step, padding included; a pair counts as one row.
 
     Rows that are not packed are shorter than the longest, for which the memory is counted. Packed
     rows are taken to be as long as the longest.
@@ -206,11 +207,11 @@ def typical_length(config: TrainConfig, data: PreparedData, chosen: Chosen) -> i
         return padded_length(max(rows.longest, data.eval.longest, 1), longest)
     pad_up_to = chosen.pad_up_to(longest)
     mean = rows.mean_padded_length(config.train.batch_size, chosen.micro_batch_size, pad_up_to)
-    return max(1, round(mean))
+    return max(1, round(mean * rows.lines_of_row))
 
 
 def _judged(
-    session: Session, job: TrainingJob, shape: ModelShape, row_length: int, target: Target
+    session: Session, job: TrainingJob, shape: ModelShape, line_length: int, target: Target
 ) -> tuple[FitReport, dict[str, Any]]:
     """Makes and records the fit report. Returns it with the rounding that the planner must keep.
 
@@ -218,7 +219,7 @@ def _judged(
     so. Raises FitError if the job does not fit.
     """
     resident = _resident(job.backend.device.type)
-    config = session.config.with_values({"data.max_seq_len": row_length})
+    config = session.config.with_values({"data.max_seq_len": line_length})
     kept = shape.checkpoint_bytes(config.output.checkpoint) + shape.frozen_bytes
     machine = _machine_for(session.folder, kept)
     if target.gpu_limit is not None and machine.gpus:

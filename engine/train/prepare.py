@@ -215,22 +215,23 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
         refuse_start(config)  # a missing checkpoint is told at once
     if config.model.init == "pretrained" and newest is None and needs_own_weights(config):
         # An unusable data set should be reported before a large download.
-        check_first_rows(config.data)
+        check_first_rows(config.read_data)
         fetch(config.model.source, True, download, check)
     problem = model.packing.problem_of(config.data.max_seq_len)
     if problem:
         problem = f"{hf_config.model_type}: {problem}"
     data = prepare_data(
-        config.data,
+        config.read_data,
         tokenizer,
         config.train.seed,
         problem,
         Execution(session.progress("tokenise", check)),
     )
-    packed = config.data.packing and not problem
+    packed = config.packs and not problem
     if not packed and (newest is None or newest.state["data"].endswith(BY_LENGTH)):
         # Runs of earlier versions go on in the order in which they began.
         data = data.grouped_by_length(config.train.batch_size)
+    data.learn(config.preference)
     session.recorder.emit(DataPrepared(data.summary))
     template_process().end_if_memory_is_short()
     _refuse_foreign_tokens(config, model, data)

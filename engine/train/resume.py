@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.config.preference_settings import OBJECTIVE
 from engine.config.settings import AUTO, TrainConfig
 from engine.errors import RunError
 from engine.paths import program_command
@@ -26,7 +27,11 @@ others read twice.
 """
 PLAN = ("train.micro_batch_size", "engine.rounds", "engine.gpus", "engine.kernels")
 """These settings decide in which order sums are rounded."""
-_CHANGED_BY = {"model.dtype": "the planes", "model.source": "the model"}
+_CHANGED_BY = {
+    "model.dtype": "the planes",
+    "model.source": "the model",
+    OBJECTIVE: "what is learned",
+}
 _CONVERTED = {
     "adamw": "AdamW's moments are read as they were kept, and from now on they are in fp32.",
     "adamw_bf16": "AdamW's moments are rounded to bf16 once, and kept so from now on.",
@@ -109,7 +114,8 @@ def refuse_other_data(
         return
     before, now = state.get("settings") or {}, _settings(config)
     for name, value in now.items():
-        decides = name.startswith("data.") or name == "train.seed"  # it draws what is held out
+        # The seed draws what is held out, and the objective says whether pairs are read.
+        decides = name.startswith("data.") or name in ("train.seed", OBJECTIVE)
         if decides and name in before and before[name] != value:
             raise RunError(
                 f"{name} of run {run_id} was {_said(before[name])} up to step {step:,} and is "
@@ -144,7 +150,7 @@ def changed_settings(
         was, is_ = _said(before[name]), _said(value)
         # A model that was only moved has the same name in another place.
         is_other_model = name == "model.source" and Path(was).name != Path(is_).name
-        if name in ORDER or name == "model.dtype" or is_other_model:
+        if name in ORDER or (name in _CHANGED_BY and (name != "model.source" or is_other_model)):
             what = _CHANGED_BY.get(name, "the rows that its steps read")
             raise RunError(
                 f"{name} of run {run_id} was {was} up to step {step:,} and is {is_} now, which "

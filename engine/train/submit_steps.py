@@ -26,6 +26,7 @@ from engine.train.failures import Failure, FailureKind, failure_of
 from engine.train.forecast import Forecast
 from engine.train.observe import Observer
 from engine.train.prepare import Prepared
+from engine.train.references import with_divergence
 from engine.train.replanning import OUT_OF_MEMORY, Moment, Replanner
 from engine.train.schedule import fitting_warm_up, learning_rate
 from engine.train.session import Session
@@ -151,6 +152,7 @@ class Steps:
             step,
             self._pad_up_to,
         )
+        micro_batches = with_divergence(prepared, micro_batches, step, self._watch.check)
         self._observer.submitted(step, micro_batches, began)
         prepared.engine.train_step(
             step,

@@ -1,7 +1,7 @@
 """A `Trainer` runs the training loop and obeys the requests to it.
 
 - Before the first step, a dry run uses the longest rows, and the weights with which the run begins
-  are measured.
+  are measured: what answers of pairs are compared with (`engine.train.references`), too.
 - Before each step is submitted, the loop obeys the new requests: pause, save, or a change of
   settings. A stop, a discard or a lack of host memory ends the loop at once.
 - A step that fails before its updates is skipped or planned with less, where that helps. Else the
@@ -48,6 +48,7 @@ from engine.train.learning import Learning
 from engine.train.observe import Observer
 from engine.train.paused_calls import PausedCalls
 from engine.train.prepare import Prepared
+from engine.train.references import find_references
 from engine.train.replanning import Replanner
 from engine.train.requests import Requests
 from engine.train.saving import Saver
@@ -101,6 +102,7 @@ class Trainer:
         # A wait for disk space does not count as part of a step's time.
         recorder.call_after_wait(self._observer.start_clock)
         replanner = Replanner(session, prepared, self._saver.take_rounding)
+        self._replanner = replanner
         self._learning = Learning(
             session, prepared, replanner, self._observer, lambda: self._watch.is_low
         )
@@ -152,6 +154,8 @@ class Trainer:
         output = self.config.output
         if self._steps.done == 0:
             self._steps.dry_run(self._forecast, self._look)
+        find_references(self._session, self.prepared, self._replanner, self._look)
+        if self._steps.done == 0:
             self._learning.before_first_step(self._look)
         # A session may have been killed after this evaluation, before its weights were kept.
         self._learning.best.take(self._steps.done)

@@ -30,6 +30,7 @@ RUN_FILES = {
     "best",
     "checkpoints",
     "export",
+    "reference.npz",
 }
 
 

@@ -298,12 +298,13 @@ function placeRow([units, place, updated]) {
     return el("tr", {}, el("th", { scope: "row" }, units), ...cells);
 }
 
-function answerRow({ prompt, expected, before, after }) {
+function answerRow({ prompt, expected, rejected, before, after }) {
     const answers = { Before: before, After: after };
     const given = Object.entries(answers).map(([label, text]) =>
         el("td", { class: answerTone(text, expected), "data-label": label }, text ?? "–"),
     );
     const wanted = el("td", { "data-label": "Expected" }, expected ?? "–");
+    if (rejected) wanted.append(el("small", {}, `rejected: ${rejected}`));
     return el("tr", {}, el("td", {}, prompt ?? "–"), wanted, ...given);
 }
 

@@ -11,10 +11,10 @@ const CONTROLS = {
 };
 
 export class Intro {
-    // starter: the file of the preset that is selected initially.
-    constructor(element, { machine, starter }) {
+    // starters: what the tiny models learn, by the file of the preset.
+    constructor(element, { machine, starters }) {
         this.root = element;
-        this.starter = starter;
+        this.starters = starters;
         this.hasRuns = null; // not known yet
         this.verdict = null;
         this.form = null;
@@ -121,8 +121,8 @@ export class Intro {
     }
 
     readyWords() {
-        const isStarter = this.form.preset === this.starter;
-        const task = isStarter ? ": a tiny model learns to write Roman numerals" : "";
+        const learns = this.starters[this.form.preset];
+        const task = learns ? `: a tiny model learns ${learns}` : "";
         const run = this.verdict.time.find(({ name, note }) => name === "The run" && !note);
         const time = run ? ` ${capital(run.text.split(": ").pop())} on this machine.` : "";
         return `Ready${task}.${time}`;

@@ -104,11 +104,18 @@ function understoodWords({ mapping, format, format_detected: isDetected, columns
 }
 
 function rowNode({ skipped, pieces, where, tokens, trained_tokens: trained, cut }) {
-    const text = skipped
-        ? [el("em", {}, `Skipped: ${skipped}`)]
-        : pieces.map((piece) => el(piece.trained ? "mark" : "span", {}, piece.text));
+    const text = skipped ? [el("em", {}, `Skipped: ${skipped}`)] : pieces.flatMap(pieceNodes);
     const counted = `${where} · ${tokens} tokens, ${trained} trained${cut ? " · cut" : ""}`;
     return el("li", {}, el("p", { class: "rs-tokens" }, ...text), el("small", {}, counted));
+}
+
+// The text of a piece. The answers of a pair have a name and a colour each.
+function pieceNodes({ text, trained, answer }) {
+    if (!answer) return [el(trained ? "mark" : "span", {}, text)];
+    return [
+        el("b", { class: "rs-answer-name" }, answer),
+        el("mark", { class: `rs-${answer}` }, text),
+    ];
 }
 
 // Shows the lengths of the examples; null removes the figure.

@@ -26,8 +26,11 @@ export class Settling {
     // that arrived otherwise, such as a file that was uploaded, is settled; one that is being typed
     // is not.
     took({ preset, shown }) {
-        const isFilled = preset !== this.preset || this.preset === undefined;
+        // A check may come between the choice of a preset and its values, which have another name.
+        const isNew = preset !== this.preset || this.preset === undefined;
+        const isFilled = isNew || shown.name !== this.name;
         this.preset = preset;
+        this.name = shown.name;
         const typed = document.activeElement && this.nameOf(document.activeElement);
         for (const name of FOLLOWED) {
             if (isFilled) this.known[name] = shown[name];

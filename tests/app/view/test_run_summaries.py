@@ -15,7 +15,7 @@ def snapshot_of(**how) -> RunSnapshot:
 
 def test_every_figure_has_a_sentence_with_its_numbers():
     said = summaries(snapshot_of(steps=80))
-    assert set(said) == set(FIGURES)
+    assert set(said) == set(FIGURES) - {"preference"}  # which is for runs of pairs
     assert "at step 80" in said["loss"] and "held out" in said["loss"]
     assert said["optimizer"].startswith("rate ") and "norm" in said["optimizer"]
 

@@ -138,7 +138,8 @@ def test_empty_figures_of_a_run_that_is_over_promise_no_step(session):
         recorder.close()
     wait_for(lambda: get(session, f"/api/live/{folder.id}").json()["bar"]["state"] == "failed")
     answer = get(session, f"/api/live/{folder.id}").json()
-    drawn = {*FIGURES, "timeline"} - {"power", "accuracy"}  # which are absent without data
+    absent = {"power", "accuracy", "preference"}  # without data
+    drawn = {*FIGURES, "timeline"} - absent
     assert all("Appears with" in words_of(active[name]) for name in drawn)
     assert all(words_of(answer["parts"][name]).startswith("No step was") for name in drawn)
     assert answer["diagnosis"]["text"] == "The data set has no rows."

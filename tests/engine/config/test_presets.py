@@ -25,7 +25,7 @@ pytestmark = pytest.mark.computing
 PRESETS = [
     path
     for path in sorted((Path(launch.__file__).parent / "presets").glob("*.yaml"))
-    if path.stem != "starter"
+    if not path.stem.startswith("starter")  # they train models of their own
 ]
 
 

@@ -13,11 +13,10 @@ import pytest
 
 from engine.config.data_settings import DataConfig
 from engine.data import template_process
-from engine.data.chat import Chat, Refusal
 from engine.data.encode import Encoder
 from engine.data.loader import prepare_data
 from engine.data.rendered import Skipped
-from engine.data.template_process import Asked, TemplateProcess
+from engine.data.template_process import Asked, Chat, Refusal, TemplateProcess
 from engine.errors import DataError
 from engine.examples.example import Conversation
 from tests.support import data_tokenizers as made

@@ -52,7 +52,12 @@ KINDS = {
 
 EXAMPLES = {int: 3, float: 0.1, str: 'é \u2028 "quoted"\n', bool: True}
 
-SPECIAL = {"state": "paused", "best_by": "exact_match", "exposed": {"h2d": 0.5}}
+SPECIAL = {
+    "state": "paused",
+    "best_by": "exact_match",
+    "exposed": {"h2d": 0.5},
+    "preference": {"rewards/margins": 0.5},
+}
 LISTS = {
     "norms": [0.5, 1],
     "row_losses": [0.5, 1],

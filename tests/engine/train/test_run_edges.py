@@ -16,6 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.checkpoints.export import export_run
 from engine.errors import DataError, RunError
+from engine.losses.document_losses import Evaluation
 from engine.runs.events import (
     CheckpointWritten,
     DataPrepared,
@@ -24,7 +25,6 @@ from engine.runs.events import (
     LogLine,
     StepFinished,
 )
-from engine.runtime.document_losses import Evaluation
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.summaries.listing import list_runs
 from engine.train.run import resume_run, start_run

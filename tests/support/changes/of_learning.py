@@ -7,7 +7,7 @@ from tests.support.changes.record import Change
 BEST_WEIGHTS = "engine/train/best_weights.py"
 LEARNING = "engine/train/learning.py"
 HELD_OUT = "engine/runs/held_out.py"
-ROWS = "engine/runtime/document_losses.py"
+ROWS = "engine/losses/document_losses.py"
 BEST = "tests/engine/train/test_best_weights.py"
 FOLD = "tests/engine/runs/test_held_out.py"
 EVALUATION = "tests/engine/runtime/test_evaluation.py"

@@ -8,6 +8,7 @@ from tests.support.changes.of_data import DATA
 from tests.support.changes.of_learning import LEARNED
 from tests.support.changes.of_moments import MOMENT_CHANGES
 from tests.support.changes.of_optimizer import OPTIMIZER
+from tests.support.changes.of_pairs import PAIRS
 from tests.support.changes.of_parts import PART_CHANGES
 from tests.support.changes.of_plans import PLANS
 from tests.support.changes.of_ranks import RANK_CHANGES
@@ -29,6 +30,7 @@ AREAS: dict[str, tuple[Change, ...]] = {
     "Data": DATA,
     "Checkpoints": CHECKPOINT,
     "The best weights": LEARNED,
+    "Pairs of answers": PAIRS,
 }
 CHANGES: tuple[Change, ...] = tuple(change for area in AREAS.values() for change in area)
 

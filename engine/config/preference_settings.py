@@ -1,0 +1,183 @@
+"""The preference section of a `TrainConfig` says how a run learns from pairs of answers, of which
+one was chosen and one rejected, or from answers that are marked as good or bad. No torch is
+imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.config.data_settings import DataConfig, Reading
+from engine.config.regularisation import Regularisation
+from engine.errors import ConfigError
+
+OBJECTIVE = "preference.objective"
+
+
+@dataclass(frozen=True)
+class PreferenceConfig:
+    """These settings are about learning from preferences, by the definitions of TRL."""
+
+    objective: Literal["sft", "dpo", "orpo", "kto"] = "sft"
+    """`sft` trains answers as they are written, of a pair the chosen one alone. `dpo` and `orpo`
+    learn from both answers of each pair (columns chosen and rejected), and count in pairs: those
+    of a step are `train.batch_size`. `kto` learns from answers that a column `label` marks as good
+    or bad. `dpo` and `kto` compare with the weights before the first step.
+    """
+
+    beta: float = 0.1
+    """With `dpo`, a larger one keeps the model nearer to the weights with which it began (with the
+    loss `ipo` it is that method's tau). With `orpo`, it is the weight of the odds ratio.
+    """
+
+    loss: Literal["sigmoid", "ipo", "robust"] = "sigmoid"
+    """DPO has this form: the usual one, IPO, which sets a margin, or one for pairs of which some
+    are the wrong way round.
+    """
+
+    label_smoothing: float = 0.0
+    """With the loss `robust`, this share of the pairs is taken to be the wrong way round; less
+    than 0.5.
+    """
+
+    sft_weight: float = 0.0
+    """DPO's loss has the mean cross-entropy of the chosen answers added with this weight."""
+
+    desirable_weight: float = 1.0
+    """KTO weights the losses of good answers so. Where there are more bad ones, a larger one evens
+    that out.
+    """
+
+    undesirable_weight: float = 1.0
+    """KTO weights the losses of bad answers so."""
+
+    @property
+    def is_on(self) -> bool:
+        """Returns whether the run learns from preferences."""
+        return self.objective != "sft"
+
+    @property
+    def reads(self) -> Reading:
+        """Says what rows become."""
+        if self.objective == "kto":
+            return "labels"
+        return "pairs" if self.is_on else "examples"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Returns whether answers are compared with those of the weights before the first step."""
+        return self.objective in ("dpo", "kto")
+
+    @property
+    def lines(self) -> int:
+        """Returns how many lines of tokens a row of a batch has: a pair is two."""
+        return 2 if self.reads == "pairs" else 1
+
+    def check(self, gpus: int | str, train_on: str, regularised: Regularisation) -> None:
+        """Raises ConfigError for the first rule that is broken. `gpus` is `engine.gpus`, `train_on`
+        is `data.train_on`, and `regularised` acts on training steps.
+        """
+        if not 0 < self.beta <= MOST_BETA:
+            raise ConfigError(
+                "preference.beta", f"{self.beta} is not above 0 (and at most 1,000); 0.1 is usual."
+            )
+        if not 0 <= self.label_smoothing < 0.5:
+            raise ConfigError(
+                "preference.label_smoothing",
+                f"{self.label_smoothing} is outside 0 to 0.5 (0.5 excluded); 0.1 is usual.",
+            )
+        if not 0 <= self.sft_weight <= MOST_BETA:
+            raise ConfigError(
+                "preference.sft_weight",
+                f"{self.sft_weight} is outside 0 to 1,000; 0 leaves it out, and 1 is usual.",
+            )
+        for name in ("desirable_weight", "undesirable_weight"):
+            if not 0 <= getattr(self, name) <= MOST_BETA:
+                raise ConfigError(
+                    f"preference.{name}",
+                    f"{getattr(self, name)} is outside 0 to 1,000; 1 is usual.",
+                )
+        self._check_together()
+        if not self.is_on:
+            return
+        if gpus not in (1, "auto"):
+            raise ConfigError(
+                "engine.gpus",
+                f"{gpus} GPUs cannot learn from preferences together; set engine.gpus to 1, or "
+                f"{OBJECTIVE} to sft.",
+            )
+        for name, value in vars(regularised).items():
+            if value:
+                raise ConfigError(
+                    f"train.{name}",
+                    f"{value} is given, but it is for answers as they are written; set it to 0, or "
+                    f"{OBJECTIVE} to sft.",
+                )
+        if train_on == "all":
+            raise ConfigError(
+                "data.train_on",
+                f"preferences are about answers alone; set data.train_on to assistant, or "
+                f"{OBJECTIVE} to sft.",
+            )
+
+    def _check_together(self) -> None:
+        """Raises ConfigError for a setting that another one makes meaningless."""
+        is_dpo = self.objective == "dpo"
+        if self.label_smoothing and not (is_dpo and self.loss == "robust"):
+            raise ConfigError(
+                "preference.label_smoothing",
+                f"{self.label_smoothing} is given, but only DPO's loss robust smooths labels; set "
+                f"preference.loss to robust with {OBJECTIVE} dpo, or this to 0.",
+            )
+        if self.sft_weight and not is_dpo:
+            raise ConfigError(
+                "preference.sft_weight",
+                f"{self.sft_weight} is given, but only DPO adds this term; set {OBJECTIVE} to dpo, "
+                "or this to 0.",
+            )
+        weights = self.desirable_weight, self.undesirable_weight
+        if weights != (1.0, 1.0) and self.objective != "kto":
+            raise ConfigError(
+                "preference.desirable_weight",
+                f"this or undesirable_weight is not 1, but only KTO weights answers; set "
+                f"{OBJECTIVE} to kto, or both to 1.",
+            )
+        if weights == (0.0, 0.0):
+            raise ConfigError(
+                "preference.desirable_weight",
+                "this and undesirable_weight are both 0, so nothing is learned; raise one of them.",
+            )
+        if self.loss != "sigmoid" and not is_dpo:
+            raise ConfigError(
+                "preference.loss",
+                f"{self.loss} is a form of DPO; set {OBJECTIVE} to dpo, or this to sigmoid.",
+            )
+
+
+MOST_BETA = 1000.0
+"""A larger weight must be a typing error."""
+
+
+class PairedData(DataConfig):
+    """A `PairedData` is the data section of a run that reads both answers of each pair."""
+
+    @property
+    def reads(self) -> Reading:
+        return "pairs"
+
+
+class LabelledData(DataConfig):
+    """A `LabelledData` is the data section of a run that reads answers marked as good or bad."""
+
+    @property
+    def reads(self) -> Reading:
+        return "labels"
+
+
+_READ_AS = {"examples": DataConfig, "pairs": PairedData, "labels": LabelledData}
+
+
+def read_as(data: DataConfig, reads: Reading) -> DataConfig:
+    """Returns the same settings, for a run whose rows become what `reads` says."""
+    return _READ_AS[reads](**vars(data))

@@ -1,0 +1,156 @@
+"""`References` finds how likely the answers of pairs are for the weights with which a run begins.
+
+DPO compares with these numbers in every step. They are found in one pass over all pairs before the
+first step, unless the data tell them, and kept in the run's folder: a resumed run, whose weights
+are others, reads them from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.data.pair_rows import MarkedRows, PairRows
+from engine.data.rows import MicroBatch, PairTargets, one_pass
+from engine.data.rows import batches as batches_of
+from engine.errors import CheckpointError
+from engine.files import write_whole
+from engine.losses.pair_metrics import PairSums, line_sums
+from engine.runtime.forward_passes import sweeps
+from engine.runtime.streaming_engine import StreamingEngine
+from engine.train.prepare import Prepared
+from engine.train.replanning import Moment, Replanner
+from engine.train.session import Session
+
+Look = Callable[[], None]
+FILE = "reference.npz"
+"""A run's folder has its references in this file."""
+
+
+def find_references(session: Session, prepared: Prepared, replanner: Replanner, look: Look) -> None:
+    """Gives the pairs of a run what their answers are compared with, if its objective needs that.
+
+    `look` is called often and may end the work with an exception. Raises CheckpointError where a
+    run that has begun has lost its file, and DiskFullError where it cannot be written.
+    """
+    sides = [side for side in (prepared.data.train, prepared.data.eval) if len(side)]
+    pairs = [
+        side for side in sides if isinstance(side, PairRows | MarkedRows) and side.lacks_references
+    ]
+    if not session.config.preference.needs_reference or not pairs:
+        return
+    path = session.folder.path / FILE
+    fingerprint = prepared.data.fingerprint
+    if _read(path, fingerprint, pairs):
+        return
+    if prepared.step:
+        raise CheckpointError(
+            f"{path} is missing or damaged: it has what the answers are compared with, and only "
+            "the weights before the first step can tell; put it back, or start a new run."
+        )
+    found: list[np.ndarray] = []
+
+    def work() -> None:
+        found[:] = _computed(session, prepared, pairs, look)
+
+    replanner.repeated(Moment(0, "reference"), work)
+    for side, values in zip(pairs, found):
+        side.take_references(values)
+    arrays = {f"side{place}": values for place, values in enumerate(found)}
+    content = io.BytesIO()
+    np.savez(content, fingerprint=np.array(fingerprint), **arrays)  # type: ignore[arg-type]
+    write_whole(path, content.getvalue())
+
+
+def _read(path: Path, fingerprint: str, pairs: list[PairRows | MarkedRows]) -> bool:
+    """Gives the pairs what the file at `path` has. Returns False if it is not of these pairs."""
+    with contextlib.suppress(OSError, ValueError, KeyError, EOFError):
+        with np.load(path, allow_pickle=False) as kept:
+            arrays = [kept[f"side{place}"] for place in range(len(pairs))]
+            is_same = str(kept["fingerprint"]) == fingerprint
+        if is_same and all(len(a) == len(side) for a, side in zip(arrays, pairs)):
+            for side, values in zip(pairs, arrays):
+                side.take_references(values)
+            return True
+    return False
+
+
+def _computed(
+    session: Session, prepared: Prepared, pairs: list[PairRows | MarkedRows], look: Look
+) -> list[np.ndarray]:
+    """Returns the references of each side, float32[pairs, 2], from one pass over all pairs."""
+    progress = session.progress("reference")
+    total, done = sum(len(rows) for side in pairs for rows in side.compared), 0
+    longest = session.config.data.max_seq_len
+    chosen = prepared.chosen
+    words = "Finding how likely the answers are before training"
+    progress(0, total, words)
+
+    def told(batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
+        nonlocal done
+        for sweep in batches:
+            yield sweep
+            done += sum(batch.pairs.pairs for batch in sweep)
+            progress(done, total, words)
+
+    found = []
+    for side in pairs:
+        columns = []
+        for rows in side.compared:
+            batches = one_pass(rows, chosen.micro_batch_size, chosen.pad_up_to(longest))
+            sums = evaluated_pairs(prepared.engine, told(sweeps(batches)), look)
+            values = np.empty((len(rows), rows.lines_of_row), dtype=np.float32)
+            values[rows.order_of_evaluation()] = sums.answer.reshape(len(rows), -1)
+            columns.append(values)
+        found.append(np.concatenate(columns, axis=1))
+    progress(total, total, "Done")
+    return found
+
+
+def evaluated_pairs(
+    engine: StreamingEngine, given: Iterable[list[Any]], look: Callable[[], None]
+) -> PairSums:
+    """Returns the sums of the pairs in the micro-batches of all sweeps in `given`, in their order.
+    `look` is called often and may end the work with an exception. Every submitted step must be
+    applied.
+    """
+    targets: list[PairTargets] = []
+    sums: list[np.ndarray] = []
+    with engine.on_same_weights():
+        for sweep in given:
+            of_sweep = [batch.pairs for batch in sweep]
+            losses = [each.cpu().numpy() for _, each in engine.losses_of(sweep, look)]
+            sums.append(line_sums(of_sweep, losses))
+            targets += of_sweep
+    return PairSums.of(targets, np.concatenate(sums))
+
+
+def with_divergence(
+    prepared: Prepared, batches: list[MicroBatch], step: int, look: Callable[[], None]
+) -> list[MicroBatch]:
+    """Returns the micro-batches of a step of answers with marks, which tell how much likelier their
+    strangers have become. For this, all earlier steps are applied first. Other steps stay as they
+    are.
+    """
+    rows = prepared.data.train
+    if not isinstance(rows, MarkedRows):
+        return batches
+    prepared.drain()
+    train, chosen = prepared.config.train, prepared.chosen
+    longest = prepared.config.data.max_seq_len
+    sizes = train.batch_size, chosen.micro_batch_size
+    strangers = batches_of(rows.strangers, *sizes, step, chosen.pad_up_to(longest))
+    diverged = evaluated_pairs(prepared.engine, [strangers], look).diverged()
+    return [diverged_by(batch, diverged) for batch in batches]
+
+
+def diverged_by(batch: MicroBatch, divergence: float) -> MicroBatch:
+    """Returns a micro-batch of answers with marks that tells the divergence of its step."""
+    assert batch.pairs is not None
+    return replace(batch, pairs=replace(batch.pairs, divergence=divergence))

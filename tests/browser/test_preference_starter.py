@@ -1,0 +1,61 @@
+"""The preference starter, from its preset to the result: in Chromium, on the real server and
+engine.
+"""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from engine.runs.following import EVENTS_FILE, replay
+from engine.runs.snapshot import RunSnapshot
+from tests.browser.conftest import WAIT_MILLISECONDS
+from tests.browser.screen import OPENED_RUN, bar, open_view, run_of, state, wait_for_points
+from tests.support.tiers import BROWSER_FLOWS
+
+pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+
+expect.set_options(timeout=WAIT_MILLISECONDS)
+
+NAME = "Politeness from pairs"
+
+
+def test_the_preference_starter_learns_to_be_polite(blank, server):
+    page = blank
+    page.goto(server.address)
+    page.locator("#preset input").click()
+    page.get_by_role("option", name=NAME).click()
+    preview = page.locator(".rs-preview")
+    expect(preview.locator("[data-field=understood]")).to_contain_text("chosen → the better answer")
+    row = preview.locator("li").first
+    expect(row.locator("mark.rs-chosen")).to_have_count(1)
+    expect(row.locator("mark.rs-rejected")).to_have_count(1)
+    assert row.locator("b").all_inner_texts() == ["chosen", "rejected"]
+
+    page.locator("#start:not([disabled])").click()
+    expect(page).to_have_url(OPENED_RUN)
+    expect(bar(page, "name")).to_have_text(NAME)
+    run_id = run_of(page)
+    expect(state(page)).to_have_text("Finished", timeout=4 * WAIT_MILLISECONDS)
+
+    # What the record says, the page says.
+    told = RunSnapshot()
+    for record in replay(server.runs / run_id / EVENTS_FILE):
+        told.apply(record)
+    before, after = told.exact_matches
+    assert before.correct == 0 and after.correct >= 0.9 * after.total
+    card = page.locator("[data-part=result]")
+    exact = card.locator("dl > div", has_text="Answered exactly as expected")
+    expect(exact).to_contain_text("0 %")
+    expect(exact).to_contain_text("before training")
+    shown = page.locator("[data-part=answers] tbody tr").first
+    expect(shown.locator("td").nth(1)).to_contain_text("rejected: ")
+    assert before.samples[0]["answer"] == before.samples[0]["rejected"]
+    assert after.samples[0]["answer"] == after.samples[0]["expected"]
+    ahead = card.locator("dl > div", has_text="Held-out pairs with the chosen answer ahead")
+    expect(ahead).to_contain_text("100 %")
+    open_view(page, "learning")
+    wait_for_points(page, least=100)
+    drawn = "document.querySelector('[data-figure=preference]').data.map(t => t.name)"
+    names = page.evaluate(drawn)
+    assert {"chosen", "rejected", "margin", "margin, held out"} <= set(names)

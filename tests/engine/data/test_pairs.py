@@ -1,0 +1,113 @@
+"""Pairs of answers as rows of tokens: whatever form they have, both answers are read, and what is
+wrong with a pair is counted and told.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from engine.config.data_settings import DataConfig
+from engine.config.preference_settings import PreferenceConfig, read_as
+from engine.data.loader import prepare_data
+from engine.data.preview import preview
+from tests.support.folders import make_tokenizer
+from tests.support.made_pairs import write_rows
+
+ASKED = {"role": "user", "content": "say after one"}
+GOOD = {"role": "assistant", "content": "two"}
+BAD = {"role": "assistant", "content": "three four"}
+EXPECTED = ("<user> say after one <end> <assistant> two <end>", "two <end>", "three four <end>")
+
+FORMS = {
+    "texts": {"prompt": "say after one", "chosen": "two", "rejected": "three four"},
+    "turns": {"prompt": [ASKED], "chosen": [GOOD], "rejected": [BAD]},
+    "whole conversations": {"chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]},
+    "a dialogue as text": {
+        "chosen": "\n\nHuman: say after one\n\nAssistant: two",
+        "rejected": "\n\nHuman: say after one\n\nAssistant: three four",
+    },
+}
+
+
+def prepared(path, reads="pairs", **values):
+    data = read_as(DataConfig(source=str(path), **{"eval_fraction": 0.0} | values), reads)
+    found = prepare_data(data, make_tokenizer(), 1)
+    found.learn(PreferenceConfig(objective="kto" if reads == "labels" else "dpo"))
+    return found
+
+
+def said(line) -> str:
+    """The text of the tokens that have a label."""
+    return make_tokenizer().decode(line.labels[line.labels >= 0].tolist())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_both_answers_of_every_form_are_read(tmp_path, form):
+    rows = prepared(write_rows(tmp_path / "rows.jsonl", [FORMS[form]])).train
+    chosen, rejected = rows.lines(0)
+    assert make_tokenizer().decode(chosen.input_ids.tolist()) == EXPECTED[0]
+    assert (said(chosen), said(rejected)) == EXPECTED[1:]
+    assert len(rows) == 1 and rows.longest == len(rejected.input_ids)
+
+
+def test_a_ranking_of_a_registry_is_read_as_pairs(tmp_path):
+    row = {"instruction": "say after one", "chosen": "two", "rejected": "three four"}
+    write_rows(tmp_path / "ranked.jsonl", [row])
+    columns = {"prompt": "instruction", "chosen": "chosen", "rejected": "rejected"}
+    entry = {"file_name": "ranked.jsonl", "ranking": True, "columns": columns}
+    registry = tmp_path / "dataset_info.json"
+    registry.write_text(json.dumps({"ranked": entry}), encoding="utf-8")
+    chosen, rejected = prepared(f"{registry}:ranked").train.lines(0)
+    assert (said(chosen), said(rejected)) == EXPECTED[1:]
+
+
+def test_what_is_wrong_with_a_pair_is_counted_and_told(tmp_path):
+    good = FORMS["texts"]
+    rows = [
+        good,
+        good | {"rejected": "two"},
+        good | {"rejected": ""},
+        good | {"chosen": "two " * 30},
+        good | {"prompt": "one " * 40},
+        good | {"chosen": "two " * 40, "rejected": "two " * 50},
+    ]
+    summary = prepared(write_rows(tmp_path / "rows.jsonl", rows), max_seq_len=24).summary
+    assert summary["train_rows"] == 2
+    assert summary["rows_cut"] == 1
+    assert summary["skipped_because"] == {
+        "both answers of the pair are the same": 1,
+        "the pair has no rejected answer": 1,
+        "no trained token is left within max_seq_len": 1,
+        "both answers of the pair are the same within max_seq_len": 1,
+    }
+    told = " ".join(summary["warnings"])
+    assert "skipped because both answers of the pair are the same: 1 (first in line 2" in told
+
+
+def test_the_preview_names_both_answers(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", [FORMS["turns"]])
+    found = preview(read_as(DataConfig(source=str(path)), "pairs"), make_tokenizer())
+    (row,) = found["rows"]
+    answers = [[piece.get("answer") for piece in pieces] for pieces in row["documents"]]
+    assert answers == [[None, "chosen"], ["rejected"]]
+    assert row["documents"][1][0]["text"].strip() == EXPECTED[2]
+    assert found["packed_rows"] is None
+
+
+def test_a_stranger_is_a_prompt_with_the_answer_before_it(tmp_path):
+    rows = [
+        {"prompt": f"say {word}", "completion": answer, "label": number % 2}
+        for number, (word, answer) in enumerate(
+            [("one", "two"), ("three", "four five"), ("six", "seven")]
+        )
+    ]
+    found = prepared(write_rows(tmp_path / "rows.jsonl", rows), "labels").train
+    assert found.good.tolist() == [False, True, False]
+    strangers = [found.strangers.lines(i)[0] for i in range(3)]
+    assert [said(line) for line in strangers] == ["seven <end>", "two <end>", "four five <end>"]
+    for own, stranger in zip((found.lines(i)[0] for i in range(3)), strangers):
+        begin = int(np.argmax(own.answer)) + 1
+        assert own.input_ids[:begin].tolist() == stranger.input_ids[:begin].tolist()

@@ -1,0 +1,262 @@
+"""Runs that learn from pairs: any plan gives the same bits, a stopped run goes on to the bit, and
+answers are compared with the weights before the first step, whoever found them.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from engine.runs.events import (
+    DataPrepared,
+    EvalFinished,
+    ExactMatchMeasured,
+    JobProgressed,
+    StepFinished,
+)
+from engine.train.references import FILE
+from engine.train.run import resume_run, start_run
+from tests.support.failing import command
+from tests.support.made_pairs import made_pairs, marked_config, pair_config, write_rows
+from tests.support.trained_runs import events_of, execute, files_of
+
+pytestmark = pytest.mark.computing
+EVERY = {"output.checkpoint_every": 2, "output.keep_checkpoints": 9}
+
+
+def train(tmp_path, name: str, at_step=None, **values):
+    has_marks = values.get("preference.objective") == "kto"
+    make = marked_config if has_marks else pair_config
+    run = start_run(make(tmp_path, **EVERY | values), tmp_path / name)
+    ended = execute(run, at_step)
+    assert ended.state == ("stopped" if at_step else "finished"), ended.reason
+    return run
+
+
+def figures_of(run) -> list[tuple]:
+    return [(s.loss, s.grad_norm, s.preference) for s in events_of(run, StepFinished)]
+
+
+PLANS = {
+    "one slot": {"engine.slots": 1, "engine.residency": 0},
+    "boundaries on the host": {"engine.save_level": "boundary_host"},
+    "all activations": {"engine.save_level": "all"},
+    "recomputed": {"engine.save_level": "boundary", "engine.residency": 2},
+}
+
+
+@pytest.mark.parametrize("objective", ["dpo", "orpo", "kto"])
+def test_any_plan_gives_the_same_bits(tmp_path, objective):
+    own = {"preference.objective": objective}
+    usual = train(tmp_path, "usual", **own)
+    for name, plan in PLANS.items():
+        other = train(tmp_path, name, **own | plan)
+        assert figures_of(other) == figures_of(usual), name
+        assert files_of(other)[8] == files_of(usual)[8], name
+
+
+def test_micro_batches_change_roundings_alone(tmp_path):
+    whole = train(tmp_path, "whole", **{"train.micro_batch_size": 4})
+    single = train(tmp_path, "single", **{"train.micro_batch_size": 1})
+    for one, other in zip(events_of(whole, StepFinished), events_of(single, StepFinished)):
+        assert one.loss == pytest.approx(other.loss, rel=1e-4)
+        assert one.tokens == other.tokens
+        for name, value in one.preference.items():
+            assert value == pytest.approx(other.preference[name], rel=1e-3, abs=1e-4), name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("objective", "step"), [("dpo", 1), ("dpo", 5), ("kto", 5)])
+def test_a_stopped_run_goes_on_to_the_bit(tmp_path, dtype, objective, step):
+    own = {"model.dtype": dtype, "preference.objective": objective}
+    whole = train(tmp_path, "whole", **own)
+    stopped = train(tmp_path, "stopped", {step: "stop"}, **own)
+    before = (stopped.folder.path / FILE).read_bytes()
+    again = resume_run(tmp_path / "stopped", stopped.folder.id)
+    assert execute(again).state == "finished"
+    assert files_of(again)[8] == files_of(whole)[8]
+    assert figures_of(again)[-3:] == figures_of(whole)[-3:]
+    assert (again.folder.path / FILE).read_bytes() == before
+    passes = [e for e in events_of(again, JobProgressed) if e.job == "reference" and not e.done]
+    assert len(passes) == 1  # that of the first session
+
+
+def test_a_run_without_its_references_is_not_resumed(tmp_path):
+    stopped = train(tmp_path, "stopped", {5: "stop"})
+    (stopped.folder.path / FILE).unlink()
+    ended = execute(resume_run(tmp_path / "stopped", stopped.folder.id))
+    assert ended.state == "failed"
+    assert "reference.npz is missing or damaged" in ended.reason
+
+
+def test_another_objective_does_not_go_on_with_a_run(tmp_path):
+    stopped = train(tmp_path, "stopped", {5: "stop"})
+    for value in ("orpo", "sft"):
+        again = resume_run(
+            tmp_path / "stopped", stopped.folder.id, [f"preference.objective={value}"]
+        )
+        ended = execute(again)
+        assert ended.state == "failed"
+        assert ended.reason.startswith("preference.objective of run ")
+
+
+def test_references_of_the_data_are_those_of_the_pass(tmp_path):
+    found = train(tmp_path, "found", **{"data.eval_fraction": 0.0, "data.shuffle": False})
+    with np.load(found.folder.path / FILE) as kept:
+        references = kept["side0"]
+    rows = made_pairs(40)
+    names = ("ref_chosen_logps", "ref_rejected_logps")
+    for row, pair in zip(rows, references.tolist()):
+        row |= dict(zip(names, pair))
+    told = write_rows(tmp_path / "told.jsonl", rows)
+    own = {"data.source": str(told), "data.eval_fraction": 0.0, "data.shuffle": False}
+    read = train(tmp_path, "read", **own)
+    assert not (read.folder.path / FILE).exists()
+    assert figures_of(read) == figures_of(found)
+    (data,) = events_of(read, DataPrepared)
+    assert "ref_chosen_logps" in data.summary["warnings"][0]
+
+
+def test_held_out_pairs_are_evaluated(tmp_path):
+    run = train(tmp_path, "runs", **{"train.steps": 12, "output.eval_every": 4})
+    evals = events_of(run, EvalFinished)
+    assert [each.step for each in evals] == [0, 4, 8, 12]
+    before, after = evals[0], evals[-1]
+    assert before.loss == pytest.approx(np.log(2), abs=1e-6)
+    assert before.preference["rewards/margins"] == pytest.approx(0, abs=1e-6)
+    assert after.loss < before.loss
+    assert after.preference["rewards/margins"] > 0
+    assert after.preference["rewards/accuracies"] == 1.0
+
+
+def test_marked_answers_are_evaluated(tmp_path):
+    own = {"preference.objective": "kto", "train.steps": 12, "output.exact_match_samples": 4}
+    run = train(tmp_path, "runs", **own)
+    before, after = events_of(run, EvalFinished)[0], events_of(run, EvalFinished)[-1]
+    assert before.loss == pytest.approx(0.5, abs=1e-6)
+    assert before.preference["kl"] == pytest.approx(0, abs=1e-5)
+    assert after.loss < before.loss
+    assert after.preference["rewards/margins"] > 0
+    samples = events_of(run, ExactMatchMeasured)[0].samples
+    assert all(sample["expected"].startswith("one") for sample in samples)  # no bad answer
+
+
+def test_parts_of_a_model_learn_from_pairs(tmp_path):
+    own = {"train.method": "parts", "train.last_blocks": 1}
+    run = train(tmp_path, "runs", **own)
+    assert events_of(run, StepFinished)[-1].preference["rewards/margins"] > 0
+    written = files_of(run)[8]
+    assert written
+
+
+WITHOUT = {"prompt": "say after one", "chosen": "two"}
+BAD_ROWS = {
+    "no column of rejected answers": ([WITHOUT] * 4, "has no pairs of answers"),
+    "no rejected answer": (
+        [WITHOUT | {"rejected": ""}] * 4,
+        "because the pair has no rejected answer",
+    ),
+    "the same answer twice": (
+        [WITHOUT | {"rejected": "two"}] * 4,
+        "because both answers of the pair are the same",
+    ),
+    "no question": (
+        [{"chosen": "one", "rejected": "two"}] * 4,
+        "has no question before its answer",
+    ),
+    "conversations that begin differently": (
+        [
+            {
+                "chosen": [
+                    {"role": "user", "content": "say one"},
+                    {"role": "assistant", "content": "two"},
+                ],
+                "rejected": [
+                    {"role": "user", "content": "say four"},
+                    {"role": "assistant", "content": "three"},
+                ],
+            }
+        ]
+        * 4,
+        "begin with different turns",
+    ),
+    "a reference that is no logarithm": (
+        [WITHOUT | {"rejected": "one", "ref_chosen_logps": 0.5, "ref_rejected_logps": -1.0}] * 4,
+        "no logarithm of a probability",
+    ),
+}
+
+
+ANSWER = {"prompt": "say after one", "completion": "two"}
+BAD_MARKS = {
+    "no mark": ([ANSWER] * 4, "none that marks answers as good or bad"),
+    "an unknown mark": ([ANSWER | {"label": "fine"}] * 4, "write true for a good answer"),
+    "a row without a mark": (
+        [ANSWER | {"label": True}, ANSWER | {"label": None}],
+        "write true for a good answer",
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_MARKS)
+def test_answers_without_a_mark_are_told_in_one_sentence(tmp_path, capsys, bad):
+    rows, sentence = BAD_MARKS[bad]
+    data = write_rows(tmp_path / "bad.jsonl", rows)
+    refuse(tmp_path, capsys, sentence, {"objective": "kto"}, **{"data.source": str(data)})
+
+
+@pytest.mark.parametrize("bad", BAD_ROWS)
+def test_rows_without_a_pair_are_told_in_one_sentence(tmp_path, capsys, bad):
+    rows, sentence = BAD_ROWS[bad]
+    data = write_rows(tmp_path / "bad.jsonl", rows)
+    refuse(tmp_path, capsys, sentence, **{"data.source": str(data)})
+
+
+BAD_SETTINGS = {
+    "beta of 0": ({"beta": 0}, "preference.beta"),
+    "labels that are smoothed too much": (
+        {"loss": "robust", "label_smoothing": 0.5},
+        "preference.label_smoothing",
+    ),
+    "smoothing without robust": ({"label_smoothing": 0.1}, "preference.label_smoothing"),
+    "a negative weight": ({"sft_weight": -1}, "preference.sft_weight"),
+    "an unknown objective": ({"objective": "ppo"}, "preference.objective"),
+    "an unknown form": ({"loss": "hinge"}, "preference.loss"),
+    "a form of DPO for ORPO": ({"objective": "orpo", "loss": "ipo"}, "preference.loss"),
+    "weights of KTO for DPO": ({"desirable_weight": 2}, "preference.desirable_weight"),
+    "no weight at all": (
+        {"objective": "kto", "desirable_weight": 0, "undesirable_weight": 0},
+        "preference.desirable_weight",
+    ),
+    "the SFT term of ORPO": ({"objective": "orpo", "sft_weight": 1}, "preference.sft_weight"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_SETTINGS)
+def test_wrong_settings_are_told_in_one_sentence(tmp_path, capsys, bad):
+    values, field = BAD_SETTINGS[bad]
+    refuse(tmp_path, capsys, f"{field}: ", values)
+
+
+def test_what_is_for_other_runs_is_refused(tmp_path, capsys):
+    refuse(tmp_path, capsys, "engine.gpus: 2 GPUs cannot", **{"engine.gpus": 2})
+    for name in ("train.label_smoothing", "train.neftune_alpha"):
+        refuse(tmp_path, capsys, f"{name}: 0.5 is given", **{name: 0.5})
+    refuse(tmp_path, capsys, "data.train_on: preferences are", **{"data.train_on": "all"})
+
+
+def refuse(tmp_path, capsys, sentence: str, preference=(), **values) -> None:
+    """`launch.py train` says this in one line and ends with 2."""
+    tree = pair_config(tmp_path).to_dict()
+    tree["preference"] |= dict(preference)
+    for name, value in values.items():
+        section, _, key = name.partition(".")
+        tree[section][key] = value
+    preset = tmp_path / "bad.yaml"
+    preset.write_text(json.dumps(tree), encoding="utf-8")
+    code, _, told = command(capsys, "--runs-dir", tmp_path / "runs", "train", preset)
+    assert code == 2
+    assert sentence in told
+    assert told.endswith(".")

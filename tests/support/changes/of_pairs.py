@@ -1,0 +1,71 @@
+"""Changes to what is learned from pairs of answers."""
+
+from __future__ import annotations
+
+from tests.support.changes.record import Change
+
+LOSSES = "engine/losses/pair_losses.py"
+HEAD = "engine/runtime/pair_loss.py"
+ROWS = "engine/data/pair_rows.py"
+REFERENCES = "engine/train/references.py"
+TRL = "tests/engine/train/test_pairs_as_trl.py"
+RUNS = "tests/engine/train/test_pair_runs.py"
+
+PAIRS = (
+    Change(
+        "pairs-the-wrong-way-round",
+        LOSSES,
+        "    return -logsigmoid(margin)\n",
+        "    return -logsigmoid(-margin)\n",
+        "DPO prefers the rejected answers.",
+        (f"{RUNS}::test_held_out_pairs_are_evaluated",),
+    ),
+    Change(
+        "pairs-without-the-loss-of-lines",
+        HEAD,
+        "-(of_line[:, 0] * self.pairs.answer + of_line[:, 1])",
+        "-(of_line[:, 0] * self.pairs.answer)",
+        "ORPO and the SFT term have a loss without a gradient.",
+        (f"{TRL}::test_orpo",),
+    ),
+    Change(
+        "pairs-of-a-micro-batch-as-those-of-the-step",
+        ROWS,
+        "replace(each, pairs=pairs, chosen_tokens=tokens)",
+        "replace(each, chosen_tokens=tokens)",
+        "The loss of a step grows with the number of its micro-batches.",
+        (f"{RUNS}::test_micro_batches_change_roundings_alone",),
+    ),
+    Change(
+        "pairs-with-references-of-others",
+        REFERENCES,
+        "values[rows.order_of_evaluation()] = ",
+        "values[:] = ",
+        "Answers are compared with those of other pairs.",
+        (f"{RUNS}::test_held_out_pairs_are_evaluated",),
+    ),
+    Change(
+        "pairs-with-references-of-trained-weights",
+        REFERENCES,
+        "    if prepared.step:\n",
+        "    if False:\n",
+        "A resumed run that has lost its references makes new ones of the weights it has trained.",
+        (f"{RUNS}::test_a_run_without_its_references_is_not_resumed",),
+    ),
+    Change(
+        "pairs-with-one-token-of-the-prompt",
+        ROWS,
+        "answer[:-1] = trained[1:]",
+        "answer[:-1] = trained[1:] | np.roll(trained[1:], -1)",
+        "With ORPO, the last token of the prompt counts as one of the answer.",
+        (f"{TRL}::test_orpo",),
+    ),
+    Change(
+        "pairs-without-the-divergence",
+        REFERENCES,
+        "replace(batch.pairs, divergence=divergence)",
+        "replace(batch.pairs)",
+        "KTO compares with the reference alone, as if no other answer had become likelier.",
+        (f"{TRL}::test_kto",),
+    ),
+)
