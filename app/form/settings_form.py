@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import yaml
 
-from app.form import adapter_words
+from app.form import adapter_words, preference_words
 from engine.config.help_texts import field_docs
 from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
@@ -79,11 +79,7 @@ LABELS = {
     "train.neftune_alpha": "NEFTune: noise on embeddings (alpha)",
     "train.nonfinite": "A loss that is not finite",
     "train.patience": "End early after (evaluations)",
-    "preference.objective": "What is learned",
-    "preference.beta": "Beta",
-    "preference.loss": "Form of DPO",
-    "preference.label_smoothing": "Share of wrong pairs (robust)",
-    "preference.sft_weight": "Weight of the SFT term",
+    **preference_words.LABELS,
     "engine.gpus": "GPUs that compute together",
     "engine.across_hosts": "Weights and moments of several hosts",
     "engine.gpu_memory_gib": "GPU memory cap (GiB)",
@@ -113,13 +109,7 @@ CHOICE_LABELS = {
         "random": "random weights (from scratch)",
     },
     "model.dtype": {"bfloat16": "bfloat16, fp32 masters", "float32": "float32"},
-    "preference.objective": {
-        "sft": "answers as they are written (SFT)",
-        "dpo": "which of two answers is better (DPO)",
-        "orpo": "both at once (ORPO)",
-        "kto": "which answers are good (KTO)",
-    },
-    "preference.loss": {"sigmoid": "sigmoid", "ipo": "IPO", "robust": "robust, for wrong pairs"},
+    **preference_words.CHOICE_LABELS,
     "train.optimizer": {
         "adamw": "AdamW, moments in fp32",
         "adamw_bf16": "AdamW, moments in bf16",
@@ -195,7 +185,7 @@ SHORT_HELP = {
     ),
     "train.part_names": "Full names, such as model.layers.*.mlp.* or lm_head.weight.",
     "train.last_blocks": "All parameters of so many blocks; final norm and head are named above.",
-    "preference.objective": "DPO and ORPO read and count pairs (columns chosen and rejected).",
+    **preference_words.SHORT_HELP,
     "train.learning_rate": "Peak, AdamW.",
     "train.decay_steps": "Of warmup_stable_decay, at the end; empty: a tenth of the run.",
     "train.min_learning_rate": "Reached by the end of the run.",

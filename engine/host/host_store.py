@@ -7,24 +7,19 @@ parameter takes 14 bytes:
 - `weight_high` (bf16, 2 bytes) is the fp32 master rounded to bf16. The device computes with it.
 - `weight_low` (int16, 2 bytes) is the remainder of that rounding: the bits of the master are
   ``(high << 16) + low``. So the master is kept exactly, in no more memory than fp32.
-- `exp_avg` and `exp_avg_sq` (fp32, 4 bytes each) are the moments of AdamW.
+- `exp_avg` and `exp_avg_sq` (fp32, 4 bytes each) are the moments of AdamW. With other optimizers
+  they are rows of bytes (`engine.planes.moments`).
 - `grad` (bf16, 2 bytes) is the gradient from the device, where torch's `copy_` rounded it from
   fp32, with ties to even.
 
-The split of a weight rounds ties away from zero: the remainder is then -32,768, which int16 holds,
-while rounding down would need +32,768. NaNs and the largest finite values are changed, as
-`engine.host.host_kernels` describes. In the mode `float32` a parameter takes 16 bytes:
-`weight_high` holds the fp32 weight itself, `grad` is fp32, and there is no `weight_low`.
+The split of a weight rounds ties away from zero: the remainder is then -32,768, which int16 holds.
+`engine.host.host_kernels` says what becomes of NaNs and the largest values. In `float32` a
+parameter takes 16 bytes: `weight_high` holds the weight, `grad` is fp32, no `weight_low` is there.
 
-Parameters that are not trained are in `weight_high` alone. In bf16 they are rounded once, when they
-are written, with ties to even, as transformers rounds what it loads.
-
-With another optimizer than `adamw`, the moments are in bf16 or in 8 bits. Then `exp_avg` and
-`exp_avg_sq` are rows of bytes (`engine.planes.moments`).
-
-The planes of units that live on the device are there (`engine.host.device_planes`); such a unit has
-no plane of gradients. The moments of others may be on the disk (`engine.host.disk_planes`). The
-rest is in host memory (`engine.host.ram_planes`), perhaps of several hosts (`divided_planes`).
+Parameters that are not trained are in `weight_high` alone, rounded once, with ties to even.
+Planes of units that live on the device are there (`device_planes`), and none is of gradients. Other
+moments may be on the disk (`disk_planes`). The rest is in host memory (`ram_planes`), perhaps of
+several hosts (`divided_planes`).
 """
 
 from __future__ import annotations

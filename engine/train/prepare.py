@@ -27,6 +27,7 @@ import torch
 from engine.checkpoints.checkpoint import CheckpointInfo
 from engine.checkpoints.copies import CopyMemory
 from engine.checkpoints.restore import load_newest_checkpoint, newest_checkpoint
+from engine.checkpoints.start_weights import fill_start, needs_own_weights, refuse_start
 from engine.config.settings import TrainConfig
 from engine.data.loader import BY_LENGTH, PreparedData, prepare_data
 from engine.data.preview import check_first_rows
@@ -67,7 +68,6 @@ from engine.train.open_store import meet_hosts, open_crew, open_store, tell_plac
 from engine.train.planning import Planned, TrainingJob, make_plan, planned_as_before
 from engine.train.resume import changed_settings, kept_rounding, refuse_other_data
 from engine.train.session import Session
-from engine.train.start_weights import fill_start, needs_own_weights, refuse_start
 
 
 @dataclass

@@ -30,8 +30,8 @@ REGULARISED = (
     Change(
         "noise-by-the-place-in-the-micro-batch",
         "engine/data/rows.py",
-        "np.array(range(len(parts)) if places is None else places, dtype=np.int64)",
-        "np.array(range(len(parts)), dtype=np.int64)",
+        "np.array(range(count) if places is None else places, dtype=np.int64)",
+        "np.array(range(count), dtype=np.int64)",
         "A row has other noise in another micro-batch.",
         (TESTS,),
     ),
