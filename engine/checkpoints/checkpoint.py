@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from engine.checkpoints import copies
-from engine.checkpoints.frozen_files import FROZEN, Earlier, FrozenFiles, frozen_range
+from engine.checkpoints.frozen_files import FROZEN, Earlier, FrozenFiles
 from engine.checkpoints.plane_snapshot import Snapshot
 from engine.checkpoints.threads import Meter
 from engine.checkpoints.unit_files import CHECKSUM, UnitFiles
@@ -122,7 +122,7 @@ class Contents:
         """The planes and the weights that are not trained, which may be on the disk already, take
         this many bytes.
         """
-        frozen = (frozen_range(each, self.store.dtype) for each in self.store.layouts.values())
+        frozen = (each.frozen_range(self.store.dtype) for each in self.store.layouts.values())
         return self.plane_bytes + sum(end - begin for begin, end in frozen)
 
     def needed_bytes(self) -> int:
@@ -387,6 +387,6 @@ def _plane_bytes(
     are not trained.
     """
     sizes = layout.plane_bytes(store.dtype, store.optimizer)
-    begin, end = frozen_range(layout, store.dtype)
+    begin, end = layout.frozen_range(store.dtype)
     sizes["weight_high"] -= end - begin
     return {plane: sizes[plane] for plane in checkpoint_planes(store.dtype, holds)}

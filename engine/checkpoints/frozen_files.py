@@ -23,7 +23,7 @@ from engine.checkpoints.piece_files import PieceFile
 from engine.checkpoints.threads import Meter, in_threads
 from engine.checkpoints.unit_files import file_name, piece_checksum
 from engine.errors import CheckpointError
-from engine.planes.layout import PLANE_ITEM_BYTES, UnitLayout
+from engine.planes.layout import UnitLayout
 
 if TYPE_CHECKING:
     from engine.host.host_store import HostStore
@@ -31,14 +31,6 @@ if TYPE_CHECKING:
 FROZEN = "frozen"
 """The manifest has these files under this name."""
 _PLANE = "weight_high"
-
-
-def frozen_range(layout: UnitLayout, dtype: str) -> tuple[int, int]:
-    """Returns where in the plane weight_high of a unit the weights begin and end that are in no
-    other plane, in bytes.
-    """
-    item = PLANE_ITEM_BYTES[dtype][_PLANE]
-    return layout.numel * item, layout.high_numel * item
 
 
 @dataclass(frozen=True)
@@ -76,7 +68,7 @@ class FrozenFiles:
         return in_threads(tasks, meter)
 
     def _size(self, layout: UnitLayout) -> int:
-        begin, end = frozen_range(layout, self._store.dtype)
+        begin, end = layout.frozen_range(self._store.dtype)
         return end - begin
 
     def _found(self, layout: UnitLayout) -> tuple[Path, dict[str, Any]] | None:
@@ -97,7 +89,7 @@ class FrozenFiles:
             with contextlib.suppress(OSError):
                 os.link(found[0], folder / name)
                 return {**found[1], "file": name}
-        begin, end = frozen_range(layout, self._store.dtype)
+        begin, end = layout.frozen_range(self._store.dtype)
         checksums: list[str] = []
         file = PieceFile(folder / name)
         try:
@@ -128,7 +120,7 @@ def read_frozen(
 def _read(
     path: Path, entry: dict[str, Any], store: HostStore, piece_bytes: int, meter: Meter
 ) -> None:
-    unit, place = entry["unit"], frozen_range(store.layouts[entry["unit"]], store.dtype)[0]
+    unit, place = entry["unit"], store.layouts[entry["unit"]].frozen_range(store.dtype)[0]
     with (path / entry["file"]).open("rb", buffering=0) as file:
         for number, checksum in enumerate(entry["checksums"]):
             begin = number * piece_bytes

@@ -295,7 +295,10 @@ class Snapshot:
 
 def _cut(store: HostStore, unit: str, plane: str) -> list[Piece]:
     """Returns the pieces of one plane, in order, without weights that no update changes."""
-    size, most = store.trained_bytes(unit, plane), copying.PIECE_BYTES
+    size, most = store.nbytes(unit, plane), copying.PIECE_BYTES
+    if plane == "weight_high":
+        begin, end = store.layouts[unit].frozen_range(store.dtype)
+        size -= end - begin
     return [
         Piece(
             unit,

@@ -244,6 +244,13 @@ class UnitLayout:
         """Returns the bytes of each plane by its name."""
         return plane_bytes(dtype, optimizer, self.moment_counts, self.high_numel)
 
+    def frozen_range(self, dtype: str) -> tuple[int, int]:
+        """Returns where in the plane weight_high the weights begin and end that are in no other
+        plane, in bytes.
+        """
+        item = PLANE_ITEM_BYTES[dtype]["weight_high"]
+        return self.numel * item, self.high_numel * item
+
     def host_bytes(self, dtype: str, optimizer: Optimizer = FP32_MOMENTS) -> int:
         """Returns the bytes of all planes together."""
         return sum(self.plane_bytes(dtype, optimizer).values())

@@ -79,35 +79,37 @@ class ForkedProcess(subprocess.Popen):
 class Server:
     """A process that others are forked from. It has imported, and has no threads."""
 
-    def __init__(self, line: socket.socket):
+    def __init__(self, line: socket.socket, pid: int):
         self._line = line
+        self.pid = pid
 
     @classmethod
     def started(cls) -> Server:
         """Starts one as a new Python."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-c", SERVER.format(theirs.fileno())],
                 cwd=PROGRAM_ROOT,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        return cls(ours)
+        return cls(ours, process.pid)
 
     @classmethod
     def forked(cls) -> Server:
         """Forks one from this process, which must have no threads."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if not os.fork():
+        pid = os.fork()
+        if not pid:
             ours.close()
             _servers.clear()
             os.setsid()
             serve(theirs)
             os._exit(0)
         theirs.close()
-        return cls(ours)
+        return cls(ours, pid)
 
     def fork(self, command: list[str], env: dict, folder: str, files: dict[int, int]) -> int:
         """Returns the number of a new process, a child of this one. files: those that it gets, by
@@ -142,7 +144,8 @@ def fork_from_here() -> None:
 
 def is_server(pid: int) -> bool:
     """Tells whether a process is one that others are forked from."""
-    return _name_of(pid) == SERVER_NAME
+    # One that has just been started has not yet taken its name.
+    return any(each.pid == pid for each in _servers) or _name_of(pid) == SERVER_NAME
 
 
 def forked_rank(pid: int) -> str | None:

@@ -9,14 +9,14 @@ import shutil
 
 import pytest
 
-from engine.checkpoints import checkpoint, frozen_files
+from engine.checkpoints import frozen_files
 from engine.checkpoints.checkpoint import Contents, write_checkpoint
 from engine.checkpoints.frozen_files import FrozenFiles
 from engine.checkpoints.restore import load_checkpoint, verified_manifest
 from engine.config.adapters import Adapters
 from engine.errors import CheckpointError
-from engine.host.host_store import HostStore
 from engine.plan.choices import PlanChoices
+from engine.planes.layout import UnitLayout
 from engine.runs.folder import BEST_FOLDER
 from tests.support.tiny import Streamed, plain_model, streamed, tiny_config
 
@@ -121,9 +121,8 @@ def test_checkpoints_of_before_have_them_in_their_planes(tmp_path, monkeypatch):
     run = a_run()
     expected = masters(run)
     with monkeypatch.context() as before:
-        before.setattr(checkpoint, "frozen_range", lambda *_: (0, 0))
+        before.setattr(UnitLayout, "frozen_range", lambda *_: (0, 0))
         before.setattr(FrozenFiles, "write", lambda *_: [])
-        before.setattr(HostStore, "trained_bytes", HostStore.nbytes)
         info = write(run, tmp_path, 1)
     assert not frozen_of(info.path) and verified_manifest(info.path)["format"] == 2
     other = a_run()
