@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from engine.config.settings import TrainConfig
+from engine.errors import ConfigError
 from engine.fit.choose import choose
 from engine.fit.cost import MicroBatch
 from engine.fit.job import Job, Target, numbers_of_ranks
@@ -21,6 +23,22 @@ def plan_training(job: Job, target: Target, machine: Machine) -> Chosen:
     numbers = numbers_of_ranks(job.config, gpu_count(job.config, machine), {})
     plans = [choose(replace(job, ranks=ranks), target) for ranks in numbers]
     return min(plans, key=lambda chosen: _seconds(chosen, job, target))
+
+
+def refuse_other_trainings(config: TrainConfig) -> None:
+    """Raises ConfigError for a training that `bench` does not measure."""
+    if config.train.method != "full":
+        raise ConfigError(
+            "train.method",
+            f"bench trains whole models on random tokens, not with {config.train.method}; set it "
+            "to full.",
+        )
+    if config.preference.objective != "sft":
+        raise ConfigError(
+            "preference.objective",
+            f"bench trains on random tokens, not with {config.preference.objective}; set it to "
+            "sft.",
+        )
 
 
 def _seconds(chosen: Chosen, job: Job, target: Target) -> float:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from engine.bench.bench_table import as_text, streamed_as_text
-from engine.bench.plan_training import plan_training
+from engine.bench.plan_training import plan_training, refuse_other_trainings
 from engine.bench.resident import (
     ResidentFigures,
     ResidentSettings,
@@ -168,6 +168,7 @@ def bench(trainings: Trainings, how: Measuring, as_json: bool) -> str:
     """
     configs = trainings.configs()
     for config in configs:
+        refuse_other_trainings(config)
         _refuse_what_does_not_fit(config)
     backend = open_backend(configs[0].engine.device if configs else "auto")
     try:

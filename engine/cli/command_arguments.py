@@ -190,6 +190,6 @@ def bench_arguments(bench: argparse.ArgumentParser) -> None:
     bench.add_argument(
         "--disk",
         metavar="FOLDER",
-        help="measure the disk of engine.disk alone; it writes 60 GB to FOLDER",
+        help="measure the disk of engine.disk alone; it writes 68 GB to FOLDER",
     )
     bench.add_argument("--json", action="store_true")
