@@ -116,6 +116,13 @@ def _check(arguments: argparse.Namespace) -> int:
     gpus = arguments.gpus
     overrides = [*arguments.set, *([] if gpus is None else [f"engine.gpus={gpus}"])]
     job = CheckedJob(arguments.preset, arguments.model, overrides, arguments.optimizer)
+    is_report = arguments.preset is not None or arguments.model is not None
+    if (arguments.hosts > 1 or arguments.network_gbits is not None) and (
+        arguments.table or not is_report
+    ):
+        raise ConfigError(
+            "--hosts", "a report of one job has several hosts; name a preset or --model."
+        )
     if arguments.table:
         form = "json" if arguments.json else "text"
         if arguments.csv:

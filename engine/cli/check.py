@@ -148,6 +148,8 @@ def check(
             "moments where they help.",
         )
     if machine.hosts > 1 or machine.network_gbits is not None:
+        if job.preset is not None:
+            checked_data(config)  # bad data end here, as without hosts
         return check_hosts(config, chosen, machine.facts, as_json)
     data = "" if job.preset is None else checked_data(config)
     return run_check(config, chosen, as_json, data, runs_dir)

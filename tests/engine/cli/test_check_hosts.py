@@ -47,6 +47,9 @@ def test_hosts_that_are_none_and_a_network_of_one_are_refused(capsys):
     assert "'fast' is no rate in Gbit/s; give a number above 0" in told
     told = bad(capsys, *ASKED, "--network-gbits=100")
     assert "--network-gbits: one host has no network; add --hosts." in told
+    for more in ((), ("--table",)):
+        told = bad(capsys, "check", "--hosts=2", *more)
+        assert "--hosts: a report of one job has several hosts; name a preset" in told
 
 
 def test_the_page_has_the_figures_of_its_command(capsys):
