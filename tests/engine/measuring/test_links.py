@@ -48,9 +48,13 @@ def test_a_plan_for_several_gpus_asks_for_the_link_once(monkeypatch, gpus, expec
     session = SimpleNamespace(
         config=SimpleNamespace(engine=SimpleNamespace(gpus=gpus)), log=lambda *_: None
     )
+    job = SimpleNamespace(backend=backend, network=0.0)
     planning.store_rates(backend.device_name, QUICK)
     for _ in range(2):
-        found = planning._rates_of_machine(session, backend, lambda: None)
+        found = planning._rates_of_machine(session, job, lambda: None)
         assert found.link == expected
     assert len(asked) == (expected > 0)
     assert stored_rates(backend.device_name).link == expected
+    job.network = 2e9  # of several hosts, as was measured before
+    assert planning._rates_of_machine(session, job, lambda: None).network == 2e9
+    assert stored_rates(backend.device_name).network == 2e9
