@@ -6,10 +6,12 @@ import torch
 
 from engine.adapters.peft_folder import PeftFolder, is_peft_folder
 from engine.checkpoints.adapter_weights import initialise_adapters, load_adapters
+from engine.checkpoints.earlier_run import stands_beside_source
 from engine.checkpoints.start_from import load_start, newest_weights
 from engine.checkpoints.weights import initialise, load_pretrained
 from engine.config.adapters import Adapters
 from engine.config.settings import TrainConfig
+from engine.errors import ConfigError
 from engine.host.host_store import HostStore
 from engine.model.units import StreamedModel
 from engine.progress import Progress
@@ -25,6 +27,12 @@ def refuse_start(config: TrainConfig) -> None:
         PeftFolder.read(place).refuse_other(parts if isinstance(parts, Adapters) else None)
     else:
         newest_weights(place)
+    if config.exports_adapter and not stands_beside_source(config):
+        raise ConfigError(
+            "output.export_form",
+            f"adapters beside the weights that model.start_from gives do not fit "
+            f"{config.model.source}; set it to model.",
+        )
 
 
 def needs_own_weights(config: TrainConfig) -> bool:
