@@ -51,6 +51,22 @@ class EarlierRun:
         parts = None if config is None else config.train.parts
         return cls(path, parts if isinstance(parts, Adapters) else None, config)
 
+    def refuse_other(self, adapters: Adapters | None) -> None:
+        """Raises ModelError where the run's adapters mean something else with these settings. None:
+        no adapters are trained.
+        """
+        if self.adapters is None or adapters is None:
+            return
+        for name in ("rank", "alpha", "rslora"):
+            there, here = getattr(self.adapters, name), getattr(adapters, name)
+            if there != here:
+                said, told = (str(value).lower() for value in (there, here))
+                raise ModelError(
+                    f"model.start_from: the adapters in {self.path} were trained with "
+                    f"train.lora_{name} {said}, and here it is {told}; set train.lora_{name} to "
+                    f"{said}."
+                )
+
 
 def _adapters(settings: Mapping[str, Any]) -> Adapters | None:
     """Returns the adapters of settings by dotted name, as a checkpoint keeps them."""

@@ -218,6 +218,20 @@ def test_adapters_of_an_earlier_run_on_the_same_base_are_exported_alone(tmp_path
         alone(plain, tmp_path / "other")
 
 
+@pytest.mark.parametrize("place", ["checkpoints", "best"])
+def test_adapters_of_an_earlier_run_keep_what_they_mean(tmp_path, place):
+    values = {"output.keep_best": "loss", "output.eval_every": 2} if place == "best" else {}
+    run = train(tmp_path, "first", **values)
+    for name, value, words in (
+        ("lora_alpha", 5.0, "lora_alpha 32.0, and here it is 5.0; set train.lora_alpha to 32.0"),
+        ("lora_rslora", True, "lora_rslora false, and here it is true"),
+        ("lora_rank", 8, "lora_rank 4, and here it is 8"),
+    ):
+        start = {"model.start_from": str(run.folder.path / place), f"train.{name}": value}
+        ended = execute(start_run(make_config(tmp_path, **LORA | start), tmp_path / "then"))
+        assert ended.state == "failed" and words in ended.reason
+
+
 def test_a_whole_run_does_not_start_from_adapters(tmp_path):
     run = train(tmp_path, "first")
     start = {"model.start_from": str(run.folder.path), "train.steps": 1}
