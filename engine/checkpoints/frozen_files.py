@@ -70,12 +70,12 @@ class FrozenFiles:
         self._store = store
         self._root = root
         self._find = find
-        self._earlier = find()
         self._layouts = [
             (index, layout)
             for index, layout in enumerate(store.layouts.values())
             if layout.high_numel > layout.numel
         ]
+        self._earlier = find() if self._layouts else []
         with _WRITTEN_LOCK:
             self._written = _WRITTEN.setdefault(store, _Written())
 
@@ -89,9 +89,7 @@ class FrozenFiles:
                 sizes[entry["unit"]] = 0
         return sum(sizes.values())
 
-    def write(
-        self, folder: Path, finished: Path, meter: Meter
-    ) -> tuple[list[dict[str, Any]], int]:
+    def write(self, folder: Path, finished: Path, meter: Meter) -> tuple[list[dict[str, Any]], int]:
         """Links or writes the files, which are on the disk then, into `folder`, whose name will be
         `finished`. Returns their entries in the manifest, and the bytes that were written. Raises
         OSError, and what the callback of `meter` raises.
@@ -102,9 +100,8 @@ class FrozenFiles:
         while not self._written.lock.acquire(timeout=_LOOK_SECONDS):
             meter.add(0)
         try:
-            newest = [
-                each for each in self._written.newest if each.path.parent.parent == self._root.parent
-            ]
+            folder_of_run, newest = self._root.parent, self._written.newest
+            newest = [each for each in newest if each.path.parent.parent == folder_of_run]
             self._earlier = [*newest, *self._find()]
             put = partial(self._put, folder, meter)
             tasks = [partial(put, index, layout) for index, layout in self._layouts]

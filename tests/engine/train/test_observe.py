@@ -5,7 +5,7 @@ the machine's limits.
 from __future__ import annotations
 
 import math
-import time
+from time import perf_counter
 
 import pytest
 
@@ -53,7 +53,7 @@ def test_the_pass_over_strangers_is_no_wait_for_rows(tmp_path, monkeypatch):
     divergence, submitted = submit_steps.with_divergence, observe.Observer.submitted
 
     def with_divergence(*arguments):
-        times.append([time.perf_counter()])
+        times.append([perf_counter()])
         return divergence(*arguments)
 
     def noting(observer, step, micro, began, ended):
