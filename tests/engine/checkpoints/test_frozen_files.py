@@ -46,6 +46,10 @@ def frozen_of(path) -> dict[str, os.stat_result]:
     return {file.name: file.stat() for file in sorted(path.glob("*.frozen"))}
 
 
+def inodes(files: dict[str, os.stat_result]) -> list[int]:
+    return [file.st_ino for file in files.values()]
+
+
 def same(found: dict, expected: dict) -> bool:
     return all((found[name] == weight).all() for name, weight in expected.items())
 
@@ -138,9 +142,7 @@ def test_two_that_are_written_at_once_share_them(tmp_path, monkeypatch):
     second.start()
     first.join()
     files = [frozen_of(found[place].path) for place in ("checkpoints", BEST_FOLDER)]
-    assert files[0] and {name: file.st_ino for name, file in files[0].items()} == {
-        name: file.st_ino for name, file in files[1].items()
-    }
+    assert files[0] and inodes(files[0]) == inodes(files[1])
     size = sum(file.st_size for file in files[0].values())
     assert found[BEST_FOLDER].bytes < size < found["checkpoints"].bytes
     load_checkpoint(found[BEST_FOLDER].path, run.store, {}, WEIGHT_PLANES)
@@ -148,9 +150,51 @@ def test_two_that_are_written_at_once_share_them(tmp_path, monkeypatch):
     (tmp_path / "checkpoints").rename(tmp_path / "gone")
     fourth = write(run, tmp_path / BEST_FOLDER, 3, "weights")
     for info in (third, fourth):
-        assert [each.st_ino for each in frozen_of(info.path).values()] == [
-            each.st_ino for each in files[0].values()
-        ]
+        assert inodes(frozen_of(info.path)) == inodes(files[0])
+    run.close()
+
+
+def test_the_second_waits_while_the_first_writes_them(tmp_path, monkeypatch):
+    run, put = a_run(), FrozenFiles._put
+    once, waits, seen = threading.Lock(), threading.Event(), set()
+
+    def told(done, _total):
+        if done in seen:
+            waits.set()  # nothing was written since it was last told
+        seen.add(done)
+
+    def take():
+        contents = Contents(run.store, {}, holds="weights")
+        write_checkpoint(tmp_path / BEST_FOLDER, 1, contents, 1, told)
+
+    second = threading.Thread(target=take)
+
+    def putting(files, folder, *arguments):
+        if folder.parent.name == "checkpoints" and once.acquire(blocking=False):
+            second.start()
+            while second.is_alive() and not waits.wait(0.01):
+                pass
+        return put(files, folder, *arguments)
+
+    monkeypatch.setattr(FrozenFiles, "_put", putting)
+    first = write(run, tmp_path / "checkpoints", 1)
+    second.join()
+    shared = frozen_of(tmp_path / BEST_FOLDER / "step-1")
+    assert shared and inodes(shared) == inodes(frozen_of(first.path))
+    run.close()
+
+
+def test_all_look_into_the_checkpoints_first(tmp_path, monkeypatch):
+    """Files that were written twice after all are not shared on and on."""
+    run = a_run()
+    first = write(run, tmp_path / "checkpoints", 1)
+    with monkeypatch.context() as without:
+        without.setattr(FrozenFiles, "_linked", lambda *_: None)
+        own = write(run, tmp_path / BEST_FOLDER, 1, "weights")
+    assert not set(inodes(frozen_of(own.path))) & set(inodes(frozen_of(first.path)))
+    frozen_files._WRITTEN.clear()  # as in a later session
+    later = write(run, tmp_path / BEST_FOLDER, 2, "weights")
+    assert inodes(frozen_of(later.path)) == inodes(frozen_of(first.path))
     run.close()
 
 
