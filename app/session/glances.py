@@ -7,7 +7,6 @@ A glance is read again when its record has grown, and a size after a while.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.view.run_row import Look
+from engine.files import bytes_in
 from engine.runs.folder import RunFolder
 from engine.summaries.glance import read_glance
 
@@ -119,19 +119,4 @@ class Glances:
         glance = before.look.glance if before and is_same else read_glance(folder.events_path)
         if before and is_same and now - before.sized_at < SIZE_SECONDS:
             return _Kept(before.look, state, now, before.sized_at)
-        return _Kept(Look(glance, _bytes_in(folder.path)), state, now, now)
-
-
-def _bytes_in(folder: Path) -> int:
-    """Returns the bytes of all files in a folder. Files that go away meanwhile do not count."""
-    total = 0
-    waiting = [folder]
-    while waiting:
-        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(Path(entry.path))
-                    else:
-                        total += entry.stat(follow_symlinks=False).st_size
-    return total
+        return _Kept(Look(glance, bytes_in(folder.path)), state, now, now)

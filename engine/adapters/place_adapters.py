@@ -5,7 +5,7 @@ are trained, and all other parameters are frozen, but for those of modules that 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from torch import nn
 from engine.adapters.choose_layers import Modules, chosen_layers, saved_parameters
 from engine.adapters.lora_layer import FACTORS, with_adapter
 from engine.config.adapters import Adapters
+from engine.planes.freezing import frozen_but
 from engine.planes.layout import ParameterSpec, UnitLayout, lay_out
 
 
@@ -83,7 +84,7 @@ def place_adapters(model: Adaptable, adapters: Adapters) -> list[UnitLayout]:
     """
     trained = saved_parameters(model.layouts, model.aliases, adapters.save_modules)
     chosen = set(chosen_layers(_modules(model), adapters))
-    embed, *blocks, head = [_frozen(layout, trained) for layout in model.layouts]
+    embed, *blocks, head = [frozen_but(layout, trained) for layout in model.layouts]
     for at, block in enumerate(model.blocks):
         specs = list(blocks[at].parameters)
         for name, layer in list(block.module.named_modules()):
@@ -94,11 +95,6 @@ def place_adapters(model: Adaptable, adapters: Adapters) -> list[UnitLayout]:
                 specs += _factors(block.prefix, name, adapted)
         blocks[at] = lay_out(blocks[at].unit, specs)
     return [embed, *blocks, head]
-
-
-def _frozen(layout: UnitLayout, trained: set[str]) -> UnitLayout:
-    specs = [replace(spec, frozen=spec.full_name not in trained) for spec in layout.parameters]
-    return lay_out(layout.unit, specs)
 
 
 def _factors(prefix: str, name: str, layer: nn.Module) -> list[ParameterSpec]:

@@ -35,6 +35,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -125,8 +126,9 @@ class Contents:
         frozen = (each.frozen_range(self.store.dtype) for each in self.store.layouts.values())
         return self.plane_bytes + sum(end - begin for begin, end in frozen)
 
-    def needed_bytes(self) -> int:
-        """Returns the free space that the checkpoint needs at most, in bytes.
+    def needed_bytes(self, root: Path) -> int:
+        """Returns the free space that the checkpoint needs at most under `root`, in bytes. Weights
+        that are not trained need some unless an earlier checkpoint of the run has them.
 
         Raises TypeError or ValueError for a state that cannot be written as JSON.
         """
@@ -138,7 +140,8 @@ class Contents:
             for size in _plane_bytes(layout, self.store, self.holds).values()
         )
         # The size of the state is doubled as a safety margin.
-        return self.plane_bytes + buffers + 2 * state + _ENTRY_BYTES * pieces + _SPARE_BYTES
+        rest = buffers + 2 * state + _ENTRY_BYTES * pieces + _SPARE_BYTES
+        return self.plane_bytes + _frozen_files(self.store, root).new_bytes + rest
 
 
 @dataclass(frozen=True)
@@ -191,15 +194,14 @@ def write_checkpoint(
     """
     root = Path(root)
     began = time.monotonic()
-    frozen = FrozenFiles(contents.store, _earlier(root))
-    needed = contents.needed_bytes() + frozen.new_bytes
+    needed = contents.needed_bytes(root)
     unfinished = root / f".step-{step}.partial"
     try:
         root.mkdir(exist_ok=True)  # a run's folder that is gone is not made anew
         _clear_leftovers(root)
         _check_disk_space(root, step, needed)
         unfinished.mkdir()
-        written = _write_files(unfinished, step, contents, (frozen, progress))
+        written = _write_files(unfinished, step, contents, progress)
         _move_into_place(root, step, unfinished)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -252,10 +254,16 @@ def _check_disk_space(root: Path, step: int, needed: int) -> None:
         )
 
 
+def _frozen_files(store: HostStore, root: Path) -> FrozenFiles:
+    return FrozenFiles(store, root, partial(_earlier, root))
+
+
 def _earlier(root: Path) -> list[Earlier]:
-    """Returns the checkpoints and the best weights of the run, the newest first."""
+    """Returns the checkpoints of the run and then its best weights, the newest first. All writers
+    look in the same order, so that they share the same files.
+    """
     found = []
-    for place in (root, root.parent / BEST_FOLDER, root.parent / "checkpoints"):
+    for place in dict.fromkeys((root.parent / "checkpoints", root.parent / BEST_FOLDER, root)):
         for _, path in sorted(folders_by_step(place).items(), reverse=True):
             with contextlib.suppress(OSError, ValueError):
                 body = json.loads((path / MANIFEST).read_bytes())
@@ -264,13 +272,10 @@ def _earlier(root: Path) -> list[Earlier]:
     return found
 
 
-def _write_files(
-    folder: Path, step: int, contents: Contents, how: tuple[FrozenFiles, Progress]
-) -> int:
+def _write_files(folder: Path, step: int, contents: Contents, progress: Progress) -> int:
     """Writes and syncs all files of a checkpoint, the manifest last, and returns the bytes that are
-    written anew. how: the files of weights that are not trained, and the progress that is told.
+    written anew.
     """
-    frozen, progress = how
     store = contents.store
     layouts = list(store.layouts.values())
     sizes = [_plane_bytes(layout, store, contents.holds) for layout in layouts]
@@ -279,10 +284,10 @@ def _write_files(
         snapshot = Snapshot(store, contents.planes)
         snapshot.arm()  # nothing changes the planes
     files = UnitFiles(folder, layouts, sizes)
-    new_bytes = frozen.new_bytes
-    meter = Meter(contents.plane_bytes + new_bytes, progress)
+    frozen = _frozen_files(store, folder.parent)
+    meter = Meter(contents.plane_bytes + frozen.new_bytes, progress)
     units = files.write(snapshot, meter)
-    frozen_files = frozen.write(folder, meter)
+    frozen_files, new_bytes = frozen.write(folder, folder.parent / f"step-{step}", meter)
     buffers = _write_buffers(folder, contents.buffers) if contents.buffers else None
     # Weights alone are the same with every optimizer.
     moments_of = store.optimizer if contents.holds == "full" else FP32_MOMENTS

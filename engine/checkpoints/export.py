@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from engine.checkpoints.checkpoint import CheckpointInfo
+from engine.checkpoints.earlier_run import stands_beside_source
 from engine.checkpoints.export_adapter import save_adapter
 from engine.checkpoints.export_parts import parts_of, save_in_parts
 from engine.checkpoints.open_for_sampling import open_checkpoint
@@ -119,10 +120,10 @@ def adapters_alone(config: TrainConfig, form: str | None = None) -> Adapters | N
     adapters = config.train.parts
     if isinstance(adapters, Adapters):
         is_apart = (form or config.output.export_form) == "adapter"
-        if is_apart and config.model.init == "random" and config.model.start_from is None:
+        if is_apart and not stands_beside_source(config):
             raise RunError(
-                "The run's adapters stand beside random weights and fit no other model; export the "
-                "whole model."
+                "The run's adapters stand beside other weights than those of "
+                f"{config.model.source} and do not fit it; export the whole model."
             )
         return adapters if is_apart else None
     if form == "adapter":

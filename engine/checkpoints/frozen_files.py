@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -42,53 +44,116 @@ class Earlier:
     """It has these frozen files, as its manifest describes them."""
 
 
-class FrozenFiles:
-    """`FrozenFiles` are those of one checkpoint that is written."""
+@dataclass
+class _Written:
+    """`_Written` is what this process has written of one store. The lock is held meanwhile, so that
+    of two checkpoints that are written at the same time, the second finds the files of the first.
+    """
 
-    def __init__(self, store: HostStore, earlier: Iterable[Earlier]):
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    newest: Sequence[Earlier] = ()
+    """These files were written last. Their folder has one of two names."""
+
+
+_WRITTEN: WeakKeyDictionary[HostStore, _Written] = WeakKeyDictionary()
+_WRITTEN_LOCK = threading.Lock()
+_LOOK_SECONDS = 0.1
+"""Whoever waits for the files of another checkpoint looks so often whether it is given up."""
+
+
+class FrozenFiles:
+    """`FrozenFiles` are those of one checkpoint that is written under `root`, in a run's folder.
+    `find` returns the checkpoints of the run, those whose files are shared first.
+    """
+
+    def __init__(self, store: HostStore, root: Path, find: Callable[[], list[Earlier]]):
         self._store = store
-        self._earlier = list(earlier)
+        self._root = root
+        self._find = find
         self._layouts = [
             (index, layout)
             for index, layout in enumerate(store.layouts.values())
             if layout.high_numel > layout.numel
         ]
+        self._earlier = find() if self._layouts else []
+        with _WRITTEN_LOCK:
+            self._written = _WRITTEN.setdefault(store, _Written())
 
-    @property
+    @cached_property
     def new_bytes(self) -> int:
-        """Returns the bytes that are not on the disk yet."""
-        return sum(self._size(layout) for _, layout in self._layouts if self._found(layout) is None)
+        """The bytes that are not on the disk yet, or must be written again."""
+        sizes = {layout.unit: self._size(layout) for _, layout in self._layouts}
+        found = [found for _, layout in self._layouts for found in self._found(layout)]
+        if found and self._can_link(found[0][0]):
+            for _, entry in found:
+                sizes[entry["unit"]] = 0
+        return sum(sizes.values())
 
-    def write(self, folder: Path, meter: Meter) -> list[dict[str, Any]]:
-        """Links or writes the files, which are on the disk then, and returns their entries in the
-        manifest. Raises OSError, and what the callback of `meter` raises.
+    def write(self, folder: Path, finished: Path, meter: Meter) -> tuple[list[dict[str, Any]], int]:
+        """Links or writes the files, which are on the disk then, into `folder`, whose name will be
+        `finished`. Returns their entries in the manifest, and the bytes that were written. Raises
+        OSError, and what the callback of `meter` raises.
         """
-        put = partial(self._put, folder, meter)
-        tasks = [partial(put, index, layout) for index, layout in self._layouts]
-        return in_threads(tasks, meter)
+        if not self._layouts:
+            return [], 0
+        before = self.new_bytes
+        while not self._written.lock.acquire(timeout=_LOOK_SECONDS):
+            meter.add(0)
+        try:
+            folder_of_run, newest = self._root.parent, self._written.newest
+            newest = [each for each in newest if each.path.parent.parent == folder_of_run]
+            self._earlier = [*newest, *self._find()]
+            put = partial(self._put, folder, meter)
+            tasks = [partial(put, index, layout) for index, layout in self._layouts]
+            results = in_threads(tasks, meter)
+            entries, size = [entry for entry, _ in results], sum(count for _, count in results)
+            if size:
+                self._written.newest = Earlier(folder, entries), Earlier(finished, entries)
+        finally:
+            self._written.lock.release()
+        meter.add(max(0, before - size))  # what another checkpoint has written meanwhile
+        return entries, size
 
     def _size(self, layout: UnitLayout) -> int:
         begin, end = layout.frozen_range(self._store.dtype)
         return end - begin
 
-    def _found(self, layout: UnitLayout) -> tuple[Path, dict[str, Any]] | None:
-        """Returns an earlier file of a unit, with its entry."""
+    def _can_link(self, file: Path) -> bool:
+        """Tells whether the file system has links, by making one."""
+        trial = self._root.parent / f".{self._root.name}.link"
+        try:
+            trial.unlink(missing_ok=True)
+            os.link(file, trial)
+            trial.unlink()
+        except OSError:
+            return False
+        return True
+
+    def _found(self, layout: UnitLayout) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """Yields the earlier files of a unit that are there now, with their entries."""
         for earlier in self._earlier:
             for entry in earlier.files:
                 if entry["unit"] == layout.unit and entry["bytes"] == self._size(layout):
                     file = earlier.path / entry["file"]
-                    with contextlib.suppress(OSError):
-                        if file.stat().st_size == entry["bytes"]:
-                            return file, entry
+                    if _size_of(file) == entry["bytes"]:
+                        yield file, entry
+
+    def _linked(self, file: Path, layout: UnitLayout) -> dict[str, Any] | None:
+        """Links a unit's file to an earlier one, whose entry is returned; None if none can be."""
+        for earlier, entry in self._found(layout):
+            with contextlib.suppress(OSError):
+                os.link(earlier, file)
+                return {**entry, "file": file.name}
         return None
 
-    def _put(self, folder: Path, meter: Meter, index: int, layout: UnitLayout) -> dict[str, Any]:
+    def _put(
+        self, folder: Path, meter: Meter, index: int, layout: UnitLayout
+    ) -> tuple[dict[str, Any], int]:
+        """Links or writes the file of a unit. Returns its entry and the bytes that were written."""
         name = file_name(index, layout.unit, FROZEN)
-        found = self._found(layout)
-        if found is not None:
-            with contextlib.suppress(OSError):
-                os.link(found[0], folder / name)
-                return {**found[1], "file": name}
+        linked = self._linked(folder / name, layout)
+        if linked is not None:
+            return linked, 0
         begin, end = layout.frozen_range(self._store.dtype)
         checksums: list[str] = []
         file = PieceFile(folder / name)
@@ -102,7 +167,15 @@ class FrozenFiles:
             file.close()
         finally:
             file.abandon()
-        return {"unit": layout.unit, "file": name, "bytes": end - begin, "checksums": checksums}
+        size = end - begin
+        return {"unit": layout.unit, "file": name, "bytes": size, "checksums": checksums}, size
+
+
+def _size_of(file: Path) -> int | None:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return None
 
 
 def read_frozen(

@@ -6,10 +6,12 @@ import torch
 
 from engine.adapters.peft_folder import PeftFolder, is_peft_folder
 from engine.checkpoints.adapter_weights import initialise_adapters, load_adapters
-from engine.checkpoints.start_from import load_start, newest_weights
+from engine.checkpoints.earlier_run import EarlierRun, stands_beside_source
+from engine.checkpoints.start_from import load_start
 from engine.checkpoints.weights import initialise, load_pretrained
 from engine.config.adapters import Adapters
 from engine.config.settings import TrainConfig
+from engine.errors import ConfigError
 from engine.host.host_store import HostStore
 from engine.model.units import StreamedModel
 from engine.progress import Progress
@@ -19,12 +21,18 @@ def refuse_start(config: TrainConfig) -> None:
     """Raises ModelError where there is nothing at `model.start_from`, or an adapter that is not of
     these settings. Nothing is loaded.
     """
-    place = config.model.start_from or ""
+    place, parts = config.model.start_from or "", config.train.parts
+    adapters = parts if isinstance(parts, Adapters) else None
     if is_peft_folder(place):
-        parts = config.train.parts
-        PeftFolder.read(place).refuse_other(parts if isinstance(parts, Adapters) else None)
+        PeftFolder.read(place).refuse_other(adapters)
     else:
-        newest_weights(place)
+        EarlierRun.read(place).refuse_other(adapters)
+    if config.exports_adapter and not stands_beside_source(config):
+        raise ConfigError(
+            "output.export_form",
+            f"adapters beside the weights that model.start_from gives do not fit "
+            f"{config.model.source}; set it to model.",
+        )
 
 
 def needs_own_weights(config: TrainConfig) -> bool:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.config.settings import TrainConfig
+from engine.config.preference_settings import OBJECTIVE, PreferenceConfig
+from engine.config.settings import OptimConfig, TrainConfig
 
 HIGHEST_RATE, LOWEST_RATE = 2e-2, 1e-8
 """Language models are trained with peak rates between these: about 1e-6 to 1e-4 for large models,
@@ -14,6 +15,18 @@ up to 1e-2 for tiny ones from scratch.
 """
 LOW_FOR_ADAPTERS = 2e-5
 """Adapters are trained with about ten times the rates of whole models."""
+_OF_METHODS = {
+    "parts": ("part_names", "last_blocks"),
+    "lora": (
+        "lora_rank",
+        "lora_alpha",
+        "lora_dropout",
+        "lora_rslora",
+        "lora_targets",
+        "lora_save_modules",
+    ),
+}
+"""Only these methods of training read these settings."""
 MOST_PASSES, FEW_ROWS = 25, 1000
 """So many passes over fewer rows than this are doubted: models then learn rows by heart."""
 
@@ -29,8 +42,8 @@ class Doubt:
 
 def doubts(config: TrainConfig) -> tuple[Doubt, ...]:
     """Returns what is doubtful in the settings, in the order of a preset."""
-    found = []
     train, output = config.train, config.output
+    found = _of_another_method(train)
     rate, steps = train.learning_rate, train.steps
     if rate > HIGHEST_RATE:
         text = f"A learning rate of {rate:g} is far above those of 1e-6 to 1e-2 that are usual"
@@ -50,13 +63,40 @@ def doubts(config: TrainConfig) -> tuple[Doubt, ...]:
             "so the learning rate never falls again."
         )
         found.append(Doubt("train.warmup_steps", text))
+    if config.preference.beta != PreferenceConfig().beta and not config.preference.is_on:
+        text = (
+            f"preference.beta is {config.preference.beta:g} and changes nothing: {OBJECTIVE} is "
+            "sft, which learns from no preferences."
+        )
+        found.append(Doubt("preference.beta", text))
     if steps is not None and output.eval_every > steps:
         text = (
             f"An evaluation every {output.eval_every:,} steps comes only at the end of a run of "
             f"{steps:,}, so no best weights can be kept."
         )
         found.append(Doubt("output.eval_every", text))
+    if output.export_form == "adapter" and train.method != "lora":
+        text = (
+            f"output.export_form is adapter, but train.method is {train.method}: no adapters are "
+            "trained, and the whole model is exported."
+        )
+        found.append(Doubt("output.export_form", text))
     return tuple(found)
+
+
+def _of_another_method(train: OptimConfig) -> list[Doubt]:
+    """Returns a doubt for each setting of what is trained that `train.method` does not read."""
+    usual, found = OptimConfig(), []
+    for method, names in _OF_METHODS.items():
+        for name in names:
+            if method == train.method or getattr(train, name) == getattr(usual, name):
+                continue
+            text = (
+                f"train.{name} changes nothing: it is for the method {method}, and train.method is "
+                f"{train.method}."
+            )
+            found.append(Doubt(f"train.{name}", text))
+    return found
 
 
 def doubt_about_passes(passes: float, rows: int) -> str | None:

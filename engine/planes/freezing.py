@@ -4,7 +4,7 @@ No torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -23,10 +23,11 @@ def with_frozen(
     Raises ConfigError where the model lacks what `parts` names.
     """
     trained = _named(layouts, aliases, parts.names) | _in_last_blocks(layouts, parts.last_blocks)
-    return [_with_frozen(layout, trained) for layout in layouts]
+    return [frozen_but(layout, trained) for layout in layouts]
 
 
-def _with_frozen(layout: UnitLayout, trained: set[str]) -> UnitLayout:
+def frozen_but(layout: UnitLayout, trained: Collection[str]) -> UnitLayout:
+    """Returns the layout in which all parameters are frozen but those of these full names."""
     specs = [replace(spec, frozen=spec.full_name not in trained) for spec in layout.parameters]
     return lay_out(layout.unit, specs)
 

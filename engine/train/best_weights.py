@@ -113,7 +113,8 @@ class BestWeights:
             for what, size in self._others.items()
             if size and not (is_last and what == "a checkpoint")
         }
-        needed, free = contents.needed_bytes(), disk_free(self._session.folder.path)
+        needed = contents.needed_bytes(self._root)
+        free = disk_free(self._session.folder.path)
         if free >= needed + sum(others.values()):
             return True
         beside = f" beside {' and '.join(others)}" if others else ""

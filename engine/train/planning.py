@@ -13,7 +13,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
@@ -23,6 +22,7 @@ from engine.config.settings import TrainConfig
 from engine.data.length_groups import padded_length
 from engine.data.loader import PreparedData
 from engine.errors import FitError, GpuMemoryError
+from engine.files import bytes_in
 from engine.fit.choose import choose
 from engine.fit.cost import MicroBatch, largest_product
 from engine.fit.job import Job, Target, numbers_of_ranks, spans_of
@@ -301,11 +301,11 @@ def _machine_for(folder: RunFolder, checkpoint_bytes: int) -> Machine:
     `checkpoint_bytes`, so one that takes more is free only so far.
     """
     machine = read_machine(folder.path)
-    left_behind = _bytes_under(folder.export_path)
-    left_behind += _bytes_under(folder.checkpoints_path)
-    left_behind += _bytes_under(folder.best_path)
+    left_behind = bytes_in(folder.export_path)
+    left_behind += bytes_in(folder.checkpoints_path)
+    left_behind += bytes_in(folder.best_path)
     for path in folders_by_step(folder.checkpoints_path).values():
-        left_behind -= max(0, _bytes_under(path) - checkpoint_bytes)
+        left_behind -= max(0, bytes_in(path) - checkpoint_bytes)
     return replace(
         machine,
         ram_available=machine.ram_available + private_memory(),
@@ -396,11 +396,3 @@ def _resident(device: str) -> Resident:
     now = sample_host_memory()[0]
     grown = max(0, now - _first_resident[device])
     return Resident(now, max(0, RUNTIME_GROWTH_BYTES[device] - grown))
-
-
-def _bytes_under(folder: Path) -> int:
-    """Returns the bytes of the files in a folder. Of one that others share (a hard link) it is a
-    share.
-    """
-    files = [path.stat() for path in folder.rglob("*") if path.is_file()]
-    return sum(file.st_size // file.st_nlink for file in files)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.files import write_whole
+from engine.files import bytes_in, write_whole
 from engine.runs.folder import create_run
 from tests.support.run_folders import CONFIG, named
 
@@ -81,3 +81,16 @@ def test_a_refusal_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypat
 def test_the_longest_name_that_a_folder_takes(tmp_path):
     write_whole(tmp_path / ("ü" * 127), b"content")
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"content"]
+
+
+def test_a_file_with_several_names_takes_its_bytes_once(tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    for folder in (run / "step-1", run / "step-2", other):
+        folder.mkdir(parents=True)
+    (run / "step-1" / "weights").write_bytes(bytes(3000))
+    (run / "step-2" / "moments").write_bytes(bytes(700))
+    os.link(run / "step-1" / "weights", run / "step-2" / "weights")
+    os.symlink(run / "step-1", run / "newest")
+    assert bytes_in(run) == 3700 + (run / "newest").lstat().st_size
+    assert bytes_in(run / "step-1") == 1500 and bytes_in(run / "step-2") == 2200
+    assert bytes_in(other) == bytes_in(tmp_path / "none") == 0

@@ -5,6 +5,7 @@ read them.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,61 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path, first):
             for spec in unit.layout.parameters:
                 assert torch.equal(found[spec.full_name], opened.store.master(unit.name, spec.name))
     assert any(name.endswith("lora_A.weight") for name in found)
+
+
+def alone(run, folder) -> None:
+    """Exports the adapters of a run alone."""
+    export_run(run.folder.path.parent, run.folder.id, folder, ExportChoice(form="adapter"))
+
+
+@pytest.mark.parametrize("case", ["full", "other modules", "random"])
+def test_adapters_on_another_base_are_not_exported_alone(tmp_path, case):
+    first = {"full": {"train.method": "full"}, "random": {"model.init": "random"}}
+    run = train(tmp_path, "first", **first.get(case, {"train.lora_save_modules": ["norm"]}))
+    start = {"model.start_from": str(run.folder.path), "train.steps": 1}
+    then = start_run(
+        make_config(tmp_path, **LORA | start | {"output.export_form": "adapter"}), tmp_path / "then"
+    )
+    ended = execute(then)
+    assert ended.state == "failed" and not then.folder.checkpoints_path.exists()
+    assert "output.export_form: adapters beside the weights that model.start_from" in ended.reason
+    whole = train(tmp_path, "whole", **start)
+    with pytest.raises(RunError, match="stand beside other weights than those of"):
+        alone(whole, tmp_path / "out")
+
+
+def test_an_adapter_beside_random_weights_is_not_exported_alone(tmp_path, exported):
+    start = {"model.start_from": str(exported), "model.init": "random", "train.steps": 1}
+    run = train(tmp_path, "runs", **start)
+    with pytest.raises(RunError, match="stand beside other weights than those of"):
+        alone(run, tmp_path / "out")
+
+
+def test_adapters_of_an_earlier_run_on_the_same_base_are_exported_alone(tmp_path, exported):
+    first = train(tmp_path, "first", **{"model.start_from": str(exported), "train.steps": 1})
+    start = {"model.start_from": str(first.folder.path), "model.init": "random", "train.steps": 1}
+    values = {"output.export": True, "output.export_form": "adapter"}
+    run = train(tmp_path, "then", **start | values)
+    assert (run.folder.export_path / "adapter_model.safetensors").is_file()
+    plain = train(tmp_path, "plain", **start)
+    shutil.rmtree(first.folder.path)
+    alone(run, tmp_path / "out")  # what its adapters stand beside was known as it began
+    with pytest.raises(RunError, match="stand beside other weights than those of"):
+        alone(plain, tmp_path / "other")
+
+
+@pytest.mark.parametrize("place", ["checkpoints", "best"])
+def test_adapters_of_an_earlier_run_keep_what_they_mean(tmp_path, place):
+    values = {"output.keep_best": "loss", "output.eval_every": 2} if place == "best" else {}
+    run = train(tmp_path, "first", **values)
+    for name, value, words in (
+        ("lora_alpha", 5.0, "lora_alpha 32.0, and here it is 5.0; set train.lora_alpha to 32.0"),
+        ("lora_rslora", True, "lora_rslora false, and here it is true"),
+        ("lora_rank", 8, "lora_rank 4, and here it is 8"),
+    ):
+        start = {"model.start_from": str(run.folder.path / place), f"train.{name}": value}
+        ended = execute(start_run(make_config(tmp_path, **LORA | start), tmp_path / "then"))
+        assert ended.state == "failed" and words in ended.reason
 
 
 def test_a_whole_run_does_not_start_from_adapters(tmp_path):

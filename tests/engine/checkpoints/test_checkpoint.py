@@ -125,7 +125,7 @@ def test_the_room_that_is_asked_for_holds_the_checksums(tmp_path, new_store, mon
     info = write_checkpoint(tmp_path, 1, contents, keep=1)
     manifest = (info.path / "manifest.json").stat().st_size
     assert manifest > 50_000
-    assert info.bytes <= contents.needed_bytes() < 1.5 * info.bytes
+    assert info.bytes <= contents.needed_bytes(tmp_path) < 1.5 * info.bytes
 
 
 def test_state_must_be_json(tmp_path, new_store):

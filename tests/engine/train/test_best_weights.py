@@ -179,7 +179,7 @@ def test_weights_that_the_disk_refuses_leave_those_before_them(tmp_path, monkeyp
 
 def test_a_disk_without_room_costs_the_best_weights_and_not_the_run(tmp_path, monkeypatch):
     """There is room for them, but then none for the checkpoint at the end and the export."""
-    monkeypatch.setattr(checkpoint.Contents, "needed_bytes", lambda _: 1000)
+    monkeypatch.setattr(checkpoint.Contents, "needed_bytes", lambda *_: 1000)
     monkeypatch.setattr(best_weights, "disk_free", lambda _: 1001)
     run = started(tmp_path, **{"output.export": True})
     assert execute(run).state == "finished"

@@ -5,6 +5,7 @@ the machine's limits.
 from __future__ import annotations
 
 import math
+from time import perf_counter
 
 import pytest
 
@@ -22,10 +23,11 @@ from engine.runs.events import (
 from engine.runs.following import replay
 from engine.runs.snapshot import RunSnapshot
 from engine.runtime.streaming_engine import StreamingEngine
-from engine.train import observe
+from engine.train import observe, submit_steps
 from engine.train.observe import data_wait
 from engine.train.run import start_run
 from tests.support.folders import make_config
+from tests.support.made_pairs import marked_config
 from tests.support.planned_steps import op_on
 from tests.support.trained_runs import events_of
 
@@ -43,6 +45,28 @@ def test_rows_are_waited_for_only_while_compute_has_nothing_else():
     assert data_wait(after, before, 1, 4) == 0  # COMPUTE was busy
     assert data_wait(after, before, 7, 12) == 3  # until this one begins
     assert data_wait(after, None, 4, 7) == data_wait([], before, 4, 7) == 0
+
+
+def test_the_pass_over_strangers_is_no_wait_for_rows(tmp_path, monkeypatch):
+    """Before each step of KTO, the engine is drained and computes. Rows are there by then."""
+    times = []
+    divergence, submitted = submit_steps.with_divergence, observe.Observer.submitted
+
+    def with_divergence(*arguments):
+        times.append([perf_counter()])
+        return divergence(*arguments)
+
+    def noting(observer, step, micro, began, ended):
+        times[-1] += [began, ended]
+        submitted(observer, step, micro, began, ended)
+
+    monkeypatch.setattr(submit_steps, "with_divergence", with_divergence)
+    monkeypatch.setattr(observe.Observer, "submitted", noting)
+    own = {"preference.objective": "kto", "train.steps": 3}
+    run = start_run(marked_config(tmp_path, **own), tmp_path / "runs")
+    assert run.execute().state == "finished"
+    assert len(times) == 3
+    assert all(began <= ended <= at for at, began, ended in times)
 
 
 def test_the_record_has_norms_of_units_in_sampled_steps(tmp_path):
