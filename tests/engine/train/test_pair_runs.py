@@ -197,6 +197,12 @@ BAD_MARKS = {
         [ANSWER | {"label": True}, ANSWER | {"label": None}],
         "write true for a good answer",
     ),
+    "texts": ([{"text": "one two", "label": True}] * 4, "no questions with answers"),
+    "segments": (
+        [{"segments": [{"text": "one", "label": True}], "label": True}] * 4,
+        "no questions with answers",
+    ),
+    "tokens": ([{"input_ids": [1, 2, 3], "label": True}] * 4, "no questions with answers"),
 }
 
 
