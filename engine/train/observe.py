@@ -89,16 +89,18 @@ class Observer:
         if prepared.crew is not None:
             prepared.crew.sample(self._is_sampled)
 
-    def submitted(self, step: int, micro: Sequence[MicroBatch], began: float) -> None:
+    def submitted(
+        self, step: int, micro: Sequence[MicroBatch], began: float, ended: float
+    ) -> None:
         """Registers a step that starts now.
 
-        Its rows were assembled from `began` on, a time of `time.perf_counter`.
+        Its rows were assembled from `began` to `ended`, times of `time.perf_counter`.
         """
         self._submitted[step] = _Submitted(
             tokens=sum(batch.tokens for batch in micro),
             loss_tokens=sum(batch.loss_tokens for batch in micro),
             began=began,
-            ended=time.perf_counter(),
+            ended=ended,
             pairs=[batch.pairs for batch in micro if batch.pairs is not None],
         )
 
