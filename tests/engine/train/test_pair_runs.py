@@ -271,6 +271,8 @@ def test_wrong_settings_are_told_in_one_sentence(tmp_path, capsys, bad):
 def test_what_is_for_other_runs_is_refused(tmp_path, capsys):
     several = "engine.gpus: 2 GPUs cannot learn from preferences together; set engine.gpus to 1 "
     refuse(tmp_path, capsys, several, **{"engine.gpus": 2})
+    adapters = {"train.method": "lora", "train.lora_dropout": 0.1}
+    refuse(tmp_path, capsys, "train.lora_dropout: 0.1 is given, but preferences", **adapters)
     for name in ("train.label_smoothing", "train.neftune_alpha"):
         refuse(tmp_path, capsys, f"{name}: 0.5 is given", **{name: 0.5})
     refuse(tmp_path, capsys, "data.train_on: preferences are", **{"data.train_on": "all"})
