@@ -9,6 +9,9 @@ import time
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from engine.runs.events import (
     DataPrepared,
@@ -166,11 +169,17 @@ def test_the_extra_pass_of_kto_is_no_wait_for_data(tmp_path, monkeypatch):
 
 
 def test_parts_of_a_model_learn_from_pairs(tmp_path):
-    own = {"train.method": "parts", "train.last_blocks": 1}
+    own = {"train.method": "parts", "train.last_blocks": 1, "output.export": True}
     run = train(tmp_path, "runs", **own)
     assert events_of(run, StepFinished)[-1].preference["rewards/margins"] > 0
-    written = files_of(run)[8]
-    assert written
+    exported = load_file(run.folder.export_path / "model.safetensors")
+    source = run.folder.config.model.source
+    plain = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    before = {name: each.detach() for name, each in plain.named_parameters()}
+    assert exported.keys() == before.keys()
+    changed = {name for name in before if not torch.equal(exported[name], before[name])}
+    last = f"model.layers.{plain.config.num_hidden_layers - 1}."
+    assert changed == {name for name in before if name.startswith(last)}
 
 
 WITHOUT = {"prompt": "say after one", "chosen": "two"}
