@@ -89,9 +89,7 @@ class Observer:
         if prepared.crew is not None:
             prepared.crew.sample(self._is_sampled)
 
-    def submitted(
-        self, step: int, micro: Sequence[MicroBatch], began: float, ended: float
-    ) -> None:
+    def submitted(self, step: int, micro: Sequence[MicroBatch], began: float, ended: float) -> None:
         """Registers a step that starts now.
 
         Its rows were assembled from `began` to `ended`, times of `time.perf_counter`.
