@@ -25,6 +25,7 @@ from engine.train.observe import Observer
 from engine.train.references import FILE
 from engine.train.run import resume_run, start_run
 from tests.support.failing import command
+from tests.support.folders import make_model
 from tests.support.made_pairs import made_pairs, marked_config, pair_config, write_rows
 from tests.support.trained_runs import events_of, execute, files_of
 
@@ -180,6 +181,20 @@ def test_parts_of_a_model_learn_from_pairs(tmp_path):
     changed = {name for name in before if not torch.equal(exported[name], before[name])}
     last = f"model.layers.{plain.config.num_hidden_layers - 1}."
     assert changed == {name for name in before if name.startswith(last)}
+
+
+def test_the_loss_of_routers_is_added_where_the_model_asks_for_it(tmp_path):
+    found = []
+    for asked in (True, False):
+        folder = tmp_path / str(asked)
+        changes = {"output_router_logits": asked, "router_aux_loss_coef": 0.3}
+        make_model(folder / "model", "qwen3_moe", **changes)
+        run = train(folder, "runs", **{"train.steps": 1, "train.micro_batch_size": 4})
+        found.append(events_of(run, StepFinished)[0])
+    balanced, plain = found
+    assert plain.loss == pytest.approx(np.log(2), abs=1e-5)
+    assert balanced.loss > plain.loss + 0.1
+    assert balanced.preference == plain.preference
 
 
 WITHOUT = {"prompt": "say after one", "chosen": "two"}
