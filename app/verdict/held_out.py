@@ -31,7 +31,7 @@ FEWEST_ROWS = 8
 """The standard error is taken from the rows if there are at least this many."""
 TOKEN_SPREAD = 1.0
 """Without the losses of rows, the change of a token's loss is taken to spread by this much (nats)
-over the tokens.
+over the tokens; so is that of a pair, or of an answer with a mark, over these.
 """
 TRAIN_STEPS = 20
 """The training loss at an evaluation is the median of this many steps before it."""
@@ -51,8 +51,10 @@ class HeldOut:
     """`steps[evaluations]` are those after which the same rows were evaluated."""
     losses: np.ndarray
     """`losses[evaluations]` are the losses of these."""
-    tokens: int
-    """The rows have this many trained tokens."""
+    counted: int
+    """The loss is a mean over this many trained tokens or, of preferences, over so many rows."""
+    is_of_preferences: bool
+    """The loss is that of pairs, or of answers with marks."""
     place: int
     """The best evaluation has this index."""
     margins: np.ndarray
@@ -84,7 +86,7 @@ class HeldOut:
     @property
     def has_improved(self) -> bool:
         """Returns whether the best value is below the first one by more than 1 % and the noise."""
-        least = max(0.01 * abs(self.first), ERRORS * TOKEN_SPREAD / math.sqrt(self.tokens))
+        least = max(0.01 * abs(self.first), ERRORS * TOKEN_SPREAD / math.sqrt(self.counted))
         return self.first - self.best > least
 
     def rises(self, since: int) -> bool:
@@ -106,8 +108,10 @@ def held_out(snapshot: RunSnapshot) -> HeldOut | None:
     steps, losses = np.array(table.step)[same], np.array(table.loss)[same]
     place = int(np.argmin(losses))
     best = float(losses[place])
-    tokens = max(1, int(counts[-1]))
-    errors = np.full(len(losses), TOKEN_SPREAD / math.sqrt(tokens))
+    # A pair has one loss, however many tokens it has.
+    preferred = bool(table.preference)
+    counted = max(1, _rows(snapshot) if preferred else int(counts[-1]))
+    errors = np.full(len(losses), TOKEN_SPREAD / math.sqrt(counted))
     paired = []
     for late in range(max(0, len(losses) - LAST_EVALS), len(losses)):
         error = paired_error(rows_of(snapshot, steps[place]), rows_of(snapshot, steps[late]))
@@ -118,7 +122,14 @@ def held_out(snapshot: RunSnapshot) -> HeldOut | None:
     after = losses[place:] if len(losses) - place > LAST_EVALS else losses
     least = max(RISE_SHARE * abs(best), RISE, ERRORS * noise(after))
     margins = np.maximum(least, ERRORS * errors)
-    return HeldOut(steps, losses, tokens, place, margins, len(paired) == LAST_EVALS)
+    is_paired = len(paired) == LAST_EVALS
+    return HeldOut(steps, losses, counted, preferred, place, margins, is_paired)
+
+
+def _rows(snapshot: RunSnapshot) -> int:
+    """Returns how many rows are held out, or 0 if the record does not say."""
+    rows = snapshot.data.get("eval_rows")
+    return rows if isinstance(rows, int) else 0
 
 
 def rows_of(snapshot: RunSnapshot, step: int) -> RowLosses | None:
@@ -170,7 +181,8 @@ def of_held_out(went: HeldOut | None, losses: Losses) -> Finding | None:
             "A lower learning rate is the first thing to try.",
             f"{evidence}, and the training loss is higher than it was then.",
         )
-    by = "counted row by row" if went.is_paired else "estimated from the number of their tokens"
+    of = "rows" if went.is_of_preferences else "tokens"
+    by = "counted row by row" if went.is_paired else f"estimated from the number of their {of}"
     rises = f"eld-out loss rises while the training loss falls: {numbers}."
     return Finding(
         "overfitting" if went.is_paired else "possibly overfitting",

@@ -4,6 +4,9 @@ the chosen answer has the larger one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from app.view.axes import Axis, Line, curve, figure, places, two_rows
@@ -31,24 +34,33 @@ def preference_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     if not steps.preference and not evals.preference:
         return figure([], axis, rows, "No pairs are learned from.") | {"is_absent": True}
     x, held = places(snapshot, steps, axis), places(snapshot, evals, axis)
-    window = smoothing_window(len(steps))
     data = []
     for name, words, colour in _CURVES:
         if name in steps.preference:
-            values = np.asarray(steps.preference[name], dtype=float)
-            data.append(curve(words, *downsample(x, smooth(values, window)), Line(colour)))
+            data.append(_smoothed(words, x, steps.preference[name], Line(colour)))
     if MARGIN in evals.preference:
         values = np.asarray(evals.preference[MARGIN], dtype=float)
         data.append(curve("margin, held out", held, values, Line(ORANGE, markers=True)))
     if ACCURACY in steps.preference:
-        values = 100 * np.asarray(steps.preference[ACCURACY], dtype=float)
-        each = downsample(x, smooth(values, window))
-        data.append(curve("chosen ahead", *each, Line(VIOLET, row=2)))
+        shares = 100 * np.asarray(steps.preference[ACCURACY], dtype=float)
+        data.append(_smoothed("chosen ahead", x, shares, Line(VIOLET, row=2)))
     if ACCURACY in evals.preference:
         values = 100 * np.asarray(evals.preference[ACCURACY], dtype=float)
         data.append(curve("ahead, held out", held, values, Line(ORANGE, row=2, markers=True)))
     rows["yaxis2"] |= {"range": [0, 105], "autorange": False}
     return figure(data, axis, rows)
+
+
+def _smoothed(
+    name: str, x: np.ndarray, values: Sequence[float] | np.ndarray, line: Line
+) -> dict[str, Any]:
+    """Returns the moving mean of values[n] over x[n] as a trace. Values that are no finite number
+    are left out: a step of KTO may have no good or no bad answers.
+    """
+    each = np.asarray(values, dtype=float)
+    known = np.isfinite(each)
+    mean = smooth(each[known], smoothing_window(len(each[known])))
+    return curve(name, *downsample(x[known], mean), line)
 
 
 def preference_words(snapshot: RunSnapshot) -> str:
@@ -61,7 +73,9 @@ def preference_words(snapshot: RunSnapshot) -> str:
     )
     for table, of in tables:
         margins, shares = (table.preference.get(name) for name in (MARGIN, ACCURACY))
-        if margins:
-            ahead = f", chosen ahead in {in_share(shares[-1])}" if shares else ""
-            return f"{of}margin {in_digits(margins[-1])}{ahead} at step {table.step[-1]:,}"
+        known = np.flatnonzero(np.isfinite(np.asarray(margins or (), dtype=float)))
+        if margins and len(known):
+            at = int(known[-1])
+            ahead = f", chosen ahead in {in_share(shares[at])}" if shares else ""
+            return f"{of}margin {in_digits(margins[at])}{ahead} at step {table.step[at]:,}"
     return ""

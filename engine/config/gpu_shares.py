@@ -7,6 +7,8 @@ from typing import Literal
 from engine.errors import ConfigError
 
 Whole = int | Literal["auto"]
+ONE_GPU = "engine.gpus to 1 (under torchrun, start one process)"
+"""A person sets this so that one GPU computes. torchrun sets engine.gpus itself."""
 
 
 def check_shares(gpus: Whole, rows: int, size: Whole, disk: str | None) -> None:
@@ -31,5 +33,5 @@ def check_shares(gpus: Whole, rows: int, size: Whole, disk: str | None) -> None:
         raise ConfigError(
             "engine.disk",
             f"nothing can be on the disk where {gpus} GPUs compute; set engine.disk to "
-            "null, or engine.gpus to 1.",
+            f"null, or {ONE_GPU}.",
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.config.data_settings import DataConfig, Reading
+from engine.config.gpu_shares import ONE_GPU
 from engine.config.regularisation import Regularisation
 from engine.errors import ConfigError
 
@@ -104,7 +105,7 @@ class PreferenceConfig:
         if gpus not in (1, "auto"):
             raise ConfigError(
                 "engine.gpus",
-                f"{gpus} GPUs cannot learn from preferences together; set engine.gpus to 1, or "
+                f"{gpus} GPUs cannot learn from preferences together; set {ONE_GPU}, or "
                 f"{OBJECTIVE} to sft.",
             )
         for name, value in vars(regularised).items():

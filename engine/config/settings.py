@@ -376,6 +376,12 @@ class TrainConfig:
         self.data.check()
         self.train.check()
         self.preference.check(self.engine.gpus, self.data.train_on, self.train.regularisation)
+        if self.preference.is_on and self.train.method == "lora" and self.train.lora_dropout:
+            raise ConfigError(
+                "train.lora_dropout",
+                f"{self.train.lora_dropout} is given, but preferences are learned without dropout; "
+                "set it to 0, or preference.objective to sft.",
+            )
         self.engine.check()
         self.output.check()
         rows, size = self.train.batch_size, self.train.micro_batch_size

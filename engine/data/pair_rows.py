@@ -120,6 +120,10 @@ class MarkedRows(RowSet):
         self.strangers = _Strangers(self)
 
     @property
+    def told_references(self) -> tuple[np.ndarray, ...]:
+        return (self._documents.references,)  # the marks
+
+    @property
     def lacks_references(self) -> bool:
         """Returns whether answers have nothing that they are compared with."""
         return bool(np.isnan(self.references).any())

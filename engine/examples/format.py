@@ -46,6 +46,8 @@ class Format:
     """
     pair_note: str = ""
     """A person must know this where both answers are read, in place of `note`."""
+    has_answers: bool = True
+    """Its rows are questions with answers, which a column may mark as good or bad."""
     is_fixed: bool = False
     """Its columns cannot be chosen by a person: each has one name."""
 

@@ -133,10 +133,12 @@ def map_columns(
     if not fitting:
         raise _no_format(wanted, names, named, source)
     name, found = fitting[0]
+    made = FORMATS[name]
+    if reads == "labels" and not made.has_answers:
+        raise _no_answers(name, names, source)
     label = label_of(names, found, source.name) if reads == "labels" else None
     if name in WITH_ANSWERS and label is None:
         refuse_marked(rows, found.values(), source.name)
-    made = FORMATS[name]
     if pairs and made.read_pair is None:
         raise _no_pairs(name, names, source)
     used = {*found.values(), label}
@@ -156,6 +158,15 @@ def _no_pairs(name: str, names: dict[str, Any], source: Source) -> DataError:
         f"{source.name} has no pairs of answers: its columns {listed(names)} are read as {name}; "
         "give rows with the columns prompt, chosen and rejected, or set preference.objective to "
         "sft."
+    )
+
+
+def _no_answers(name: str, names: dict[str, Any], source: Source) -> DataError:
+    """Returns the error for rows without answers where marks of answers are learned from."""
+    return DataError(
+        f"{source.name} has no questions with answers, which marks are for: its columns "
+        f"{listed(names)} are read as {name}; give rows with the columns prompt, completion and "
+        "label, or set preference.objective to sft."
     )
 
 

@@ -21,6 +21,7 @@ def _read_text(parts: Parts) -> Example | None:
 
 TEXT = Format(
     name="text",
+    has_answers=False,
     required={"text": ("text", "content")},
     read=_read_text,
     looks_like=lambda first: is_text(first["text"]),
@@ -52,6 +53,7 @@ def _read_segments(parts: Parts) -> Example | None:
 
 SEGMENTS = Format(
     name="segments",
+    has_answers=False,
     required={"segments": ("segments",)},
     read=_read_segments,
     looks_like=lambda first: _first_has(first["segments"], {"text", "label"}),
@@ -148,6 +150,7 @@ def _numbers(parts: Parts, part: str) -> list[int]:
 
 TOKENS = Format(
     name="tokens",
+    has_answers=False,
     required={"input_ids": ("input_ids",)},
     optional={
         "labels": ("labels",),

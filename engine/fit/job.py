@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.config.gpu_shares import ONE_GPU
 from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
 from engine.machine.rates import Rates
@@ -223,4 +224,4 @@ def _refuse_one_gpu_s(job: Job) -> None:
 
 def _alone(job: Job) -> str:
     """Returns what a person must do so that one GPU computes."""
-    return "set engine.gpus to 1" if job.hosts == 1 else "start one process on one host"
+    return f"set {ONE_GPU}" if job.hosts == 1 else "start one process on one host"

@@ -5,6 +5,7 @@ from the run. Folders of this machine are named by their last part alone.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from typing import Any
 
 import yaml
 
+from engine.adapters.peft_folder import is_peft_folder
 from engine.config.settings import TrainConfig
 from engine.paths import resolve_source
+from engine.runs.event_tables import EvalTable
 from engine.runs.snapshot import RunSnapshot
 from engine.summaries.benchmark_results import BenchmarkResult
 from engine.words import counted
@@ -40,8 +43,43 @@ _SHOWN = (
     "train.seed",
 )
 """The card lists these settings."""
-_OF_ADAPTERS = ("train.lora_rank", "train.lora_alpha", "train.lora_dropout", "train.lora_targets")
+_OF_ADAPTERS = (
+    "train.lora_rank",
+    "train.lora_alpha",
+    "train.lora_rslora",
+    "train.lora_dropout",
+    "train.lora_targets",
+    "train.lora_save_modules",
+)
 """It also lists these of a run that trained adapters."""
+_OF_PREFERENCES = {
+    "sft": (),
+    "dpo": (
+        "preference.objective",
+        "preference.beta",
+        "preference.loss",
+        "preference.label_smoothing",
+        "preference.sft_weight",
+    ),
+    "orpo": ("preference.objective", "preference.beta"),
+    "kto": (
+        "preference.objective",
+        "preference.beta",
+        "preference.desirable_weight",
+        "preference.undesirable_weight",
+    ),
+}
+"""It also lists these of a run with that objective."""
+_LEARNED_FROM = {
+    "dpo": "pairs of a chosen and a rejected answer (DPO)",
+    "orpo": "pairs of a chosen and a rejected answer (ORPO)",
+    "kto": "answers that are marked as good or bad (KTO)",
+}
+_REWARDS = (
+    ("rewards/margins", "Mean margin of the rewards", "{:.4f}"),
+    ("rewards/accuracies", "Pairs with the chosen answer ahead", "{:.1%}"),
+)
+"""The results have these figures of preferences, under these names."""
 _BENCHMARKS = "## Benchmarks"
 _LOADING = """## How to load it
 
@@ -89,7 +127,7 @@ def model_card(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -
         _front(config, exported.is_adapter),
         f"# {name}",
         _origin(config, snapshot, exported),
-        _results(snapshot, exported.step),
+        _results(snapshot, exported.step, config.preference.objective),
         _benchmarks(exported.benchmarks),
         _data(config, snapshot),
         _settings(config, snapshot),
@@ -113,10 +151,12 @@ def _front(config: TrainConfig, is_adapter: bool) -> str:
 
 def _origin(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -> str:
     base = f"`{_shown(config.model.source)}`"
-    if config.model.init == "random":
-        begun = f"from random weights, with the architecture of {base}"
-    elif config.model.start_from is not None:
+    place = config.model.start_from
+    has_adapter = place is not None and is_peft_folder(place)
+    if place is not None and not has_adapter:
         begun = f"from the weights of an earlier run on {base}"
+    elif config.model.init == "random":
+        begun = f"from random weights, with the architecture of {base}"
     else:
         begun = f"from {base}"
     size = f"{snapshot.parameters:,} parameters, " if snapshot.parameters else ""
@@ -124,41 +164,57 @@ def _origin(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -> s
     if snapshot.trained_parameters is not None:
         what = f"{snapshot.trained_parameters:,} of the weights were"
         if config.train.method == "lora":
-            what = f"Adapters of {snapshot.trained_parameters:,} weights were"
+            before = ", which began as those of an earlier adapter," if has_adapter else ""
+            what = f"Adapters of {snapshot.trained_parameters:,} weights{before} were"
             is_apart = "which is not part of this folder"
             begun += f", {is_apart}" if exported.is_adapter else ", and merged into it"
         else:
             begun += ", and the others are those from before"
+    learned = ""
+    if config.preference.is_on:
+        learned = f"They learned from {_LEARNED_FROM[config.preference.objective]}. "
     return (
         f"{what} trained {begun}, with Ramstream "
-        f"{snapshot.program_version}. These are the weights after step {exported.step:,} of "
-        f"{snapshot.total_steps:,}: {size}written in {exported.dtype}. The licence of the base "
-        "model goes on to apply."
+        f"{snapshot.program_version}. {learned}These are the weights after step "
+        f"{exported.step:,} of {snapshot.total_steps:,}: {size}written in "
+        f"{exported.dtype}. The licence of the base model goes on to apply."
     )
 
 
-def _results(snapshot: RunSnapshot, step: int) -> str:
+def _results(snapshot: RunSnapshot, step: int, objective: str) -> str:
     rows = []
+    of = "" if objective == "sft" else f" ({objective.upper()})"
     evals = snapshot.evals
     losses = dict(zip(evals.step, evals.loss))
     if losses:
         first = min(losses)
         since = "before training" if not first else f"at step {first:,}"
-        rows.append((f"Held-out loss {since}", f"{losses[first]:.4f}"))
+        rows.append((f"Held-out loss{of} {since}", f"{losses[first]:.4f}"))
         if step in losses and step != first:
-            rows.append(("Held-out loss of these weights", f"{losses[step]:.4f}"))
+            rows.append((f"Held-out loss{of} of these weights", f"{losses[step]:.4f}"))
     if snapshot.best is not None:
-        rows.append(
-            ("Lowest held-out loss", f"{snapshot.best.loss:.4f}, at step {snapshot.best.step:,}")
-        )
+        best = f"{snapshot.best.loss:.4f}, at step {snapshot.best.step:,}"
+        rows.append((f"Lowest held-out loss{of}", best))
+    rows += _rewards(evals, step)
     for match in snapshot.exact_matches:
         if match.total and match.step in (0, step):
             whose = "of these weights" if match.step == step else "before training"
             share = f"{match.correct:,} of {match.total:,}"
             rows.append((f"Answered exactly as expected, {whose}", share))
     if snapshot.steps.step:
-        rows.append(("Training loss of the last step", f"{snapshot.steps.loss[-1]:.4f}"))
+        rows.append((f"Training loss{of} of the last step", f"{snapshot.steps.loss[-1]:.4f}"))
     return _table("Results", rows)
+
+
+def _rewards(evals: EvalTable, step: int) -> list[tuple[str, str]]:
+    """Returns the rows for the rewards of held-out answers, if the weights of `step` have any."""
+    rows = []
+    places = [place for place, at in enumerate(evals.step) if at == step]
+    for name, words, form in _REWARDS if places else ():
+        values = evals.preference.get(name)
+        if values and math.isfinite(values[places[-1]]):
+            rows.append((f"{words}, held out, of these weights", form.format(values[places[-1]])))
+    return rows
 
 
 def _benchmarks(results: Sequence[BenchmarkResult]) -> str:
@@ -216,9 +272,12 @@ def _data(config: TrainConfig, snapshot: RunSnapshot) -> str:
 def _settings(config: TrainConfig, snapshot: RunSnapshot) -> str:
     tree = config.to_dict()
     rows = [("Steps", f"{counted(snapshot.step, 'step')} of {snapshot.total_steps:,}")]
-    for dotted in (*_SHOWN, *(_OF_ADAPTERS if config.train.method == "lora" else ())):
+    adapters = _OF_ADAPTERS if config.train.method == "lora" else ()
+    for dotted in (*_SHOWN, *adapters, *_OF_PREFERENCES[config.preference.objective]):
         section, _, name = dotted.partition(".")
-        rows.append((f"`{dotted}`", str(tree[section][name])))
+        value = tree[section][name]
+        text = ", ".join(value) or "none" if isinstance(value, list | tuple) else str(value)
+        rows.append((f"`{dotted}`", text))
     if snapshot.device_name:
         rows.append(("Device", snapshot.device_name))
     return _table("Training", rows)

@@ -152,7 +152,7 @@ class Steps:
             step,
             self._pad_up_to,
         )
-        ended = time.perf_counter()
+        ended = time.perf_counter()  # before the extra pass of KTO, which is no wait for data
         micro_batches = with_divergence(prepared, micro_batches, step, self._watch.check)
         self._observer.submitted(step, micro_batches, began, ended)
         prepared.engine.train_step(

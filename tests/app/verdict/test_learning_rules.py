@@ -12,7 +12,13 @@ from app.verdict.divergence import divergence, of_divergence, of_spikes, spikes
 from app.verdict.held_out import held_out, of_held_out, of_plateau, paired_error
 from app.verdict.learning import learning, of_learning, of_low_rate
 from app.verdict.losses import block_error, losses_of, noise
-from engine.runs.events import EvalFinished, RunStarted, SettingsChanged, StepFinished
+from engine.runs.events import (
+    DataPrepared,
+    EvalFinished,
+    RunStarted,
+    SettingsChanged,
+    StepFinished,
+)
 from engine.runs.held_out import RowLosses
 from engine.runs.snapshot import RunSnapshot
 from tests.app.verdict.made_runs import CONFIG, OVERFIT, evaluated, falling, fold, steps
@@ -121,6 +127,27 @@ def test_a_small_rise_over_few_tokens_is_no_overfitting():
     assert found.rule == "possibly overfitting" and "at step 20" in found.text
     assert found.text.startswith("Possibly overfitting: held-out loss rises")
     assert "estimated from the number of their tokens" in found.evidence
+
+
+def test_losses_of_pairs_are_counted_by_pairs():
+    """Each pair has one loss, so a thousand tokens of a few pairs say little."""
+
+    def of_pairs(pairs, *losses):
+        events = [
+            msgspec.structs.replace(event, preference={"rewards/margins": 1.0})
+            for event in evaluated(*losses, tokens=100 * pairs)
+        ]
+        return fold(*steps(), DataPrepared({"eval_rows": pairs}), *events)
+
+    rising = (0.5, 0.6, 0.75, 0.75, 0.75)
+    few, many = of_pairs(100, *rising), of_pairs(1000, *rising)
+    assert of_held_out(held_out(few), losses_of(few)) is None
+    found = of_held_out(held_out(many), losses_of(many))
+    assert found.rule == "possibly overfitting"
+    assert "estimated from the number of their rows" in found.evidence
+    falling_a_little = (0.69, 0.6)
+    assert not held_out(of_pairs(100, *falling_a_little)).has_improved
+    assert held_out(of_pairs(10_000, *falling_a_little)).has_improved
 
 
 def test_rows_show_a_rise_that_few_tokens_could_not():

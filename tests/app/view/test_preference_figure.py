@@ -45,6 +45,22 @@ def test_a_run_of_pairs_is_drawn_and_told():
     assert (row["from"], row["to"], row["note"]) == ("", "75 %", "mean margin 0.4")
 
 
+def test_steps_without_good_or_bad_answers_leave_the_curves_of_kto():
+    good, bad = {"rewards/chosen": 0.5, "kl": 0.0}, {"rewards/rejected": -0.5, "kl": 0.0}
+    events = []
+    for step in range(1, 121):
+        own = (good, bad, good | bad | {"rewards/margins": step / 100})[step % 3]
+        events.append(StepFinished(step, 0.5, preference=own))
+    snapshot = snapshot_of(*events, StepFinished(121, 0.5, preference=good))
+    drawn = {trace["name"]: trace for trace in preference_figure(snapshot, "step")["data"]}
+    assert drawn["chosen"]["y"] == [0.5] * 81 and drawn["chosen"]["x"][-1] == 121
+    assert drawn["rejected"]["y"] == [-0.5] * 80 and drawn["rejected"]["x"][-1] == 119
+    margins = drawn["margin"]
+    assert margins["x"] == list(range(2, 121, 3))
+    assert None not in margins["y"] and margins["y"] == sorted(margins["y"])
+    assert preference_words(snapshot) == "margin 1.19 at step 119"
+
+
 def test_other_runs_have_no_such_figure():
     snapshot = snapshot_of(StepFinished(1, 0.69), EvalFinished(1, 0.5))
     assert preference_figure(snapshot, "step")["is_absent"]

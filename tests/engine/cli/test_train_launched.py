@@ -21,6 +21,7 @@ from tests.engine.train.test_rank_runs import assert_close
 from tests.support.crews import followers_of, forked_followers  # noqa: F401  a fixture
 from tests.support.folders import make_config
 from tests.support.launches import SETTINGS, events_in, launch, planes_in, preset_of
+from tests.support.made_pairs import pair_config
 from tests.support.tiers import in_tiers
 from tests.test_written_before import cut_after_checkpoint
 
@@ -173,6 +174,21 @@ def test_wrong_settings_are_told_in_one_sentence(folder, preset, arguments, told
     lines = {line for line in err.splitlines() if line.startswith("ramstream: ")}
     assert len(lines) == 1 and told in lines.pop(), err
     assert not [run for run in list_runs(runs) if run.step]
+
+
+@pytest.mark.parametrize("shape", in_tiers([(1, 2), (2, 1)], [(1, 2)], PROCESSES), ids=str)
+def test_several_processes_that_learn_from_preferences_are_told_to_be_one(folder, shape):
+    hosts, ranks = shape
+    preset = folder / "pairs.yaml"
+    made = folder / "pairs"
+    made.mkdir(exist_ok=True)
+    pair_config(made).save(preset)
+    arguments = [str(preset), "--runs-dir", str(folder / f"pairs {hosts}")]
+    with launch(hosts, ranks, [arguments] * hosts) as started:
+        codes, _, err = started.ended()
+    assert 0 not in codes
+    lines = {line for line in err.splitlines() if line.startswith("ramstream: ")}
+    assert len(lines) == 1 and "start one process" in lines.pop(), err
 
 
 # --------------------------------------------------------------------- restarts

@@ -9,10 +9,11 @@ import json
 import numpy as np
 import pytest
 
-from engine.config.data_settings import DataConfig
+from engine.config.data_settings import DataConfig, DataSource
 from engine.config.preference_settings import PreferenceConfig, read_as
 from engine.data.loader import prepare_data
 from engine.data.preview import preview
+from engine.errors import DataError
 from tests.support.folders import make_tokenizer
 from tests.support.made_pairs import write_rows
 
@@ -111,3 +112,22 @@ def test_a_stranger_is_a_prompt_with_the_answer_before_it(tmp_path):
     for own, stranger in zip((found.lines(i)[0] for i in range(3)), strangers):
         begin = int(np.argmax(own.answer)) + 1
         assert own.input_ids[:begin].tolist() == stranger.input_ids[:begin].tolist()
+
+
+def test_another_mark_is_another_data_set(tmp_path):
+    rows = [{"prompt": "say one", "completion": "two", "label": mark} for mark in (1, 0, 1)]
+    before = prepared(write_rows(tmp_path / "rows.jsonl", rows), "labels").fingerprint
+    assert prepared(write_rows(tmp_path / "same.jsonl", rows), "labels").fingerprint == before
+    rows[1]["label"] = 1
+    assert prepared(write_rows(tmp_path / "rows.jsonl", rows), "labels").fingerprint != before
+
+
+def test_texts_in_a_mix_with_marked_answers_are_refused(tmp_path):
+    rows = [{"prompt": "say one", "completion": "two", "label": mark} for mark in (1, 0)]
+    answers = write_rows(tmp_path / "answers.jsonl", rows)
+    texts = write_rows(tmp_path / "texts.jsonl", [{"text": "one two three", "label": 1}] * 2)
+    mix = tuple(DataSource(str(path), 1.0) for path in (texts, answers))
+    with pytest.raises(DataError, match="texts.jsonl has no questions with answers"):
+        prepare_data(
+            read_as(DataConfig(source=mix, eval_fraction=0.0), "labels"), make_tokenizer(), 1
+        )

@@ -119,6 +119,55 @@ def test_a_run_without_evaluations_has_a_card_without_them():
     assert "Held-out loss" not in card and "## Results" not in card and "## Training" in card
 
 
+PREFERRED = snapshot_of(
+    RunStarted(name="Poet", total_steps=8, trained_parameters=4_000),
+    EvalFinished(0, 0.6931, preference={"rewards/margins": 0.0, "rewards/accuracies": 0.0}),
+    *(StepFinished(step, 0.5) for step in range(1, 9)),
+    EvalFinished(8, 0.25, preference={"rewards/margins": 1.5, "rewards/accuracies": 0.875}),
+)
+
+
+def test_a_card_tells_how_preferences_were_learned():
+    own = {"preference": {"objective": "dpo", "beta": 0.2, "loss": "ipo"}}
+    card = model_card(config_with(**own), PREFERRED, Exported(8, "float32"))
+    for text in (
+        "They learned from pairs of a chosen and a rejected answer (DPO).",
+        "| Held-out loss (DPO) before training | 0.6931 |",
+        "| Held-out loss (DPO) of these weights | 0.2500 |",
+        "| Mean margin of the rewards, held out, of these weights | 1.5000 |",
+        "| Pairs with the chosen answer ahead, held out, of these weights | 87.5% |",
+        "| Training loss (DPO) of the last step | 0.5000 |",
+        "| `preference.beta` | 0.2 |",
+        "| `preference.loss` | ipo |",
+    ):
+        assert text in card, text
+    assert "desirable" not in card
+    marks = {"preference": {"objective": "kto", "desirable_weight": 1.5}}
+    card = model_card(config_with(**marks), snapshot_of(), Exported(8, "float32"))
+    assert "marked as good or bad (KTO)" in card
+    assert "| `preference.desirable_weight` | 1.5 |" in card
+    plain = model_card(config_with(), TRAINED, Exported(8, "float32"))
+    assert "preference" not in plain and "They learned" not in plain
+
+
+def test_a_card_tells_of_adapters_and_where_they_began(tmp_path):
+    adapters = {"method": "lora", "lora_rslora": True, "lora_save_modules": ["lm_head", "norm"]}
+    (tmp_path / "adapter_config.json").write_text("{}")
+    model = {"source": "acme/base", "start_from": str(tmp_path)}
+    config = config_with(train=adapters, model=model)
+    card = model_card(config, PREFERRED, Exported(8, "float32", is_adapter=True))
+    assert "| `train.lora_rslora` | True |" in card
+    assert "| `train.lora_save_modules` | lm_head, norm |" in card
+    assert "| `train.lora_targets` | all-linear |" in card
+    assert (
+        "Adapters of 4,000 weights, which began as those of an earlier adapter, were trained from "
+        "`acme/base`, which is not part of this folder"
+    ) in card
+    (tmp_path / "adapter_config.json").unlink()
+    card = model_card(config, PREFERRED, Exported(8, "float32"))
+    assert "Adapters of 4,000 weights were trained from the weights of an earlier run on" in card
+
+
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 def test_both_ways_to_export_write_the_card_and_the_modelfile(tmp_path, dtype):
     changes = {"train.steps": 2, "train.warmup_steps": 1, "data.eval_fraction": 0.25}

@@ -5,9 +5,13 @@ answers are compared with the weights before the first step, whoever found them.
 from __future__ import annotations
 
 import json
+import time
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from engine.runs.events import (
     DataPrepared,
@@ -16,9 +20,12 @@ from engine.runs.events import (
     JobProgressed,
     StepFinished,
 )
+from engine.train import submit_steps
+from engine.train.observe import Observer
 from engine.train.references import FILE
 from engine.train.run import resume_run, start_run
 from tests.support.failing import command
+from tests.support.folders import make_model
 from tests.support.made_pairs import made_pairs, marked_config, pair_config, write_rows
 from tests.support.trained_runs import events_of, execute, files_of
 
@@ -143,12 +150,51 @@ def test_marked_answers_are_evaluated(tmp_path):
     assert all(sample["expected"].startswith("one") for sample in samples)  # no bad answer
 
 
+def test_the_extra_pass_of_kto_is_no_wait_for_data(tmp_path, monkeypatch):
+    passes, ends = [], []
+    submitted, extra = Observer.submitted, submit_steps.with_divergence
+
+    def passing(*arguments):
+        passes.append(time.perf_counter())
+        return extra(*arguments)
+
+    def noting(observer, step, *arguments):
+        submitted(observer, step, *arguments)
+        ends.append(observer._submitted[step].ended)
+
+    monkeypatch.setattr(submit_steps, "with_divergence", passing)
+    monkeypatch.setattr(Observer, "submitted", noting)
+    train(tmp_path, "runs", **{"preference.objective": "kto", "train.steps": 3})
+    assert len(ends) == 3
+    assert all(end <= begin for end, begin in zip(ends, passes))
+
+
 def test_parts_of_a_model_learn_from_pairs(tmp_path):
-    own = {"train.method": "parts", "train.last_blocks": 1}
+    own = {"train.method": "parts", "train.last_blocks": 1, "output.export": True}
     run = train(tmp_path, "runs", **own)
     assert events_of(run, StepFinished)[-1].preference["rewards/margins"] > 0
-    written = files_of(run)[8]
-    assert written
+    exported = load_file(run.folder.export_path / "model.safetensors")
+    source = run.folder.config.model.source
+    plain = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    before = {name: each.detach() for name, each in plain.named_parameters()}
+    assert exported.keys() == before.keys()
+    changed = {name for name in before if not torch.equal(exported[name], before[name])}
+    last = f"model.layers.{plain.config.num_hidden_layers - 1}."
+    assert changed == {name for name in before if name.startswith(last)}
+
+
+def test_the_loss_of_routers_is_added_where_the_model_asks_for_it(tmp_path):
+    found = []
+    for asked in (True, False):
+        folder = tmp_path / str(asked)
+        changes = {"output_router_logits": asked, "router_aux_loss_coef": 0.3}
+        make_model(folder / "model", "qwen3_moe", **changes)
+        run = train(folder, "runs", **{"train.steps": 1, "train.micro_batch_size": 4})
+        found.append(events_of(run, StepFinished)[0])
+    balanced, plain = found
+    assert plain.loss == pytest.approx(np.log(2), abs=1e-5)
+    assert balanced.loss > plain.loss + 0.1
+    assert balanced.preference == plain.preference
 
 
 WITHOUT = {"prompt": "say after one", "chosen": "two"}
@@ -197,6 +243,12 @@ BAD_MARKS = {
         [ANSWER | {"label": True}, ANSWER | {"label": None}],
         "write true for a good answer",
     ),
+    "texts": ([{"text": "one two", "label": True}] * 4, "no questions with answers"),
+    "segments": (
+        [{"segments": [{"text": "one", "label": True}], "label": True}] * 4,
+        "no questions with answers",
+    ),
+    "tokens": ([{"input_ids": [1, 2, 3], "label": True}] * 4, "no questions with answers"),
 }
 
 
@@ -241,7 +293,10 @@ def test_wrong_settings_are_told_in_one_sentence(tmp_path, capsys, bad):
 
 
 def test_what_is_for_other_runs_is_refused(tmp_path, capsys):
-    refuse(tmp_path, capsys, "engine.gpus: 2 GPUs cannot", **{"engine.gpus": 2})
+    several = "engine.gpus: 2 GPUs cannot learn from preferences together; set engine.gpus to 1 "
+    refuse(tmp_path, capsys, several, **{"engine.gpus": 2})
+    adapters = {"train.method": "lora", "train.lora_dropout": 0.1}
+    refuse(tmp_path, capsys, "train.lora_dropout: 0.1 is given, but preferences", **adapters)
     for name in ("train.label_smoothing", "train.neftune_alpha"):
         refuse(tmp_path, capsys, f"{name}: 0.5 is given", **{name: 0.5})
     refuse(tmp_path, capsys, "data.train_on: preferences are", **{"data.train_on": "all"})
