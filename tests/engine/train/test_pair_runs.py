@@ -10,9 +10,11 @@ import time
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from engine.data.loader import prepare_data
 from engine.runs.events import (
     DataPrepared,
     EvalFinished,
@@ -181,6 +183,48 @@ def test_parts_of_a_model_learn_from_pairs(tmp_path):
     changed = {name for name in before if not torch.equal(exported[name], before[name])}
     last = f"model.layers.{plain.config.num_hidden_layers - 1}."
     assert changed == {name for name in before if name.startswith(last)}
+
+
+def test_adapters_learn_from_pairs_resume_to_the_bit_and_are_exported(tmp_path):
+    own = {"train.method": "lora", "train.lora_rank": 4, "model.dtype": "float32"}
+    own |= {"output.export": True, "output.export_form": "adapter", "output.eval_every": 4}
+    whole = train(tmp_path, "whole", **own)
+    stopped = train(tmp_path, "stopped", {5: "stop"}, **own)
+    again = resume_run(tmp_path / "stopped", stopped.folder.id)
+    assert execute(again).state == "finished"
+    assert files_of(again)[8] == files_of(whole)[8]
+    assert figures_of(again)[-3:] == figures_of(whole)[-3:]
+    written, resumed = (
+        (run.folder.export_path / "adapter_model.safetensors").read_bytes()
+        for run in (whole, again)
+    )
+    assert written == resumed
+    told = events_of(whole, EvalFinished)[-1].preference
+    assert told["rewards/margins"] > 0
+    source = whole.folder.config.model.source
+    base = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    before = mean_of_chosen(whole.folder.config, base)
+    found = mean_of_chosen(
+        whole.folder.config, PeftModel.from_pretrained(base, whole.folder.export_path)
+    )
+    assert found == pytest.approx(told["logps/chosen"], rel=1e-4)
+    assert 0.1 * (found - before) == pytest.approx(told["rewards/chosen"], rel=1e-3, abs=1e-4)
+
+
+def mean_of_chosen(config, model) -> float:
+    """The mean log-probability that plain transformers give the chosen held-out answers."""
+    tokenizer = AutoTokenizer.from_pretrained(config.model.source)
+    rows = prepare_data(config.read_data, tokenizer, config.train.seed).eval
+    sums = []
+    for pair in range(len(rows)):
+        line = rows.lines(pair)[0]
+        with torch.no_grad():
+            logits = model(torch.tensor(line.input_ids[None], dtype=torch.long)).logits[0]
+        labels = torch.tensor(line.labels, dtype=torch.long)
+        kept = labels >= 0
+        each = torch.log_softmax(logits[kept], dim=-1)
+        sums.append(each.gather(1, labels[kept, None]).sum().item())
+    return float(np.mean(sums))
 
 
 def test_the_loss_of_routers_is_added_where_the_model_asks_for_it(tmp_path):
