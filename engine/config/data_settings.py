@@ -61,7 +61,7 @@ class DataColumns:
     """This column has the better one of two answers, which is trained."""
 
     rejected: str | None = None
-    """This column has the other one, which is never trained."""
+    """This column has the other one. Runs that learn from pairs read it; it is never an example."""
 
     system: str | None = None
     """This column has the system turn."""
