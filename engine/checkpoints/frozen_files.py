@@ -54,6 +54,10 @@ class _Written:
     newest: Sequence[Earlier] = ()
     """These files were written last. Their folder has one of two names."""
 
+    def note(self, entries: Sequence[dict[str, Any]], names: tuple[Path, Path]) -> None:
+        """Remembers the files that were written, into a folder with one of these names."""
+        self.newest = tuple(Earlier(name, entries) for name in names)
+
 
 _WRITTEN: WeakKeyDictionary[HostStore, _Written] = WeakKeyDictionary()
 _WRITTEN_LOCK = threading.Lock()
@@ -108,7 +112,7 @@ class FrozenFiles:
             results = in_threads(tasks, meter)
             entries, size = [entry for entry, _ in results], sum(count for _, count in results)
             if size:
-                self._written.newest = Earlier(folder, entries), Earlier(finished, entries)
+                self._written.note(entries, (folder, finished))
         finally:
             self._written.lock.release()
         meter.add(max(0, before - size))  # what another checkpoint has written meanwhile

@@ -45,8 +45,8 @@ ADAPTER_CHANGES = (
     Change(
         "frozen-files-of-another-size",
         "engine/checkpoints/frozen_files.py",
-        'if file.stat().st_size == entry["bytes"]:',
-        "if file.stat().st_size:",
+        'if _size_of(file) == entry["bytes"]:',
+        "if _size_of(file):",
         "A checkpoint shares a file that is cut off.",
         (FROZEN,),
     ),

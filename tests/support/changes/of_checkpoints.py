@@ -206,8 +206,8 @@ CHECKPOINT = (
     Change(
         "buffers-without-space",
         WRITE,
-        "return self.plane_bytes + buffers + 2 * state + _ENTRY_BYTES * pieces + _SPARE_BYTES",
-        "return self.plane_bytes + 2 * state + _ENTRY_BYTES * pieces + _SPARE_BYTES",
+        "rest = buffers + 2 * state + _ENTRY_BYTES * pieces + _SPARE_BYTES",
+        "rest = 2 * state + _ENTRY_BYTES * pieces + _SPARE_BYTES",
         "The check of the free disk forgets the buffers.",
         (KEPT,),
     ),
