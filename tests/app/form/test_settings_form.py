@@ -25,6 +25,18 @@ from engine.errors import ConfigError
 BASE = {"model.source": "m", "data.source": "d.jsonl"}
 
 
+DPO = {"preference.objective": "dpo"}
+KTO = {"preference.objective": "kto"}
+READ_WITH = {
+    "preference.loss": DPO,
+    "preference.label_smoothing": DPO | {"preference.loss": "robust"},
+    "preference.sft_weight": DPO,
+    "preference.desirable_weight": KTO,
+    "preference.undesirable_weight": KTO,
+}
+"""These settings are refused where another one has not this value."""
+
+
 def config_with(**values):
     return TrainConfig.from_dict({"model": {"source": "m"}, "data": {"source": "d"}}).with_values(
         values
@@ -84,6 +96,7 @@ def test_each_field_survives_the_way_to_its_component_and_back(setting):
 
     # A patience needs evaluations, a choice by exact match needs prompts, and parts have names.
     base = {"output.eval_every": 8, "output.exact_match_samples": 4, "train.last_blocks": 2}
+    base |= READ_WITH.get(setting.dotted, {})
     plain = config_with(**base)
     other = {setting.dotted: another_value(setting, value_of(plain))}
     with gr.Blocks():
