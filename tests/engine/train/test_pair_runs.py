@@ -5,7 +5,6 @@ answers are compared with the weights before the first step, whoever found them.
 from __future__ import annotations
 
 import json
-import time
 
 import numpy as np
 import pytest
@@ -22,8 +21,6 @@ from engine.runs.events import (
     JobProgressed,
     StepFinished,
 )
-from engine.train import submit_steps
-from engine.train.observe import Observer
 from engine.train.references import FILE
 from engine.train.run import resume_run, start_run
 from tests.support.failing import command
@@ -150,25 +147,6 @@ def test_marked_answers_are_evaluated(tmp_path):
     assert after.preference["rewards/margins"] > 0
     samples = events_of(run, ExactMatchMeasured)[0].samples
     assert all(sample["expected"].startswith("one") for sample in samples)  # no bad answer
-
-
-def test_the_extra_pass_of_kto_is_no_wait_for_data(tmp_path, monkeypatch):
-    passes, ends = [], []
-    submitted, extra = Observer.submitted, submit_steps.with_divergence
-
-    def passing(*arguments):
-        passes.append(time.perf_counter())
-        return extra(*arguments)
-
-    def noting(observer, step, *arguments):
-        submitted(observer, step, *arguments)
-        ends.append(observer._submitted[step].ended)
-
-    monkeypatch.setattr(submit_steps, "with_divergence", passing)
-    monkeypatch.setattr(Observer, "submitted", noting)
-    train(tmp_path, "runs", **{"preference.objective": "kto", "train.steps": 3})
-    assert len(ends) == 3
-    assert all(end <= begin for end, begin in zip(ends, passes))
 
 
 def test_parts_of_a_model_learn_from_pairs(tmp_path):
