@@ -5,6 +5,10 @@ It trains random weights on random tokens, with Liger's kernels and torch's fuse
 moments in fp32, products in bf16 under autocast. Micro-batches are tried from all rows down, first
 without and then with activation checkpointing, until one fits. Prints the seconds of a step, the
 mean of the second half of the steps. It needs `accelerate` and `liger-kernel`.
+
+With `lora` behind it, PEFT's adapters of rank 16 on all linear layers are trained, on a base in
+bf16. Every micro-batch from the largest that fits down to one of two rows is timed then, since a
+smaller one may need no recompute.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import gc
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -53,17 +58,41 @@ class Clock(TrainerCallback):
         self.times.append(time.perf_counter())
 
 
-def seconds(shape: str, rows: int, size: int, tokens: int, recompute: bool) -> float:
-    """Returns the seconds of a step of `rows` rows in micro-batches of `size`."""
-    config = AutoConfig.from_pretrained(shape)
-    with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+@dataclass(frozen=True)
+class Work:
+    """Steps of `rows` rows of `tokens` tokens each, of the model in the folder `shape`."""
+
+    shape: str
+    rows: int
+    tokens: int
+    with_lora: bool = False
+
+    def model(self) -> Any:
+        """Returns the model on the device, with random weights."""
+        config = AutoConfig.from_pretrained(self.shape)
+        dtype = torch.bfloat16 if self.with_lora else torch.float32
+        with torch.device("cuda"):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        if not self.with_lora:
+            return model
+        from peft import LoraConfig, get_peft_model
+
+        adapters = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
+        return get_peft_model(model, adapters)
+
+
+def seconds(work: Work, size: int, recompute: bool) -> float:
+    """Returns the seconds of a step in micro-batches of `size` rows."""
+    model = work.model()
+    if recompute:
+        # Otherwise a frozen embedding gives blocks an input without a gradient.
+        model.enable_input_require_grads()
     clock = Clock()
     with tempfile.TemporaryDirectory() as place:
         arguments = TrainingArguments(
             place,
             per_device_train_batch_size=size,
-            gradient_accumulation_steps=rows // size,
+            gradient_accumulation_steps=work.rows // size,
             max_steps=STEPS,
             bf16=True,
             optim="adamw_torch_fused",
@@ -75,31 +104,33 @@ def seconds(shape: str, rows: int, size: int, tokens: int, recompute: bool) -> f
             disable_tqdm=True,
             logging_steps=STEPS,
         )
-        data = RandomRows(rows * STEPS, tokens, config.vocab_size)
+        data = RandomRows(work.rows * STEPS, work.tokens, model.config.vocab_size)
         Trainer(model, arguments, train_dataset=data, callbacks=[clock]).train()
     later = clock.times[STEPS // 2 - 1 :]
     return (later[-1] - later[0]) / (len(later) - 1)
 
 
-def main(shape: str, rows: int, tokens: int) -> None:
+def main(work: Work) -> None:
     """Prints the best of all ways that fit."""
     found: dict[str, float] = {}
     for recompute in (False, True):
-        size = rows
-        while size:
+        size = work.rows
+        while size >= 1:
             way = f"micro-batches of {size}{', with recompute' if recompute else ''}"
             try:
-                found[way] = seconds(shape, rows, size, tokens, recompute)
+                found[way] = seconds(work, size, recompute)
                 print(f"{way}: {found[way]:.3f} s a step", flush=True)
-                break
+                if not work.with_lora or size <= 2:
+                    break
             except torch.OutOfMemoryError:
-                size //= 2
+                print(f"{way}: does not fit", flush=True)
             finally:
                 gc.collect()
                 torch.cuda.empty_cache()
+            size //= 2
     best = min(found, key=lambda way: found[way])
     print(f"best: {found[best]:.4f} s a step ({best})")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(Work(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), "lora" in sys.argv[4:]))
