@@ -36,9 +36,12 @@ SOME = Adapters(rank=4, targets=("model.layers.1.self_attn.q_proj",), save_modul
 """Nothing of the first block is trained, so it has no backward."""
 
 
-def planes_after(choices: PlanChoices, adapters: Adapters, dtype: str) -> list[torch.Tensor]:
+def planes_after(
+    choices: PlanChoices, adapters: Adapters, dtype: str, backend=None
+) -> list[torch.Tensor]:
     """Every plane but gradients, after three steps that are submitted without draining."""
-    run = streamed(plain_model(tiny_config("qwen3")), choices, dtype=dtype, parts=adapters)
+    plain = plain_model(tiny_config("qwen3"))
+    run = streamed(plain, choices, dtype=dtype, parts=adapters, backend=backend)
     initialise_adapters(run.model, run.store, seed=7)
     for step in (1, 2, 3):
         run.engine.train_step(step, random_batches(2, seed=step), 1e-2)
