@@ -158,8 +158,8 @@ class Planner:
         choices = way.choices.changed(graphs=True)
         is_whole = settled_blocks(blocks, choices) == blocks and not choices.host_boundaries
         is_whole = is_whole and choices.all_ranks == 1
-        # Recordings begin and end with blocks that go forward and backward.
-        is_whole = is_whole and sizer.shape.embed.name not in sizer.shape.frozen_units
+        # What is recorded of a block goes forward and backward.
+        is_whole = is_whole and not sizer.shape.forward_blocks
         few = recorded_passes(blocks, choices) <= MOST_RECORDED
         if not (is_whole and few and sizer.compiled and sizer.fits(way.size, choices)):
             return way

@@ -34,6 +34,7 @@ from engine.graphs.static_arguments import Sizes, StaticArguments, sizes_of
 from engine.model.attention_documents import Documents
 from engine.model.skeleton import BlockArguments
 from engine.model.units import StreamedModel
+from engine.plan.buffers import EMBED
 from engine.plan.ops import Backward, Forward, Recompute
 from engine.plan.step_plan import StepPlan
 
@@ -118,6 +119,8 @@ class BlockGraphs:
     def __init__(self, recorder: Recorder, plan: StepPlan, model: StreamedModel):
         self.recorder = recorder
         self.first, self.last = model.blocks[0].name, model.blocks[-1].name
+        self.goes_below = EMBED not in plan.forward_only
+        """The gradient of the first block's input is needed."""
         self.together = plan.graphs
         self.problem = model.unrecordable
         """It says why blocks run as they are, and is empty where they are replayed."""
@@ -307,7 +310,8 @@ class StepGraphs:
                 return entered, Border.OUT_OF_FORWARD if op.unit == owner.last else None
             case Backward():
                 entered = Border.INTO_BACKWARD if op.unit == owner.last else None
-                return entered, Border.OUT_OF_BACKWARD if op.unit == owner.first else None
+                leaves = op.unit == owner.first and owner.goes_below
+                return entered, Border.OUT_OF_BACKWARD if leaves else None
         return None, None
 
     def _cross(self, op: BlockOp, border: Border, step: UnderWay) -> None:

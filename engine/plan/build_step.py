@@ -206,8 +206,8 @@ def _refuse_wrong_frozen(blocks: list[str], choices: PlanChoices, trained: Train
             f"{choices.kept_blocks} blocks keep activations, and {len(trained.blocks_back)} have a "
             "backward"
         )
-    if choices.graphs and trained.forward_only:
-        raise ValueError("blocks are recorded only where all units have a backward")
+    if choices.graphs and not set(trained.forward_only) <= {EMBED}:
+        raise ValueError("blocks are recorded only where all of them have a backward")
 
 
 def _refuse_wrong_spill(blocks: list[str], choices: PlanChoices, trained: TrainedUnits) -> None:

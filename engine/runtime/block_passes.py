@@ -146,6 +146,8 @@ def backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
     gradients of its parameters to their sum.
     """
     _run_or_replay(_backward, context, op, step)
+    if op.unit == context.lowest:
+        step.end_backward(op.micro_batch)
 
 
 def _backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
@@ -170,9 +172,8 @@ def _backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
         with torch.enable_grad():
             out = _run(context, op, step, leaf)
         hidden_gradient, gradients = _block_gradients(context, op, step, (leaf, out))
-    if hidden_gradient is None:
-        step.end_backward(op.micro_batch)
-    else:
+    if op.unit != context.lowest:
+        assert hidden_gradient is not None  # the output of a block depends on its input
         step.hidden[op.micro_batch] = hidden_gradient
     if op.grad is not None:
         add_to_sum(unit.layout, sum_of(context, op.unit, op, op.unit), gradients, op.first)

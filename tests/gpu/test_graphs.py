@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from engine.checkpoints.adapter_weights import initialise_adapters
+from engine.config.adapters import Adapters
 from engine.runtime.cuda_backend import CudaBackend, cuda_available
 from tests.engine.graphs.test_block_graphs import FRAMES, WHOLE
 from tests.engine.plan.test_laws import assert_same_bits
@@ -51,14 +53,17 @@ def batches_of(count, shape, seed, documents):
     return made
 
 
-def planes_after(choices, graphs, family="qwen3", shapes=((2, 32),), documents=0):
+def planes_after(choices, graphs, family="qwen3", shapes=((2, 32),), documents=0, parts=None):
     """The planes after some steps, why blocks are not recorded, and the bytes reserved after each
-    step.
+    step. parts: adapters that are trained; None where the model is.
     """
     plain = plain_model(tiny_config(family))
     backend = CudaBackend()
     choices = dataclasses.replace(choices, graphs=graphs)
-    run = streamed(plain, choices, backend=backend, dtype="bfloat16", max_grad_norm=0.5, tokens=128)
+    how = dict(backend=backend, dtype="bfloat16", max_grad_norm=0.5, tokens=128, parts=parts)
+    run = streamed(plain, choices, **how)
+    if parts is not None:
+        initialise_adapters(run.model, run.store, seed=7)
     reserved = []
     for step in range(1, STEPS * len(shapes) + 1):
         shape = shapes[step % len(shapes)]
@@ -81,6 +86,14 @@ def test_replayed_blocks_have_the_same_bits(frame, compiled):
     assert not problem
     assert_same_bits(planes, planes_after(choices, graphs=False)[0])
     assert len(set(reserved[2:])) == 1
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_blocks_with_adapters_above_a_frozen_embedding(compiled):
+    choices = dataclasses.replace(WHOLE, compiled=compiled, kept_blocks=2)
+    planes, problem, _ = planes_after(choices, True, parts=Adapters(rank=4))
+    assert not problem
+    assert_same_bits(planes, planes_after(choices, False, parts=Adapters(rank=4))[0])
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])

@@ -9,6 +9,9 @@ from itertools import groupby
 
 import pytest
 
+from engine.checkpoints.adapter_weights import initialise_adapters
+from engine.config.adapters import Adapters
+from engine.config.trained_parts import Parts
 from engine.plan.build_step import build_step_plan
 from tests.engine.plan.test_laws import BASE, assert_same_bits
 from tests.engine.runtime.test_settled_units import kept_planes
@@ -29,14 +32,18 @@ FRAMES = {
 STEPS = 5
 
 
-def planes_after(choices, recorder=None, shapes=((2, 12),), tied=False, each=STEPS):
+def planes_after(choices, recorder=None, shapes=((2, 12),), tied=False, each=STEPS, parts=None):
     """The planes of weights and moments after some steps, and why blocks are not recorded. shapes:
-    rows and tokens of the steps in turn, so many times.
+    rows and tokens of the steps in turn, so many times. parts: what is trained; None for all.
     """
     plain = plain_model(tiny_config("qwen3", tie_word_embeddings=tied))
     backend = None if recorder is None else RecordingBackend(recorder)
     choices = dataclasses.replace(choices, graphs=recorder is not None)
-    run = streamed(plain, choices, backend=backend, dtype="bfloat16", max_grad_norm=0.5)
+    run = streamed(
+        plain, choices, backend=backend, dtype="bfloat16", max_grad_norm=0.5, parts=parts
+    )
+    if isinstance(parts, Adapters):
+        initialise_adapters(run.model, run.store, seed=7)
     for step in range(1, each * len(shapes) + 1):
         rows, tokens = shapes[(step - 1) % len(shapes)]
         batches = random_batches(choices.micro_batches, rows, tokens, seed=step)
@@ -60,6 +67,17 @@ def test_replayed_blocks_have_the_same_bits(frame, tied):
     rounds = min(choices.rounds, 2)  # later rounds replay what the second one recorded
     assert recorder.told.count("record") == of_step * rounds // choices.rounds
     assert recorder.told.count("replay") == (STEPS - 1) * of_step
+
+
+@pytest.mark.parametrize("frame", ["plain", "kept", "rounds"])
+@pytest.mark.parametrize("parts", [Adapters(rank=4), Parts(("model.layers*",))], ids=repr)
+def test_blocks_above_a_frozen_embedding_are_replayed(frame, parts):
+    """The gradient of the first block's input is not needed, and no copy of it is made."""
+    choices = dataclasses.replace(WHOLE, **FRAMES[frame])
+    recorder = AgainRecorder()
+    planes, problem = planes_after(choices, recorder, parts=parts)
+    assert_same_bits(planes, planes_after(choices, parts=parts)[0])
+    assert not problem and recorder.told.count("replay") > 0
 
 
 def test_each_shape_has_its_own_recordings():

@@ -263,7 +263,7 @@ def test_every_wait_of_such_a_plan_is_needed():
     [
         (dict(boundary_blocks=2), "trained whole"),
         (dict(kept_blocks=3), "3 blocks keep activations, and 2 have a backward"),
-        (dict(settled_units=6, graphs=True), "recorded only where all units"),
+        (dict(settled_units=6, graphs=True), "recorded only where all of them"),
         (dict(device_homes=("block 0",), update_buffers=1), "have no optimizer"),
     ],
 )
