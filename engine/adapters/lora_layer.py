@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import nn
 
+from engine.adapters.adapted_linear import adapted_linear
 from engine.config.adapters import Adapters
 
 FACTORS = ("lora_A", "lora_B")
@@ -41,6 +42,9 @@ class _WithAdapter(nn.Module):
     the meta device.
     """
 
+    is_linear = False
+    """The layer computes what `nn.Linear` does."""
+
     def __init__(
         self, layer: nn.Module, features: tuple[int, int], adapters: Adapters, dtype: torch.dtype
     ):
@@ -54,8 +58,15 @@ class _WithAdapter(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns [..., features out] for an input `x` [..., features in]."""
-        out = super().forward(x)
         first, second = self.lora_A.weight, self.lora_B.weight
+        weight = cast(torch.Tensor, self.weight)
+        alike = x.dtype == weight.dtype == first.dtype
+        if self.is_linear and alike and not self.lora_dropout:
+            bias = cast(torch.Tensor | None, self.bias)
+            flat = x.reshape(-1, x.shape[-1])
+            found, _ = adapted_linear(flat, weight, bias, first, second, self.lora_scaling)
+            return found.view(*x.shape[:-1], found.shape[-1])
+        out = super().forward(x)
         given = x.to(first.dtype)
         if self.lora_dropout:
             given = torch_functional.dropout(given, self.lora_dropout, self.training)
@@ -72,7 +83,8 @@ def _with_adapter(layer: Any) -> Any:
     """Returns the class of layers of the class `layer` that have an adapter. There is one for each,
     so that blocks are of one kind.
     """
-    return type(f"Lora{layer.__name__}", (_WithAdapter, layer), {})
+    is_linear = getattr(layer, "forward", None) is nn.Linear.forward
+    return type(f"Lora{layer.__name__}", (_WithAdapter, layer), {"is_linear": is_linear})
 
 
 def with_adapter(
