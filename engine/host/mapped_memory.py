@@ -9,10 +9,13 @@ import contextlib
 import ctypes
 import errno
 import mmap
+from pathlib import Path
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; not in Python's mmap module yet
 
 _MADV_REMOVE = 9  # neither is this one
+
+_SHARED_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -41,6 +44,17 @@ def populate(address: int, size: int) -> bool:
     # An older kernel does not know the advice, but writing has the same effect.
     ctypes.memset(address, 0, size)
     return True
+
+
+def shared_memory_has_huge_pages() -> bool:
+    """Tells whether memory that processes share may be in huge pages, which a setting of the kernel
+    decides; True where the kernel does not say.
+    """
+    try:
+        setting = _SHARED_PAGES.read_text()
+    except OSError:
+        return True
+    return "[never]" not in setting and "[deny]" not in setting
 
 
 def discard(address: int, size: int) -> None:

@@ -366,3 +366,19 @@ def test_memory_that_the_system_does_not_register_is_used_and_counted():
     store.allocate_weights()
     assert store.refused_bytes == store.array("a", "weight_high").nbytes and not store.pinned_bytes
     store.close()
+
+
+@pytest.mark.parametrize(
+    "setting, huge",
+    [
+        ("always within_size advise [never] deny force", False),
+        ("always within_size [advise] never deny force", True),
+        (None, True),
+    ],
+)
+def test_the_kernel_says_whether_shared_memory_has_huge_pages(tmp_path, monkeypatch, setting, huge):
+    path = tmp_path / "shmem_enabled"
+    if setting is not None:
+        path.write_text(setting)
+    monkeypatch.setattr(mapped_memory, "_SHARED_PAGES", path)
+    assert mapped_memory.shared_memory_has_huge_pages() == huge
