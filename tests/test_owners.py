@@ -216,6 +216,12 @@ REASONS: dict[str, dict[str, str]] = {
     "engine/checkpoints/mapped_reading.py": {
         "_libc.madvise.argtypes is set": "ctypes takes it in no other way",
     },
+    "engine/adapters/adapted_linear.py": {
+        "ctx.scaling is set": "torch keeps what is no tensor for a backward in no other way",
+        "adapted_linear.register_autograd(_backward, setup_context=_keep) at import": (
+            "an operation of torch learns its gradient where it is defined"
+        ),
+    },
     "engine/host/mapped_memory.py": {
         "_libc.madvise.argtypes is set": "ctypes takes it in no other way",
     },
