@@ -1,16 +1,23 @@
 """Shapes of models are stored as rows of JSON. A row has each kind of unit once, and stores numbers
 that depend on the dtype under the dtype's name. No torch is needed.
+
+A row of adapters has what a shape with adapters of every linear layer has beside that of the whole
+model. Only the features of the layers, and what autograd keeps, must be stored: all else follows
+from the rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import groupby
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby, takewhile
 from typing import Any
 
+from engine.adapters.factors import laid_out_factors
 from engine.model.activation_sizes import Activations
 from engine.model.shape import ModelShape, UnitShape
 from engine.plan.buffers import EMBED, HEAD
+from engine.planes.layout import PLANE_ITEM_BYTES
 
 MODEL_FIELDS = (
     "model_type",
@@ -45,6 +52,10 @@ under the first key, and their number under the second.
 """
 WORK = "work_parameters"
 """A row of a model of which parts are trained has this key."""
+LAYERS = "layers"
+"""A kind of block of a row of adapters has the features under this key that each layer with an
+adapter takes and returns.
+"""
 
 
 def pack(shapes: Mapping[str, ModelShape]) -> dict[str, Any]:
@@ -58,19 +69,83 @@ def pack(shapes: Mapping[str, ModelShape]) -> dict[str, Any]:
     for dtype, shape in shapes.items():
         for row, unit in zip(units, shape.units, strict=True):
             row.update(_kind(unit, dtype))
-    kinds: list[dict[str, Any]] = []
-    for row in units:
-        if row not in kinds:
-            kinds.append(row)
-    order = groupby(kinds.index(row) for row in units)
     return {
         **{name: getattr(first, name) for name in MODEL_FIELDS},
         **({STREAMS: first.residual_streams} if first.residual_streams > 1 else {}),
         **({} if first.work_parameters is None else {WORK: first.work_parameters}),
         "logit_bytes": {dtype: shape.logit_bytes for dtype, shape in shapes.items()},
-        "kinds": kinds,
-        "units": [[kind, len(list(run))] for kind, run in order],
+        **_in_kinds(units),
     }
+
+
+def pack_adapters(
+    shapes: Mapping[str, ModelShape], layers: Sequence[Sequence[tuple[int, int]]], rank: int
+) -> dict[str, Any]:
+    """Returns the row of adapters of one model, from its shapes by dtype with adapters of this
+    rank. layers: for each block, the features that its layers with adapters take and return.
+    """
+    blocks: list[dict[str, Any]] = [{LAYERS: [list(each) for each in own]} for own in layers]
+    for dtype, shape in shapes.items():
+        for row, unit in zip(blocks, shape.blocks, strict=True):
+            row[dtype] = _numbers(unit, -_kept_of_factors(row, dtype, rank))
+    return _in_kinds(blocks)
+
+
+def with_adapters(shape: ModelShape, row: Mapping[str, Any], rank: int) -> ModelShape | None:
+    """Returns the shape of the same model with adapters of this rank beside every linear layer of
+    its blocks. shape: that of the whole model. row: its row of adapters.
+
+    Returns None if the row has no counts in the dtype of the shape.
+    """
+    kinds = [row["kinds"][kind] for kind, count in row["units"] for _ in range(count)]
+    if not all(shape.dtype in kind for kind in kinds):
+        return None
+    adapted = [_adapted(*each, shape.dtype, rank) for each in zip(shape.blocks, kinds, strict=True)]
+    units = (_adapted(shape.embed), *adapted, _adapted(shape.head))
+    trained = sum(unit.trained_count for unit in units)
+    below = sum(unit.parameter_count for unit in takewhile(lambda unit: unit.is_frozen, units))
+    active = shape.active_parameters + trained
+    work = (active + (active - below) + trained) // 3
+    return replace(shape, units=units, active_parameters=active, work_parameters=work)
+
+
+def _adapted(
+    unit: UnitShape, kind: Mapping[str, Any] | None = None, dtype: str = "", rank: int = 0
+) -> UnitShape:
+    """Returns a unit that is frozen, with the adapters of `kind` if it is a block."""
+    factors = laid_out_factors(unit.name, kind[LAYERS] if kind else (), rank)
+    counts = factors.moment_counts
+    changed = replace(
+        unit,
+        numel=factors.numel,
+        parameter_count=unit.parameter_count + factors.parameter_count,
+        small_numel=counts.small,
+        block_count=counts.blocks,
+        frozen_numel=unit.numel,
+        frozen_count=unit.parameter_count,
+    )
+    if kind is None:
+        return changed
+    kept = _kept_of_factors(kind, dtype, rank)
+    widest = max(unit.widest, rank if kind[LAYERS] else 0)
+    return replace(changed, widest=widest, **_activations(kind[dtype], kept))
+
+
+def _kept_of_factors(kind: Mapping[str, Any], dtype: str, rank: int) -> int:
+    """Returns the bytes that autograd keeps of each token for the width of the factors: the result
+    of each first factor.
+    """
+    return rank * len(kind[LAYERS]) * PLANE_ITEM_BYTES[dtype]["weight_high"]
+
+
+def _in_kinds(units: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns each kind of unit once, and their sequence."""
+    kinds: list[dict[str, Any]] = []
+    for row in units:
+        if row not in kinds:
+            kinds.append(row)
+    order = groupby(kinds.index(row) for row in units)
+    return {"kinds": kinds, "units": [[kind, len(list(run))] for kind, run in order]}
 
 
 def unpack(row: Mapping[str, Any], dtype: str, source: str, **changes: Any) -> ModelShape | None:
@@ -100,10 +175,7 @@ def _kind(unit: UnitShape, dtype: str) -> dict[str, Any]:
     """Returns what a row stores for a unit, with the numbers of one dtype. The name is not
     stored.
     """
-    numbers: list[float] = []
-    for name in ACTIVATION_FIELDS:
-        activations = getattr(unit, name)
-        numbers += [activations.per_token, activations.per_pair]
+    numbers = _numbers(unit)
     kind: dict[str, Any] = {
         "numel": unit.numel,
         "parameters": unit.parameter_count,
@@ -120,18 +192,30 @@ def _kind(unit: UnitShape, dtype: str) -> dict[str, Any]:
     return kind
 
 
-def _unit(name: str, kind: Mapping[str, Any], dtype: str) -> UnitShape:
-    """Returns the unit stored in `kind`.
-
-    `kind` lists the bytes of activations in each dtype: per token and per pair, first plain, then
-    masked, then compiled.
+def _numbers(unit: UnitShape, more: float = 0) -> list[float]:
+    """Returns the bytes of activations per token and per pair: plain, masked, compiled. more: so
+    many bytes are added per token.
     """
-    numbers = kind.get(dtype, [])
+    numbers: list[float] = []
+    for name in ACTIVATION_FIELDS:
+        activations = getattr(unit, name)
+        numbers += [activations.per_token + more, activations.per_pair]
+    return numbers
+
+
+def _activations(numbers: Sequence[float], more: float = 0) -> dict[str, Activations]:
+    """Returns the activations that `_numbers` lists. more: as there."""
     pairs = zip(numbers[::2], numbers[1::2])
-    activations = {
-        field_name: Activations(per_token, per_pair)
+    return {
+        field_name: Activations(per_token + more, per_pair)
         for field_name, (per_token, per_pair) in zip(ACTIVATION_FIELDS, pairs)
     }
+
+
+def _unit(name: str, kind: Mapping[str, Any], dtype: str) -> UnitShape:
+    """Returns the unit stored in `kind`, which lists the bytes of activations in each dtype, as
+    `_numbers` does.
+    """
     exact_numel = kind.get(EXACT, 0) if dtype == "bfloat16" else 0
     return UnitShape(
         name,
@@ -143,5 +227,5 @@ def _unit(name: str, kind: Mapping[str, Any], dtype: str) -> UnitShape:
         block_count=kind[BLOCKS],
         frozen_numel=kind.get(FROZEN, 0),
         frozen_count=kind.get(NOT_TRAINED, 0),
-        **activations,
+        **_activations(kind.get(dtype, [])),
     )
