@@ -34,7 +34,7 @@ from engine.config.settings import ModelConfig
 from engine.errors import ModelError
 from engine.model.catalog import FILE, STARTER_FILE, catalog, starter_shape
 from engine.model.shape import ModelShape
-from engine.model.shape_rows import pack, pack_adapters
+from engine.model.shape_rows import LOW_RANK, AdaptedBlock, pack, pack_adapters
 from engine.paths import PROGRAM_ROOT
 
 FACTS = (
@@ -49,17 +49,15 @@ FACTS = (
     "config",
 )
 STARTER = "assets/starter-model"
-WHOLE, PACKED, CHECKED = None, Adapters(rank=16), Adapters(rank=5)
-"""What is stored of adapters was counted with the second of these, and is compared with what is
+LOW, HIGH, CHECKED = (Adapters(rank=rank) for rank in (LOW_RANK, 2 * LOW_RANK, 5))
+"""What is stored of adapters was counted with the first two of these, and is compared with what is
 counted with the third.
 """
-_Layers = list[list[tuple[int, int]]]
-"""For each block, the features that its layers with adapters take and return."""
 
 
 def meta_shape(
     config: Any, source: str, dtype: str, adapters: Adapters | None
-) -> tuple[ModelShape, _Layers]:
+) -> tuple[ModelShape, list[AdaptedBlock]]:
     """What the engine itself finds for a configuration of transformers. Raises ModelError for a
     model that it refuses.
     """
@@ -67,11 +65,13 @@ def meta_shape(
     from engine.model.measure_shape import shape_of
 
     built = build_model(config, ModelConfig(source=source, dtype=dtype), adapters)
-    layers = []
+    blocks = []
     for unit in built.blocks:
-        shapes = [spec.shape for spec in unit.layout.parameters if spec.adapter]
-        layers.append([(a[1], b[0]) for a, b in zip(shapes[::2], shapes[1::2], strict=True)])
-    return shape_of(built, source), layers
+        specs = unit.layout.parameters
+        shapes = [spec.shape for spec in specs if spec.adapter]
+        layers = [(a[1], b[0]) for a, b in zip(shapes[::2], shapes[1::2], strict=True)]
+        blocks.append(AdaptedBlock(layers, [spec.numel for spec in specs if spec.exact]))
+    return shape_of(built, source), blocks
 
 
 def _published(config: dict[str, Any]) -> Any:
@@ -82,23 +82,23 @@ def _published(config: dict[str, Any]) -> Any:
 
 
 def _shapes(
-    config: Any, source: str, adapters: Adapters | None = WHOLE
-) -> tuple[dict[str, ModelShape], _Layers]:
+    config: Any, source: str, adapters: Adapters | None = None
+) -> tuple[dict[str, ModelShape], list[AdaptedBlock]]:
     """In bfloat16 and, where the trial of one block fits into this machine's memory, in float32."""
-    shape, layers = meta_shape(config, source, "bfloat16", adapters)
+    shape, blocks = meta_shape(config, source, "bfloat16", adapters)
     shapes = {"bfloat16": shape}
     try:
         shapes["float32"], _ = meta_shape(config, source, "float32", adapters)
     except ModelError as error:
         print(f"{source} has no float32 counts: {error}", flush=True)
-    return shapes, layers
+    return shapes, blocks
 
 
 def _rows(config: Any, source: str) -> dict[str, Any]:
     """What is stored of a model: the row of its shape, and that of its adapters."""
     whole, _ = _shapes(config, source)
-    adapted, layers = _shapes(config, source, PACKED)
-    return {"shape": pack(whole), "adapters": pack_adapters(adapted, layers, PACKED.rank)}
+    (low, blocks), (high, _) = (_shapes(config, source, adapters) for adapters in (LOW, HIGH))
+    return {"shape": pack(whole), "adapters": pack_adapters(low, high, blocks)}
 
 
 def _starter() -> tuple[bytes, Any]:
@@ -148,14 +148,14 @@ def differences(wanted: set[str]) -> list[str]:
         started = time.monotonic()
         for source in (entry.id, *entry.contexts):
             config = _published(entry.config_of(source))
-            for adapters in (WHOLE, CHECKED):
+            for adapters in (None, CHECKED):
                 for dtype, built in _shapes(config, source, adapters)[0].items():
                     bundled = entry.shape(dtype, source=source, adapters=adapters)
                     found += _unlike(bundled, built, adapters)
         print(f"{entry.id}: {time.monotonic() - started:.1f} s", flush=True)
     if not wanted or STARTER in wanted:
         content, config = _starter()
-        for adapters in (WHOLE, CHECKED):
+        for adapters in (None, CHECKED):
             for dtype, built in _shapes(config, STARTER, adapters)[0].items():
                 bundled = starter_shape(content, dtype, "auto", STARTER, adapters)
                 found += _unlike(bundled, built, adapters)

@@ -25,9 +25,17 @@ def factor_specs(prefix: str, name: str, features: tuple[int, int], rank: int) -
     return specs
 
 
-def laid_out_factors(unit: str, layers: Sequence[tuple[int, int]], rank: int) -> UnitLayout:
-    """Returns the layout of the factors of a block without its frozen parameters. layers: the
-    features that each layer with an adapter takes and returns, in the order of the block.
+def adapted_layout(
+    unit: str, layers: Sequence[tuple[int, int]], exact: Sequence[int], rank: int
+) -> UnitLayout:
+    """Returns the layout of a block with adapters, without the parameters that are in weight_high
+    alone. layers: the features that each layer with an adapter takes and returns, in the order of
+    the block. exact: the elements of each parameter that stays in fp32 in a bf16 model.
     """
-    numbered = enumerate(layers)
-    return lay_out(unit, [s for at, each in numbered for s in factor_specs("", str(at), each, rank)])
+    specs = [
+        ParameterSpec(f"exact.{at}", "", (numel,), decay=False, exact=True, frozen=True)
+        for at, numel in enumerate(exact)
+    ]
+    for at, features in enumerate(layers):
+        specs += factor_specs("", str(at), features, rank)
+    return lay_out(unit, specs)

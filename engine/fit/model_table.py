@@ -167,10 +167,9 @@ def rows_of(
             )
         except ConfigError:  # such as rows that are longer than the model's positions
             continue
-        trained = shape.trained_count
-        beside = 0 if config.train.parts is None else trained
-        own, active = (n - beside for n in (shape.parameter_count, shape.active_parameters))
-        yield Row(entry, own, active, trained, cells)
+        beside = shape.parameter_count - own_parameters(shape, config)
+        active = shape.active_parameters - beside
+        yield Row(entry, own_parameters(shape, config), active, shape.trained_count, cells)
 
 
 def table_shape(entry: CatalogEntry, config: TrainConfig) -> ModelShape | None:
@@ -194,6 +193,12 @@ def table_shape(entry: CatalogEntry, config: TrainConfig) -> ModelShape | None:
             "that are trained whole; leave it out, or check one model.",
         )
     return entry.shape(config.model.dtype, adapters=adapters)
+
+
+def own_parameters(shape: ModelShape, config: TrainConfig) -> int:
+    """Returns how many parameters the model of a table has, without adapters."""
+    beside = 0 if config.train.parts is None else shape.trained_count
+    return shape.parameter_count - beside
 
 
 def _not_plain(adapters: Adapters) -> str:

@@ -9,15 +9,14 @@ from the rank.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 from typing import Any
 
-from engine.adapters.factors import laid_out_factors
+from engine.adapters.factors import adapted_layout
 from engine.model.activation_sizes import Activations
 from engine.model.shape import ModelShape, UnitShape
 from engine.plan.buffers import EMBED, HEAD
-from engine.planes.layout import PLANE_ITEM_BYTES
 
 MODEL_FIELDS = (
     "model_type",
@@ -52,10 +51,21 @@ under the first key, and their number under the second.
 """
 WORK = "work_parameters"
 """A row of a model of which parts are trained has this key."""
+LOW_RANK = 16
 LAYERS = "layers"
 """A kind of block of a row of adapters has the features under this key that each layer with an
 adapter takes and returns.
 """
+
+
+@dataclass(frozen=True)
+class AdaptedBlock:
+    """An `AdaptedBlock` says what of a block with adapters must be stored beside activations."""
+
+    layers: Sequence[tuple[int, int]]
+    """Each layer with an adapter takes and returns so many features."""
+    exact: Sequence[int]
+    """Each parameter that stays in fp32 in a bf16 model has so many elements."""
 
 
 def pack(shapes: Mapping[str, ModelShape]) -> dict[str, Any]:
@@ -79,16 +89,24 @@ def pack(shapes: Mapping[str, ModelShape]) -> dict[str, Any]:
 
 
 def pack_adapters(
-    shapes: Mapping[str, ModelShape], layers: Sequence[Sequence[tuple[int, int]]], rank: int
+    low: Mapping[str, ModelShape], high: Mapping[str, ModelShape], blocks: Sequence[AdaptedBlock]
 ) -> dict[str, Any]:
-    """Returns the row of adapters of one model, from its shapes by dtype with adapters of this
-    rank. layers: for each block, the features that its layers with adapters take and return.
+    """Returns the row of adapters of one model, from its shapes by dtype with adapters of two
+    ranks: `LOW_RANK` and twice as much.
     """
-    blocks: list[dict[str, Any]] = [{LAYERS: [list(each) for each in own]} for own in layers]
-    for dtype, shape in shapes.items():
-        for row, unit in zip(blocks, shape.blocks, strict=True):
-            row[dtype] = _numbers(unit, -_kept_of_factors(row, dtype, rank))
-    return _in_kinds(blocks)
+    rows: list[dict[str, Any]] = [
+        {LAYERS: [list(each) for each in block.layers]}
+        | ({EXACT: list(block.exact)} if block.exact else {})
+        for block in blocks
+    ]
+    for dtype, shape in low.items():
+        for row, unit, other in zip(rows, shape.blocks, high[dtype].blocks, strict=True):
+            first, second = _numbers(unit), _numbers(other)
+            grown = [(after - before) / LOW_RANK for before, after in zip(first, second)]
+            # What is kept for pairs of tokens does not depend on the rank.
+            at_zero = [2 * before - after for before, after in zip(first, second)]
+            row[dtype] = [round(number, 6) for number in (*at_zero, *grown[::2])]
+    return _in_kinds(rows)
 
 
 def with_adapters(shape: ModelShape, row: Mapping[str, Any], rank: int) -> ModelShape | None:
@@ -100,8 +118,8 @@ def with_adapters(shape: ModelShape, row: Mapping[str, Any], rank: int) -> Model
     kinds = [row["kinds"][kind] for kind, count in row["units"] for _ in range(count)]
     if not all(shape.dtype in kind for kind in kinds):
         return None
-    adapted = [_adapted(*each, shape.dtype, rank) for each in zip(shape.blocks, kinds, strict=True)]
-    units = (_adapted(shape.embed), *adapted, _adapted(shape.head))
+    blocks = [_adapted(*each, shape.dtype, rank) for each in zip(shape.blocks, kinds, strict=True)]
+    units = (_frozen(shape.embed), *blocks, _frozen(shape.head))
     trained = sum(unit.trained_count for unit in units)
     below = sum(unit.parameter_count for unit in takewhile(lambda unit: unit.is_frozen, units))
     active = shape.active_parameters + trained
@@ -109,33 +127,38 @@ def with_adapters(shape: ModelShape, row: Mapping[str, Any], rank: int) -> Model
     return replace(shape, units=units, active_parameters=active, work_parameters=work)
 
 
-def _adapted(
-    unit: UnitShape, kind: Mapping[str, Any] | None = None, dtype: str = "", rank: int = 0
-) -> UnitShape:
-    """Returns a unit that is frozen, with the adapters of `kind` if it is a block."""
-    factors = laid_out_factors(unit.name, kind[LAYERS] if kind else (), rank)
-    counts = factors.moment_counts
-    changed = replace(
+def _frozen(unit: UnitShape) -> UnitShape:
+    """Returns a unit of which nothing is trained."""
+    return replace(
         unit,
-        numel=factors.numel,
-        parameter_count=unit.parameter_count + factors.parameter_count,
-        small_numel=counts.small,
-        block_count=counts.blocks,
+        numel=0,
+        small_numel=0,
+        block_count=0,
         frozen_numel=unit.numel,
         frozen_count=unit.parameter_count,
     )
-    if kind is None:
-        return changed
-    kept = _kept_of_factors(kind, dtype, rank)
-    widest = max(unit.widest, rank if kind[LAYERS] else 0)
-    return replace(changed, widest=widest, **_activations(kind[dtype], kept))
 
 
-def _kept_of_factors(kind: Mapping[str, Any], dtype: str, rank: int) -> int:
-    """Returns the bytes that autograd keeps of each token for the width of the factors: the result
-    of each first factor.
-    """
-    return rank * len(kind[LAYERS]) * PLANE_ITEM_BYTES[dtype]["weight_high"]
+def _adapted(unit: UnitShape, kind: Mapping[str, Any], dtype: str, rank: int) -> UnitShape:
+    """Returns a block with the adapters of `kind`."""
+    exact = kind.get(EXACT, ()) if dtype == "bfloat16" else ()
+    layout = adapted_layout(unit.name, kind[LAYERS], exact, rank)
+    counts = layout.moment_counts
+    *at_zero, plain, masked, compiled = kind[dtype]
+    numbers = list(at_zero)
+    for place, grown in zip((0, 2, 4), (plain, masked, compiled)):
+        numbers[place] += rank * grown
+    return replace(
+        unit,
+        numel=layout.numel,
+        parameter_count=unit.parameter_count + layout.trained_count,
+        widest=max(unit.widest, rank if kind[LAYERS] else 0),
+        small_numel=counts.small,
+        block_count=counts.blocks,
+        frozen_numel=unit.numel - unit.exact_numel,
+        frozen_count=unit.parameter_count,
+        **_activations(numbers),
+    )
 
 
 def _in_kinds(units: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -192,22 +215,20 @@ def _kind(unit: UnitShape, dtype: str) -> dict[str, Any]:
     return kind
 
 
-def _numbers(unit: UnitShape, more: float = 0) -> list[float]:
-    """Returns the bytes of activations per token and per pair: plain, masked, compiled. more: so
-    many bytes are added per token.
-    """
+def _numbers(unit: UnitShape) -> list[float]:
+    """Returns the bytes of activations per token and per pair: plain, masked, compiled."""
     numbers: list[float] = []
     for name in ACTIVATION_FIELDS:
         activations = getattr(unit, name)
-        numbers += [activations.per_token + more, activations.per_pair]
+        numbers += [activations.per_token, activations.per_pair]
     return numbers
 
 
-def _activations(numbers: Sequence[float], more: float = 0) -> dict[str, Activations]:
-    """Returns the activations that `_numbers` lists. more: as there."""
+def _activations(numbers: Sequence[float]) -> dict[str, Activations]:
+    """Returns the activations that `_numbers` lists."""
     pairs = zip(numbers[::2], numbers[1::2])
     return {
-        field_name: Activations(per_token + more, per_pair)
+        field_name: Activations(per_token, per_pair)
         for field_name, (per_token, per_pair) in zip(ACTIVATION_FIELDS, pairs)
     }
 
