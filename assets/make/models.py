@@ -20,7 +20,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig
 from engine.errors import ModelError
+from engine.model.activation_sizes import Activations
 from engine.model.catalog import FILE, STARTER_FILE, catalog, starter_shape
 from engine.model.shape import ModelShape
-from engine.model.shape_rows import LOW_RANK, AdaptedBlock, pack, pack_adapters
+from engine.model.shape_rows import (
+    ACTIVATION_FIELDS,
+    LOW_RANK,
+    AdaptedBlock,
+    pack,
+    pack_adapters,
+)
 from engine.paths import PROGRAM_ROOT
 
 FACTS = (
@@ -169,8 +176,21 @@ def _unlike(
     return [
         f"{built.source} in {built.dtype}{beside}: {item.name}"
         for item in fields(ModelShape)
-        if getattr(bundled, item.name, None) != getattr(built, item.name)
+        if bundled is None or getattr(_rounded(bundled), item.name) != getattr(_rounded(built), item.name)
     ]
+
+
+def _rounded(shape: ModelShape) -> ModelShape:
+    """Estimated activations differ by the rounding of their sums."""
+    units = []
+    for unit in shape.units:
+        found = {name: getattr(unit, name) for name in ACTIVATION_FIELDS}
+        rounded = {
+            name: Activations(round(kept.per_token, 3), round(kept.per_pair, 3))
+            for name, kept in found.items()
+        }
+        units.append(replace(unit, **rounded))
+    return replace(shape, units=tuple(units))
 
 
 def main() -> int:
