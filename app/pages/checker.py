@@ -268,7 +268,9 @@ class Checker:
 
 
 def _smaller_than(config: TrainConfig, machine: Machine) -> tuple[str, ...]:
-    """Returns the ids of smaller models of the catalog that fit; none for what no table is about."""
+    """Returns the ids of smaller models of the catalog that fit; none where no table is about the
+    settings.
+    """
     shape = catalog_shape(config.model.source, config.model.dtype)
     if shape is None:
         return ()

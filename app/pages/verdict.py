@@ -55,7 +55,6 @@ def shown_remedies(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
     return tuple(remedy for remedy in remedies if remedy in shown)
 
 
-
 def unchecked(headline: str, sentence: str, field: str | None = None) -> dict[str, Any]:
     """Returns the verdict on a draft that has no estimate; `sentence` says why.
 

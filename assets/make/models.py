@@ -7,9 +7,10 @@ the starter, which `starter.py` makes, to `starter-shape.json`.
 
 The id of the starter is assets/starter-model.
 
-The facts of each model (all keys but `shape` and `adapters`) are written by hand, from the published
-configuration. Each model is built on the meta device, in bfloat16 and in float32; nothing is
-downloaded. A block of the largest takes some 16 GiB of memory to try.
+The facts of each model (all keys but `shape` and `adapters`) are written by hand, from the
+published configuration. Each model is built on the meta device, in bfloat16 and in float32, without
+adapters and with them; nothing is downloaded. A block of the largest takes some 16 GiB of memory to
+try.
 """
 
 from __future__ import annotations
@@ -169,14 +170,13 @@ def differences(wanted: set[str]) -> list[str]:
     return found
 
 
-def _unlike(
-    bundled: ModelShape | None, built: ModelShape, adapters: Adapters | None
-) -> list[str]:
+def _unlike(bundled: ModelShape | None, built: ModelShape, adapters: Adapters | None) -> list[str]:
     beside = " with adapters" if adapters else ""
     return [
         f"{built.source} in {built.dtype}{beside}: {item.name}"
         for item in fields(ModelShape)
-        if bundled is None or getattr(_rounded(bundled), item.name) != getattr(_rounded(built), item.name)
+        if bundled is None
+        or getattr(_rounded(bundled), item.name) != getattr(_rounded(built), item.name)
     ]
 
 
@@ -203,7 +203,7 @@ def main() -> int:
     for row in rows:
         if not wanted or row["id"] in wanted:
             started = time.monotonic()
-            row |= _rows(_published(row["config"]), row["id"])
+            row.update(_rows(_published(row["config"]), row["id"]))
             print(f"{row['id']}: {time.monotonic() - started:.1f} s", flush=True)
             write(rows)
     if not wanted or STARTER in wanted:

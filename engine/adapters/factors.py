@@ -12,7 +12,9 @@ FACTORS = ("lora_A", "lora_B")
 """The factors of an adapter are modules of these names in their layer."""
 
 
-def factor_specs(prefix: str, name: str, features: tuple[int, int], rank: int) -> list[ParameterSpec]:
+def factor_specs(
+    prefix: str, name: str, features: tuple[int, int], rank: int
+) -> list[ParameterSpec]:
     """Returns the specifications of the factors of the layer `name` of a block: `lora_A` [rank,
     features in] and `lora_B` [features out, rank]. prefix: the full names of the block begin with
     it. features: the layer takes so many, and returns so many.

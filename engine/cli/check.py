@@ -190,8 +190,9 @@ def check_table(
     yield (
         f"{as_text(rows, shown)}\n\n{counts_in_words(rows, shown)}\n{config.train.batch_size} x "
         f"{config.data.max_seq_len:,} tokens a step, {method_in_words(config)}, "
-        f"{config.model.dtype}, {_moments_in_words(config, job.any_optimizer)}; known machines have their typical "
-        "RAM, and speeds of machines that were not measured come from the card's specification."
+        f"{config.model.dtype}, {_moments_in_words(config, job.any_optimizer)}; known machines have"
+        " their typical RAM, and speeds of machines that were not measured come from the card's "
+        "specification."
         f"{legend}"
     )
 

@@ -4,8 +4,8 @@ takes, and `moves_in_words` which units then live elsewhere. No torch.
 
 Remedies are ordered by what they cost the user: first what changes nothing but speed, then what
 only adds sums in another order, then moments of AdamW in bf16 and in 8 bits, then fewer and
-shorter rows. Adapters in the place of all weights come next, for they are another training. Moments on the
-disk come last: they change no result, but wear the drive.
+shorter rows. Adapters in the place of all weights come next, for they are another training. Moments
+on the disk come last: they change no result, but wear the drive.
 """
 
 from __future__ import annotations
@@ -261,9 +261,7 @@ class _Search:
             return None
 
 
-def _shape_of(
-    changed: TrainConfig, config: TrainConfig, shape: ModelShape
-) -> ModelShape | None:
+def _shape_of(changed: TrainConfig, config: TrainConfig, shape: ModelShape) -> ModelShape | None:
     """Returns the shape of the model of changed settings, or None if it is not known. shape: that
     of `config`.
     """

@@ -224,7 +224,7 @@ def _numbers(unit: UnitShape) -> list[float]:
     return numbers
 
 
-def _activations(numbers: Sequence[float]) -> dict[str, Activations]:
+def _activations(numbers: Sequence[float]) -> dict[str, Any]:
     """Returns the activations that `_numbers` lists."""
     pairs = zip(numbers[::2], numbers[1::2])
     return {
