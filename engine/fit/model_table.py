@@ -129,7 +129,7 @@ class Row:
     """The model has so many, without adapters."""
     active_parameters: int
     trained_parameters: int
-    """So many are trained: all of the model, or those of adapters."""
+    """So many are trained: they are all of the model, or those of adapters."""
     cells: tuple[Cell, ...]
 
 
@@ -397,8 +397,11 @@ def as_details(rows: Sequence[Row]) -> str:
 def _aligned(lines: Sequence[Sequence[str]]) -> str:
     """Returns lines of cells as text in columns."""
     widths = [max(map(len, cells)) for cells in zip(*lines)]
-    padded = ([text.ljust(width) for text, width in zip(cells, widths)] for cells in lines)
-    return "\n".join("  ".join(cells).rstrip() for cells in padded)
+    return "\n".join(_padded(cells, widths) for cells in lines)
+
+
+def _padded(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(text.ljust(width) for text, width in zip(cells, widths)).rstrip()
 
 
 def method_in_words(config: TrainConfig) -> str:

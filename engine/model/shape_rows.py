@@ -94,11 +94,11 @@ def pack_adapters(
     """Returns the row of adapters of one model, from its shapes by dtype with adapters of two
     ranks: `LOW_RANK` and twice as much.
     """
-    rows: list[dict[str, Any]] = [
-        {LAYERS: [list(each) for each in block.layers]}
-        | ({EXACT: list(block.exact)} if block.exact else {})
-        for block in blocks
-    ]
+    rows: list[dict[str, Any]] = []
+    for block in blocks:
+        rows.append({LAYERS: list(map(list, block.layers))})
+        if block.exact:
+            rows[-1][EXACT] = list(block.exact)
     for dtype, shape in low.items():
         for row, unit, other in zip(rows, shape.blocks, high[dtype].blocks, strict=True):
             first, second = _numbers(unit), _numbers(other)
