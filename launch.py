@@ -115,7 +115,8 @@ def _check(arguments: argparse.Namespace) -> int:
 
     gpus = arguments.gpus
     overrides = [*arguments.set, *([] if gpus is None else [f"engine.gpus={gpus}"])]
-    job = CheckedJob(arguments.preset, arguments.model, overrides, arguments.optimizer)
+    asked = (arguments.optimizer, arguments.method)
+    job = CheckedJob(arguments.preset, arguments.model, overrides, *asked)
     is_report = arguments.preset is not None or arguments.model is not None
     if (arguments.hosts > 1 or arguments.network_gbits is not None) and (
         arguments.table or not is_report

@@ -109,6 +109,19 @@ def test_the_counts_of_models_on_desktops_are_those_of_the_table():
     assert counts_in_words(rows, shown) == line
 
 
+def test_the_counts_of_models_with_adapters_are_those_of_the_table():
+    lines = between("lora.md", "adapters").strip().splitlines()
+    names = [pair.rpartition(" ")[0] for pair in lines[0].split(": ")[2].split(", ")]
+    shown = columns(names, read_machine())[1:]
+    said = []
+    for words, method in (("All weights", "full"), ("Adapters", "lora")):
+        job = {"name": "table", "model": {"source": "m"}, "data": {"source": "d"}}
+        config = TrainConfig.from_dict(job | {"train": {"method": method}})
+        rows = list(rows_of(config, shown, timed=False))
+        said.append(f"{words}: {counts_in_words(rows, shown)}")
+    assert said == lines
+
+
 def test_laws_name_tests_that_exist():
     named = re.findall(r"`(tests/\S+?\.py)(?:::(\w+))?`", between("architecture.md", "laws"))
     assert len(named) >= 8

@@ -23,6 +23,7 @@ OWN = "own/"
 FIRST_PRESET = "starter.yaml"
 STARTERS = {
     FIRST_PRESET: "to write Roman numerals",
+    "starter-lora.yaml": "with adapters (LoRA) to be polite",
     "starter-preferences.yaml": "from pairs of answers to be polite",
 }
 """These presets train tiny models on bundled data; each says what its model learns."""

@@ -19,7 +19,7 @@ from app.form.settling import default_values, settled, with_even_rows
 from app.pages.draft import Draft
 from app.pages.faults import unforeseen
 from app.pages.gains import Gains
-from app.pages.verdict import REMEDIES_SHOWN, Beside, unchecked, verdict_of
+from app.pages.verdict import Beside, shown_remedies, unchecked, verdict_of
 from app.session.session import Session
 from app.view.data_figures import lengths_figure, lengths_words
 from app.view.effort_words import Effort, Sample, effort, effort_words
@@ -239,7 +239,7 @@ class Checker:
 
     def _timed_now(self, config: TrainConfig, machine: Machine, rates: int) -> FitReport:
         report = self._estimate(config, machine, rates)
-        shown = replace(report, remedies=report.remedies[:REMEDIES_SHOWN])
+        shown = replace(report, remedies=shown_remedies(report.remedies))
         return with_times(shown, config, machine, quick=True)
 
     def _costs_now(self, config: TrainConfig, machine: Machine, rates: int) -> Costs | None:
@@ -268,11 +268,17 @@ class Checker:
 
 
 def _smaller_than(config: TrainConfig, machine: Machine) -> tuple[str, ...]:
-    """Returns the ids of smaller models of the catalog that fit."""
+    """Returns the ids of smaller models of the catalog that fit; none where no table is about the
+    settings.
+    """
     shape = catalog_shape(config.model.source, config.model.dtype)
     if shape is None:
         return ()
-    return tuple(entry.id for entry in smaller_models(config, shape, machine, SMALLER_SHOWN))
+    try:
+        smaller = smaller_models(config, shape, machine, SMALLER_SHOWN)
+    except ConfigError:
+        return ()
+    return tuple(entry.id for entry in smaller)
 
 
 def _keep(known: dict[Any, Any], key: Any, value: Any) -> None:

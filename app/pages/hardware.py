@@ -42,7 +42,10 @@ from engine.fit.model_table import (
     as_csv,
     as_dicts,
     columns,
+    method_in_words,
+    own_parameters,
     rows_of,
+    table_shape,
 )
 from engine.fit.needs import Verdict
 from engine.fit.offers import Offer, largest_model, machines_for
@@ -52,8 +55,15 @@ from engine.machine.read_machine import Machine, read_machine
 from engine.model.catalog import CatalogEntry, catalog, entry_of
 from engine.model.shape import ModelShape
 
-DEFAULTS = {"rows": 32, "tokens": 1024, "dtype": "bfloat16", "optimizer": "adamw"}
+DEFAULTS = {
+    "method": "full",
+    "rows": 32,
+    "tokens": 1024,
+    "dtype": "bfloat16",
+    "optimizer": "adamw",
+}
 FIELDS = {
+    "method": "train.method",
     "rows": "train.batch_size",
     "tokens": "data.max_seq_len",
     "dtype": "model.dtype",
@@ -225,6 +235,7 @@ class Hardware:
                     first.entry,
                     first.parameters,
                     first.active_parameters,
+                    first.trained_parameters,
                     tuple(found[model].cells[0] for found in by_machine),
                 )
             )
@@ -240,6 +251,8 @@ class Hardware:
         found = self._largest(config, any_optimizer, self._here(), _measured(self._here()))
         rows, tokens = config.train.batch_size, config.data.max_seq_len
         job = f"{rows:,} rows of {tokens:,} tokens a step in {config.model.dtype}"
+        if config.train.method != "full":
+            job += f", {method_in_words(config)},"
         if found is None:
             sentence = (
                 f"No model of the catalog fits this machine with {job}. Fewer or shorter rows take "
@@ -250,7 +263,7 @@ class Hardware:
         shape = _shape(entry, config)
         tight = ", only just" if cell.verdict == Verdict.TIGHT else ""
         sentence = (
-            f"{entry.title} ({in_billions(shape.parameter_count)} parameters): {job} take "
+            f"{entry.title} ({in_billions(own_parameters(shape, config))} parameters): {job} take "
             f"{in_bytes(cell.host_bytes)} of RAM{and_gpu_memory(cell)} "
             f"{moments_words(cell)}{tight}{_and_speed(cell)}."
         )
@@ -272,7 +285,7 @@ class Hardware:
         return {
             "id": entry.id,
             "title": entry.title,
-            "parameters": in_billions(shape.parameter_count),
+            "parameters": in_billions(own_parameters(shape, config)),
             "source": entry.source,
             "offers": [_offer_words(offer) for offer in found],
         }
@@ -301,8 +314,8 @@ class Hardware:
 
 
 def read_settings(settings: Mapping[str, Any]) -> TrainConfig:
-    """Returns the job that the table is about: `rows` per step, `tokens` per row, `dtype` and
-    `optimizer`. The optimizer means nothing if the table is about any (`wants_any_optimizer`).
+    """Returns the job that the table is about: `method`, `rows` per step, `tokens` per row, `dtype`
+    and `optimizer`. The optimizer means nothing if the table is about any (`wants_any_optimizer`).
 
     DEFAULTS replace missing settings. Raises RunError for settings that no run could have.
     """
@@ -375,7 +388,7 @@ def _entry(model: str) -> CatalogEntry:
 
 
 def _shape(entry: CatalogEntry, config: TrainConfig) -> ModelShape:
-    shape = entry.shape(config.model.dtype)
+    shape = table_shape(entry, config)
     if shape is None:
         raise RunError(
             f"{entry.title} is too large to be counted in {config.model.dtype}; choose bfloat16."

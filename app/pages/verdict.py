@@ -24,6 +24,7 @@ from engine.fit.needs import Part, Verdict
 from engine.fit.pool import PoolPart
 from engine.fit.pool_times import Costs
 from engine.fit.remedies import Remedy
+from engine.fit.remedy_options import METHOD
 from engine.fit.report import HOST_WATTS, FitReport
 from engine.words import counted, in_hours, in_seconds
 
@@ -40,7 +41,18 @@ HELP = {
 }
 """This sentence is shown above the remedies."""
 BARS = {PartName.GPU: "GPU memory", PartName.HOST: "RAM", PartName.DISK: "Disk"}
-REMEDIES_SHOWN = 3
+REMEDIES_SHOWN = 4
+"""The page shows at most this many remedies: three, and the one that trains adapters."""
+
+
+def shown_remedies(remedies: Sequence[Remedy]) -> tuple[Remedy, ...]:
+    """Returns the first remedies of a report, and the one that trains adapters even if others come
+    before it.
+    """
+    adapters = [remedy for remedy in remedies if METHOD in remedy.changes]
+    others = [remedy for remedy in remedies if remedy not in adapters]
+    shown = [*others[: REMEDIES_SHOWN - 1], *adapters]
+    return tuple(remedy for remedy in remedies if remedy in shown)
 
 
 def unchecked(headline: str, sentence: str, field: str | None = None) -> dict[str, Any]:
@@ -101,7 +113,7 @@ def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str,
         tone, headline = "warn", "It fits this machine, but look at this:"
     fits = report.verdict != Verdict.DOES_NOT_FIT
     why_not = busy if fits else "It would not fit, so it cannot be started."
-    shown = report.remedies[:REMEDIES_SHOWN]
+    shown = shown_remedies(report.remedies)
     remedies = [_remedy(remedy) for remedy in shown]
     on_gpu = report.choices["device"] != "cpu"
     has_times = bool(report.time["step_seconds"])

@@ -14,7 +14,7 @@ from engine.machine.known_machines import KnownMachine
 from engine.machine.rates import UPDATE_BYTES, Rates
 from engine.machine.read_machine import Machine
 from engine.planes.moments import KINDS
-from engine.words import counted
+from engine.words import counted, in_seconds
 
 VERDICT_WORDS = {
     Verdict.FITS: ("good", "fits"),
@@ -239,6 +239,8 @@ def cell_detail(found: Cell) -> str:
     if found.tokens_per_second is not None:
         origin = "estimated from the specification" if found.estimated else "from measured rates"
         takes += f" {speed_in_words(found)}, {origin}."
+    if found.step_seconds is not None:
+        takes += f" A step takes about {in_seconds(found.step_seconds)}."
     return " ".join([takes, *(WAY_SENTENCES[way] for way in found.ways)])
 
 

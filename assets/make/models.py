@@ -7,9 +7,10 @@ the starter, which `starter.py` makes, to `starter-shape.json`.
 
 The id of the starter is assets/starter-model.
 
-The facts of each model (all keys but `shape`) are written by hand, from the published
-configuration. Each model is built on the meta device, in bfloat16 and in float32; nothing is
-downloaded. A block of the largest takes some 16 GiB of memory to try.
+The facts of each model (all keys but `shape` and `adapters`) are written by hand, from the
+published configuration. Each model is built on the meta device, in bfloat16 and in float32, without
+adapters and with them; nothing is downloaded. A block of the largest takes some 16 GiB of memory to
+try.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,19 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig
 from engine.errors import ModelError
+from engine.model.activation_sizes import Activations
 from engine.model.catalog import FILE, STARTER_FILE, catalog, starter_shape
 from engine.model.shape import ModelShape
-from engine.model.shape_rows import pack
+from engine.model.shape_rows import (
+    ACTIVATION_FIELDS,
+    LOW_RANK,
+    AdaptedBlock,
+    pack,
+    pack_adapters,
+)
 from engine.paths import PROGRAM_ROOT
 
 FACTS = (
@@ -48,16 +57,29 @@ FACTS = (
     "config",
 )
 STARTER = "assets/starter-model"
+LOW, HIGH, CHECKED = (Adapters(rank=rank) for rank in (LOW_RANK, 2 * LOW_RANK, 5))
+"""What is stored of adapters was counted with the first two of these, and is compared with what is
+counted with the third.
+"""
 
 
-def meta_shape(config: Any, source: str, dtype: str) -> ModelShape:
+def meta_shape(
+    config: Any, source: str, dtype: str, adapters: Adapters | None
+) -> tuple[ModelShape, list[AdaptedBlock]]:
     """What the engine itself finds for a configuration of transformers. Raises ModelError for a
     model that it refuses.
     """
     from engine.model.build import build_model
     from engine.model.measure_shape import shape_of
 
-    return shape_of(build_model(config, ModelConfig(source=source, dtype=dtype)), source)
+    built = build_model(config, ModelConfig(source=source, dtype=dtype), adapters)
+    blocks = []
+    for unit in built.blocks:
+        specs = unit.layout.parameters
+        shapes = [spec.shape for spec in specs if spec.adapter]
+        layers = [(a[1], b[0]) for a, b in zip(shapes[::2], shapes[1::2], strict=True)]
+        blocks.append(AdaptedBlock(layers, [spec.numel for spec in specs if spec.exact]))
+    return shape_of(built, source), blocks
 
 
 def _published(config: dict[str, Any]) -> Any:
@@ -67,37 +89,48 @@ def _published(config: dict[str, Any]) -> Any:
     return transformers().AutoConfig.for_model(**config)
 
 
-def _shapes(config: Any, source: str) -> dict[str, ModelShape]:
+def _shapes(
+    config: Any, source: str, adapters: Adapters | None = None
+) -> tuple[dict[str, ModelShape], list[AdaptedBlock]]:
     """In bfloat16 and, where the trial of one block fits into this machine's memory, in float32."""
-    shapes = {"bfloat16": meta_shape(config, source, "bfloat16")}
+    shape, blocks = meta_shape(config, source, "bfloat16", adapters)
+    shapes = {"bfloat16": shape}
     try:
-        shapes["float32"] = meta_shape(config, source, "float32")
+        shapes["float32"], _ = meta_shape(config, source, "float32", adapters)
     except ModelError as error:
         print(f"{source} has no float32 counts: {error}", flush=True)
-    return shapes
+    return shapes, blocks
 
 
-def _starter() -> tuple[bytes, dict[str, ModelShape]]:
-    """(the bytes of its config.json, its shapes by dtype)"""
+def _rows(config: Any, source: str) -> dict[str, Any]:
+    """What is stored of a model: the row of its shape, and that of its adapters."""
+    whole, _ = _shapes(config, source)
+    (low, blocks), (high, _) = (_shapes(config, source, adapters) for adapters in (LOW, HIGH))
+    return {"shape": pack(whole), "adapters": pack_adapters(low, high, blocks)}
+
+
+def _starter() -> tuple[bytes, Any]:
+    """(the bytes of its config.json, its configuration)"""
     from engine.model.pretrained_files import load_config
 
     content = (PROGRAM_ROOT / STARTER / "config.json").read_bytes()
-    return content, _shapes(load_config(str(PROGRAM_ROOT / STARTER)), STARTER)
+    return content, load_config(str(PROGRAM_ROOT / STARTER))
 
 
 def write_starter() -> None:
     """The shape of the starter, under the sha256 of its configuration: a copy of its folder is the
     same model.
     """
-    content, shapes = _starter()
-    digest, shape = json.dumps(hashlib.sha256(content).hexdigest()), json.dumps(pack(shapes))
+    content, config = _starter()
+    digest, rows = json.dumps(hashlib.sha256(content).hexdigest()), _rows(config, STARTER)
+    lines = [f'"{name}": {json.dumps(row)}' for name, row in rows.items()]
     STARTER_FILE.write_text(
-        f'{{"config_sha256": {digest},\n "shape": {shape}}}\n', encoding="utf-8"
+        f'{{"config_sha256": {digest},\n ' + ",\n ".join(lines) + "}\n", encoding="utf-8"
     )
 
 
 def write(rows: Iterable[dict[str, Any]]) -> None:
-    """One model in three lines: what is known of it, its configuration, its shape."""
+    """One model in four lines: what is known of it, its configuration, its shape, its adapters."""
 
     def line(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False)
@@ -105,9 +138,10 @@ def write(rows: Iterable[dict[str, Any]]) -> None:
     texts = []
     for row in rows:
         facts = line({name: row[name] for name in FACTS if name != "config"})[1:-1]
-        texts.append(
-            f'  {{{facts},\n   "config": {line(row["config"])},\n   "shape": {line(row["shape"])}}}'
-        )
+        # A model whose turn is still to come may have no rows yet.
+        names = [name for name in ("config", "shape", "adapters") if name in row]
+        others = [f'"{name}": {line(row[name])}' for name in names]
+        texts.append(f"  {{{facts},\n   " + ",\n   ".join(others) + "}")
     FILE.write_text('{"models": [\n' + ",\n".join(texts) + "\n]}\n", encoding="utf-8")
 
 
@@ -121,22 +155,42 @@ def differences(wanted: set[str]) -> list[str]:
             continue
         started = time.monotonic()
         for source in (entry.id, *entry.contexts):
-            for dtype, built in _shapes(_published(entry.config_of(source)), source).items():
-                found += _unlike(entry.shape(dtype, source=source), built)
+            config = _published(entry.config_of(source))
+            for adapters in (None, CHECKED):
+                for dtype, built in _shapes(config, source, adapters)[0].items():
+                    bundled = entry.shape(dtype, source=source, adapters=adapters)
+                    found += _unlike(bundled, built, adapters)
         print(f"{entry.id}: {time.monotonic() - started:.1f} s", flush=True)
     if not wanted or STARTER in wanted:
-        content, shapes = _starter()
-        for dtype, built in shapes.items():
-            found += _unlike(starter_shape(content, dtype, "auto", STARTER), built)
+        content, config = _starter()
+        for adapters in (None, CHECKED):
+            for dtype, built in _shapes(config, STARTER, adapters)[0].items():
+                bundled = starter_shape(content, dtype, "auto", STARTER, adapters)
+                found += _unlike(bundled, built, adapters)
     return found
 
 
-def _unlike(bundled: ModelShape | None, built: ModelShape) -> list[str]:
+def _unlike(bundled: ModelShape | None, built: ModelShape, adapters: Adapters | None) -> list[str]:
+    beside = " with adapters" if adapters else ""
     return [
-        f"{built.source} in {built.dtype}: {item.name}"
+        f"{built.source} in {built.dtype}{beside}: {item.name}"
         for item in fields(ModelShape)
-        if getattr(bundled, item.name, None) != getattr(built, item.name)
+        if bundled is None
+        or getattr(_rounded(bundled), item.name) != getattr(_rounded(built), item.name)
     ]
+
+
+def _rounded(shape: ModelShape) -> ModelShape:
+    """Estimated activations differ by the rounding of their sums."""
+    units = []
+    for unit in shape.units:
+        found = {name: getattr(unit, name) for name in ACTIVATION_FIELDS}
+        rounded = {
+            name: Activations(round(kept.per_token, 3), round(kept.per_pair, 3))
+            for name, kept in found.items()
+        }
+        units.append(replace(unit, **rounded))
+    return replace(shape, units=tuple(units))
 
 
 def main() -> int:
@@ -149,7 +203,7 @@ def main() -> int:
     for row in rows:
         if not wanted or row["id"] in wanted:
             started = time.monotonic()
-            row["shape"] = pack(_shapes(_published(row["config"]), row["id"]))
+            row.update(_rows(_published(row["config"]), row["id"]))
             print(f"{row['id']}: {time.monotonic() - started:.1f} s", flush=True)
             write(rows)
     if not wanted or STARTER in wanted:

@@ -22,9 +22,6 @@ from torch import nn
 from engine.adapters.adapted_linear import adapted_linear
 from engine.config.adapters import Adapters
 
-FACTORS = ("lora_A", "lora_B")
-"""The factors of an adapter are modules of these names in their layer."""
-
 
 class _Factor(nn.Module):
     """A `_Factor` holds one factor of an adapter. It is no linear layer, so that nothing that

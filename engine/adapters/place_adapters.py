@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from engine.adapters.choose_layers import Modules, chosen_layers, saved_parameters
-from engine.adapters.lora_layer import FACTORS, with_adapter
+from engine.adapters.factors import factor_specs
+from engine.adapters.lora_layer import with_adapter
 from engine.config.adapters import Adapters
 from engine.planes.freezing import frozen_but
-from engine.planes.layout import ParameterSpec, UnitLayout, lay_out
+from engine.planes.layout import UnitLayout, lay_out
 
 
 @dataclass(frozen=True)
@@ -92,19 +93,9 @@ def place_adapters(model: Adaptable, adapters: Adapters) -> list[UnitLayout]:
                 features = _features(layer, model.transposed)
                 adapted = with_adapter(layer, features, adapters, model.dtype)
                 block.module.set_submodule(name, adapted)
-                specs += _factors(block.prefix, name, adapted)
+                specs += factor_specs(block.prefix, name, features, adapters.rank)
         blocks[at] = lay_out(blocks[at].unit, specs)
     return [embed, *blocks, head]
-
-
-def _factors(prefix: str, name: str, layer: nn.Module) -> list[ParameterSpec]:
-    """Returns the specifications of the factors of the layer `name` of a block."""
-    specs = []
-    for factor in FACTORS:
-        own = f"{name}.{factor}.weight"
-        shape = tuple(layer.get_parameter(f"{factor}.weight").shape)
-        specs.append(ParameterSpec(own, prefix + own, shape, decay=True, adapter=True))
-    return specs
 
 
 def _features(layer: nn.Module, transposed: type[nn.Module]) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from engine.adapters.choose_layers import is_named
-from engine.adapters.lora_layer import FACTORS
+from engine.adapters.factors import FACTORS
 from engine.adapters.peft_folder import (
     CONFIG,
     WEIGHTS,

@@ -25,6 +25,7 @@ from engine.fit.model_table import (
     OPTIMIZERS,
     SHOWN,
     Column,
+    as_details,
     as_dicts,
     as_text,
     cell,
@@ -32,6 +33,7 @@ from engine.fit.model_table import (
     columns,
     counts_in_words,
     csv_parts,
+    method_in_words,
     rows_of,
 )
 from engine.fit.needs import SessionFacts, Verdict
@@ -55,13 +57,15 @@ class CheckedJob:
 
     A `model` without a preset is checked with the default settings; with a preset, it replaces the
     preset's model. `overrides` are settings such as ``train.steps=10``. An `optimizer` replaces
-    that of the settings; with `BEST`, each cell of a table is about the first that fits.
+    that of the settings; with `BEST`, each cell of a table is about the first that fits. A `method`
+    replaces `train.method`.
     """
 
     preset: str | Path | None = None
     model: str | None = None
     overrides: Sequence[str] = ()
     optimizer: str | None = None
+    method: str | None = None
 
     @property
     def any_optimizer(self) -> bool:
@@ -83,6 +87,8 @@ class CheckedJob:
             if self.model is not None:
                 config = config.with_values({"model.source": self.model})
         config = config.with_overrides(tuple(self.overrides))
+        if self.method is not None:
+            config = config.with_values({"train.method": self.method})
         if self.optimizer is None or self.any_optimizer:
             return config
         if self.optimizer not in OPTIMIZERS:
@@ -183,9 +189,10 @@ def check_table(
     legend = f"\n{LEGEND}" if job.any_optimizer else ""
     yield (
         f"{as_text(rows, shown)}\n\n{counts_in_words(rows, shown)}\n{config.train.batch_size} x "
-        f"{config.data.max_seq_len:,} tokens a step, {config.model.dtype}, "
-        f"{_moments_in_words(config, job.any_optimizer)}; known machines have their typical "
-        "RAM, and speeds of machines that were not measured come from the card's specification."
+        f"{config.data.max_seq_len:,} tokens a step, {method_in_words(config)}, "
+        f"{config.model.dtype}, {_moments_in_words(config, job.any_optimizer)}; known machines have"
+        " their typical RAM, and speeds of machines that were not measured come from the card's "
+        "specification."
         f"{legend}"
     )
 
@@ -217,13 +224,14 @@ def what_it_trains(
     lines = [f"{in_gib(machine.ram_available)} of RAM free, computing on {card}."]
     if rows:
         largest, found = rows[0], rows[0].cells[0]
+        trained = method_in_words(config)
         lines += [
             f"The largest model of the catalog that fits is {largest.entry.title}, "
             f"{billions(largest.parameters)} parameters, in "
-            f"{in_gib(found.host_bytes)} of RAM, with AdamW's moments in "
+            f"{in_gib(found.host_bytes)} of RAM: {trained}, with AdamW's moments in "
             f"{KINDS[found.optimizer]}.",
             "",
-            as_text(rows, (column,)),
+            as_details(rows),
         ]
         if any_optimizer:
             lines += ["", LEGEND]

@@ -53,6 +53,11 @@ def check_arguments(check: argparse.ArgumentParser) -> None:
         "is the first of them that fits, cell by cell",
     )
     check.add_argument(
+        "--method",
+        choices=("full", "lora"),
+        help="all weights or adapters (LoRA) are trained (train.method)",
+    )
+    check.add_argument(
         "--gpus",
         type=argument_types.gpus,
         metavar="N",

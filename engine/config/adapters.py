@@ -39,6 +39,13 @@ class Adapters:
         """The result of an adapter is multiplied by this."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
+    @property
+    def is_plain(self) -> bool:
+        """Tells whether every linear layer has an adapter, without dropout, and nothing is trained
+        beside the adapters. Shapes with such adapters are known of all models of the catalog.
+        """
+        return self.targets == (ALL_LINEAR,) and not self.save_modules and not self.dropout
+
     def check(self) -> None:
         """Raises ConfigError for the first setting that is wrong."""
         at_least("train.lora_rank", self.rank, 1)

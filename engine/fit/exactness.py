@@ -19,6 +19,7 @@ class Exactness(Word):
     ROUNDED_MOMENTS = "rounded_moments"
     LOWER_PRECISION = "lower_precision"
     FEWER_TOKENS = "fewer_tokens"
+    ADAPTERS_ALONE = "adapters_alone"
 
     @property
     def sentence(self) -> str:
@@ -38,6 +39,10 @@ _SENTENCES = {
     ),
     Exactness.LOWER_PRECISION: "Blocks compute in bf16: results change; the fp32 masters stay.",
     Exactness.FEWER_TOKENS: "A step sees fewer tokens.",
+    Exactness.ADAPTERS_ALONE: (
+        "Another training: the weights stay as they are, and adapters learn beside them, usually "
+        "with about ten times the learning rate."
+    ),
 }
 
 

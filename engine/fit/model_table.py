@@ -5,7 +5,8 @@ Whether a model fits is judged by the leanest plan of the job. Speeds are simula
 is chosen as for a run, but among fewer ways (`quick` of `choose`, which costs a few per cent of
 speed at most).
 
-A table is about the optimizer of the settings. With `any_optimizer`, each cell is about the first
+A table is about the method and the optimizer of the settings: all weights are trained, or adapters
+beside every linear layer. With `any_optimizer`, each cell is about the first
 of `OPTIMIZERS` with which the model fits, and its words say the whole way: how moments are kept,
 whether gradients are parked on the device, and whether two blocks share a boundary.
 """
@@ -19,7 +20,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from engine.config.adapters import SAVE_MODULES, TARGETS, Adapters
 from engine.config.settings import Optimizer, TrainConfig
+from engine.config.trained_parts import Parts
 from engine.errors import ConfigError
 from engine.fit.memory_items import MEMORY, PartName
 from engine.fit.needs import PART_WORDS, Verdict, least_needs, needs_of
@@ -30,7 +33,7 @@ from engine.model.catalog import CatalogEntry, catalog
 from engine.model.shape import ModelShape
 from engine.plan.choices import PlanChoices, seconds_of_pairs
 from engine.planes.moments import KINDS
-from engine.words import GIB, counted
+from engine.words import GIB, counted, in_gib, in_seconds
 
 HERE = "This machine"
 SHOWN = ("RTX 4090", "RTX 5090", "A100 80GB", "H100 SXM", "H200")
@@ -45,6 +48,8 @@ CSV_HEAD = (
     "family",
     "parameters",
     "active_parameters",
+    "trained_parameters",
+    "method",
     "machine",
     "ram_bytes_available",
     "gpu_bytes_free",
@@ -53,6 +58,7 @@ CSV_HEAD = (
     "gpu_bytes",
     "missing",
     "tokens_per_second",
+    "step_seconds",
     "estimated",
     "optimizer",
     "parked_gradients",
@@ -91,10 +97,14 @@ class Cell:
     """It is None where the model does not fit, where speeds were not requested, or where no rates
     of the machine are known.
     """
+    step_seconds: float | None = None
+    """A step takes this many seconds; None as above."""
     estimated: bool = True
     """The speed comes from the card's specification; it is not measured."""
     optimizer: Optimizer = "adamw"
     """The cell is about this optimizer."""
+    method: str = "full"
+    """It is about this method of training (`train.method`)."""
     any_optimizer: bool = False
     """The optimizer is the first that fits, or the last if none does; the settings do not say it.
     """
@@ -116,7 +126,10 @@ class Row:
 
     entry: CatalogEntry
     parameters: int
+    """The model has so many, without adapters."""
     active_parameters: int
+    trained_parameters: int
+    """So many are trained: they are all of the model, or those of adapters."""
     cells: tuple[Cell, ...]
 
 
@@ -142,10 +155,10 @@ def rows_of(
 ) -> Iterator[Row]:
     """Yields a row for each model that the settings of `config` suit. The models are all of the
     catalog if none are given. timed: whether to include speeds, which take a few hundredths of a
-    second per cell.
+    second per cell. Raises ConfigError as `table_shape` does.
     """
     for entry in catalog() if models is None else models:
-        shape = entry.shape(config.model.dtype)
+        shape = table_shape(entry, config)
         if shape is None:
             continue
         try:
@@ -154,7 +167,45 @@ def rows_of(
             )
         except ConfigError:  # such as rows that are longer than the model's positions
             continue
-        yield Row(entry, shape.parameter_count, shape.active_parameters, cells)
+        beside = shape.parameter_count - own_parameters(shape, config)
+        active = shape.active_parameters - beside
+        yield Row(entry, own_parameters(shape, config), active, shape.trained_count, cells)
+
+
+def table_shape(entry: CatalogEntry, config: TrainConfig) -> ModelShape | None:
+    """Returns the shape of a model of the catalog as `config` trains it, or None where it has no
+    counts in the dtype.
+
+    Raises ConfigError for parts of a model, and for adapters that are not plain: which they are
+    depends on the names of the model's layers.
+    """
+    adapters = config.train.parts
+    if isinstance(adapters, Parts):
+        raise ConfigError(
+            "train.method",
+            "parts have other names in each model, so there is no table of them; set it to full or "
+            "lora, or check one model.",
+        )
+    if adapters is not None and not adapters.is_plain:
+        raise ConfigError(
+            _not_plain(adapters),
+            "a table counts adapters of every linear layer, without dropout and without modules "
+            "that are trained whole; leave it out, or check one model.",
+        )
+    return entry.shape(config.model.dtype, adapters=adapters)
+
+
+def own_parameters(shape: ModelShape, config: TrainConfig) -> int:
+    """Returns how many parameters the model of a table has, without adapters."""
+    beside = 0 if config.train.parts is None else shape.trained_count
+    return shape.parameter_count - beside
+
+
+def _not_plain(adapters: Adapters) -> str:
+    """Returns the first setting by which adapters are not plain."""
+    if adapters.dropout:
+        return "train.lora_dropout"
+    return SAVE_MODULES if adapters.save_modules else TARGETS
 
 
 def cell(
@@ -193,12 +244,13 @@ def _cell(config: TrainConfig, shape: ModelShape, machine: Machine, timed: bool)
         for name, part in parts.items()
         if part.verdict == Verdict.DOES_NOT_FIT
     )
-    rate = choices = None
+    rate = seconds = choices = None
     if timed and verdict != Verdict.DOES_NOT_FIT:
         needs = needs_of(config, machine, shape, quick=True)
         choices = needs.chosen.choices
-        if needs.step_seconds:
-            rate = config.train.batch_size * config.row_tokens / needs.step_seconds
+        seconds = needs.step_seconds or None
+        if seconds:
+            rate = config.train.batch_size * config.row_tokens / seconds
     gpu_bytes = parts[PartName.GPU].total if PartName.GPU in parts else None
     return Cell(
         verdict=verdict,
@@ -206,8 +258,10 @@ def _cell(config: TrainConfig, shape: ModelShape, machine: Machine, timed: bool)
         gpu_bytes=gpu_bytes,
         missing=missing,
         tokens_per_second=rate,
+        step_seconds=seconds,
         estimated=measured_rates(config, machine) is None,
         optimizer=config.train.optimizer,
+        method=config.train.method,
         parked_gradients=choices.parked_gradients if choices else None,
         boundary_pairs=_keeps_pairs(shape, choices) if choices else None,
     )
@@ -253,6 +307,8 @@ def _csv_line(row: Row, column: Column, found: Cell) -> tuple[object, ...]:
         row.entry.family,
         row.parameters,
         row.active_parameters,
+        row.trained_parameters,
+        found.method,
         column.name,
         column.machine.ram_available,
         gpus[0].free if gpus else "",
@@ -261,6 +317,7 @@ def _csv_line(row: Row, column: Column, found: Cell) -> tuple[object, ...]:
         "" if found.gpu_bytes is None else found.gpu_bytes,
         found.missing,
         "" if speed is None else round(speed, 1),
+        "" if found.step_seconds is None else round(found.step_seconds, 3),
         found.estimated,
         found.optimizer,
         "" if found.parked_gradients is None else found.parked_gradients,
@@ -293,6 +350,7 @@ def _row_as_dict(row: Row, shown: Sequence[Column]) -> dict[str, Any]:
         "family": row.entry.family,
         "parameters": row.parameters,
         "active_parameters": row.active_parameters,
+        "trained_parameters": row.trained_parameters,
         "cells": {column.name: _cell_as_dict(found) for column, found in cells},
     }
 
@@ -304,6 +362,8 @@ def _cell_as_dict(found: Cell) -> dict[str, Any]:
         "gpu_bytes": found.gpu_bytes,
         "missing": found.missing,
         "tokens_per_second": found.tokens_per_second,
+        "step_seconds": found.step_seconds,
+        "method": found.method,
         "estimated": found.estimated,
         "optimizer": found.optimizer,
         "parked_gradients": found.parked_gradients,
@@ -317,12 +377,38 @@ def as_text(rows: Sequence[Row], shown: Sequence[Column]) -> str:
     """
     lines = [["model", *(column.name for column in shown)]]
     lines += [[row.entry.title, *map(cell_in_words, row.cells)] for row in rows]
+    return _aligned(lines)
+
+
+def as_details(rows: Sequence[Row]) -> str:
+    """Returns a table of one machine for the terminal: the memory that each model takes at least,
+    the time of a step where it is known, and the speed. All models fit.
+    """
+    lines = [["model", "RAM", "GPU memory", "a step", "speed"]]
+    for row in rows:
+        (found,) = row.cells
+        gpu, seconds = found.gpu_bytes, found.step_seconds
+        memory = [in_gib(found.host_bytes), "" if gpu is None else in_gib(gpu)]
+        time = "" if seconds is None else in_seconds(seconds)
+        lines.append([row.entry.title, *memory, time, cell_in_words(found)])
+    return _aligned(lines)
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Returns lines of cells as text in columns."""
     widths = [max(map(len, cells)) for cells in zip(*lines)]
-    return "\n".join(_aligned(cells, widths) for cells in lines)
+    return "\n".join(_padded(cells, widths) for cells in lines)
 
 
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+def _padded(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(text.ljust(width) for text, width in zip(cells, widths)).rstrip()
+
+
+def method_in_words(config: TrainConfig) -> str:
+    """Returns what is trained in a table, as in "all weights"."""
+    if config.train.method == "full":
+        return "all weights"
+    return f"adapters (LoRA) of rank {config.train.lora_rank} beside every linear layer"
 
 
 def cell_in_words(found: Cell) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
-from engine.fit.model_table import Cell, cell
+from engine.fit.model_table import Cell, cell, table_shape
 from engine.fit.needs import Verdict
 from engine.machine.known_machines import KnownMachine, machines, with_figures
 from engine.machine.read_machine import Machine
@@ -26,11 +26,11 @@ def largest_model(
     config: TrainConfig, machine: Machine, any_optimizer: bool = False
 ) -> tuple[CatalogEntry, Cell] | None:
     """Returns the model of the catalog with the most parameters that `machine` can train, its speed
-    included. Returns None where it can train none.
+    included. Returns None where it can train none. Raises ConfigError as `table_shape` does.
     """
     fitting = []
     for entry in catalog():
-        shape = entry.shape(config.model.dtype)
+        shape = table_shape(entry, config)
         if shape is not None and _fits(config, shape, machine, any_optimizer):
             fitting.append((entry, shape))
     if not fitting:
@@ -43,9 +43,10 @@ def smaller_models(
     config: TrainConfig, shape: ModelShape, machine: Machine, count: int
 ) -> list[CatalogEntry]:
     """Returns the largest models of the catalog that are smaller than `shape` and that `machine`
-    can train: those of the same kind of model first, at most `count`.
+    can train: those of the same kind of model first, at most `count`. Raises ConfigError as
+    `table_shape` does.
     """
-    known = [(entry, entry.shape(config.model.dtype)) for entry in catalog()]
+    known = [(entry, table_shape(entry, config)) for entry in catalog()]
     smaller = [
         (entry, other)
         for entry, other in known

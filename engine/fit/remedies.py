@@ -4,7 +4,8 @@ takes, and `moves_in_words` which units then live elsewhere. No torch.
 
 Remedies are ordered by what they cost the user: first what changes nothing but speed, then what
 only adds sums in another order, then moments of AdamW in bf16 and in 8 bits, then fewer and
-shorter rows. Moments on the disk come last: they change no result, but wear the drive.
+shorter rows. Adapters in the place of all weights come next, for they are another training. Moments
+on the disk come last: they change no result, but wear the drive.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from engine.config.adapters import Adapters
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
 from engine.fit.exactness import Exactness, sentences
@@ -23,10 +25,12 @@ from engine.fit.remedy_options import (
     Kind,
     Option,
     all_together,
+    groups_of_adapters,
     groups_of_kinds,
     kinds_of_spilling,
 )
 from engine.machine.read_machine import Machine
+from engine.model.find_shape import adapted_shape
 from engine.model.shape import ModelShape
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import GradientSum
@@ -104,7 +108,12 @@ def needs_with(
     to a tenth too long.
     """
     changed = config.with_values(changes)
-    return needs_of(changed, machine, _in_dtype_of(changed, shape), quick=quick)
+    found = _shape_of(changed, config, shape)
+    if found is None:
+        raise ConfigError(
+            "train.method", "adapters of this model are not known here; set it to full."
+        )
+    return needs_of(changed, machine, found, quick=quick)
 
 
 def moves_in_words(before: PlanChoices | None, after: Chosen, units: int, about: bool) -> str:
@@ -148,12 +157,17 @@ class _Search:
         """
 
     def remedies(self) -> tuple[Remedy, ...]:
-        found: list[Remedy] = []
-        for kinds in groups_of_kinds(self._needs):
+        found = self._of_first(groups_of_kinds(self._needs))
+        adapters = self._of_first(groups_of_adapters(self._needs))
+        return (*found, *adapters[:1], *self._of_group(kinds_of_spilling(self._needs)))
+
+    def _of_first(self, groups: list[list[Kind]]) -> list[Remedy]:
+        """Returns the remedies of the first group that has any."""
+        for kinds in groups:
             found = self._of_group(kinds)
             if found:
-                break
-        return (*found, *self._of_group(kinds_of_spilling(self._needs)))
+                return found
+        return []
 
     def _of_group(self, kinds: list[Kind]) -> list[Remedy]:
         self._partial = {}
@@ -212,9 +226,14 @@ class _Search:
         if "engine.rounds" not in changes:
             return True
         config = self._needs.config.with_values(changes)
-        shape = _in_dtype_of(config, self._needs.shape)
+        shape = self._shape_of(config)
+        if shape is None:
+            return False
         planned = needs_of(config, self._needs.machine, shape, quick=True)
         return planned.verdict(MEMORY) in self._wanted
+
+    def _shape_of(self, config: TrainConfig) -> ModelShape | None:
+        return _shape_of(config, self._needs.config, self._needs.shape)
 
     def _remedy(self, option: Option, result: Needs) -> Remedy:
         text = f"{option.text}: {_outcome(result, self._bad)}"
@@ -229,15 +248,27 @@ class _Search:
 
     def _tried(self, changes: Changes) -> Needs | None:
         """Returns the least needs with these changes. Returns None where a change contradicts
-        another setting, since it is then not a remedy.
+        another setting or the model, since it is then not a remedy.
         """
         try:
             config = self._needs.config.with_values(changes)
-            shape = _in_dtype_of(config, self._needs.shape)
+            shape = self._shape_of(config)
+            if shape is None:
+                return None
             before = self._needs.checkpoints_before
             return least_needs(config, self._needs.machine, shape, before)
         except ConfigError:
             return None
+
+
+def _shape_of(changed: TrainConfig, config: TrainConfig, shape: ModelShape) -> ModelShape | None:
+    """Returns the shape of the model of changed settings, or None if it is not known. shape: that
+    of `config`.
+    """
+    adapters = changed.train.parts
+    if isinstance(adapters, Adapters) and adapters != config.train.parts:
+        return adapted_shape(changed.model, adapters)
+    return _in_dtype_of(changed, shape)
 
 
 def _in_dtype_of(config: TrainConfig, shape: ModelShape) -> ModelShape:

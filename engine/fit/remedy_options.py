@@ -12,13 +12,16 @@ from engine.config.output_settings import OutputConfig
 from engine.config.settings import AUTO, TrainConfig
 from engine.fit.exactness import Exactness
 from engine.fit.memory_items import MEMORY, MemoryItem, PartName
-from engine.fit.needs import Needs
+from engine.fit.needs import Needs, Verdict
 from engine.fit.spill import offered_folder
 from engine.planes.moments import KINDS
 from engine.words import counted
 
 SHORTEST_ROW, MOST_ROUNDS = 64, 8
 """Remedies propose no shorter rows and no more rounds than these."""
+
+METHOD = "train.method"
+"""The change of this setting trains adapters instead of all weights."""
 
 Changes = dict[str, Any]
 """The keys are names of settings, and the values are their new values."""
@@ -187,6 +190,24 @@ def kinds_of_spilling(needs: Needs) -> list[Kind]:
         return []
     words = "Keep what does not fit in RAM on the disk"
     return [Kind((PartName.HOST,), [Option(words, {"engine.disk": folder})])]
+
+
+def groups_of_adapters(needs: Needs) -> list[list[Kind]]:
+    """Returns the change that trains adapters instead of all weights, for a job that lacks memory,
+    and then each kind of change of the disk and of steps together with it.
+    """
+    config = needs.config
+    if config.train.method != "full" or needs.verdict(MEMORY) != Verdict.DOES_NOT_FIT:
+        return []
+    changes: Changes = {METHOD: "lora"}
+    if config.engine.gpus not in (AUTO, 1):
+        changes["engine.gpus"] = 1
+    if config.engine.save_level == "boundary_pairs":
+        changes["engine.save_level"] = AUTO
+    words = f"Train adapters (LoRA) of rank {config.train.lora_rank} instead of all weights"
+    base = Option(words, changes, (Exactness.ADAPTERS_ALONE,))
+    alone, *more = _together_with(base, [*_kinds_of_disk(needs), *_kinds_of_steps(needs)])
+    return [[alone], more]
 
 
 def _other_boundaries(needs: Needs) -> list[Option]:

@@ -33,7 +33,18 @@ from engine.model.units import StreamedModel, Unit
 _LENGTHS = (32, 64, 96)
 """These are the row lengths for the three counts, in tokens, at equal distances."""
 
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution", "rsqrt", "topk", "sort")
+_PRODUCTS = (
+    "mm",
+    "addmm",
+    "adapted_linear",
+    "bmm",
+    "baddbmm",
+    "_grouped_mm",
+    "convolution",
+    "rsqrt",
+    "topk",
+    "sort",
+)
 """A compiled block keeps the results of these operators: matrix products, and operators with small
 results. All others are recomputed.
 """

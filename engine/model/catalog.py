@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.config.adapters import Adapters
 from engine.model.shape import ModelShape
-from engine.model.shape_rows import unpack
+from engine.model.shape_rows import unpack, with_adapters
 from engine.paths import PROGRAM_ROOT
 
 FILE = PROGRAM_ROOT / "assets" / "models.json"
@@ -52,6 +53,7 @@ class CatalogEntry:
     `transformers.AutoConfig.for_model`.
     """
     _shape: Mapping[str, Any] = field(repr=False)
+    _adapters: Mapping[str, Any] = field(repr=False)
 
     def config_of(self, model_id: str) -> dict[str, Any]:
         """Returns the values of `config` for `model_id`, which is this model or one of `also`."""
@@ -62,12 +64,17 @@ class CatalogEntry:
         return config
 
     def shape(
-        self, dtype: str = "bfloat16", attention: str = "auto", source: str | None = None
+        self,
+        dtype: str = "bfloat16",
+        attention: str = "auto",
+        source: str | None = None,
+        adapters: Adapters | None = None,
     ) -> ModelShape | None:
-        """Returns the shape of this model, or of `source` if that is one of `also`.
+        """Returns the shape of this model, or of `source` if that is one of `also`, with these
+        adapters.
 
-        Returns None if no counts are bundled: for an attention other than `auto`, or for a model
-        that is too large to be counted in float32.
+        Returns None if no counts are bundled: for an attention other than `auto`, for adapters that
+        are not plain, or for a model that is too large to be counted in float32.
         """
         if attention != "auto":
             return None
@@ -75,7 +82,17 @@ class CatalogEntry:
         positions = self.config_of(source).get(
             "max_position_embeddings", self._shape["max_position_embeddings"]
         )
-        return unpack(self._shape, dtype, source, max_position_embeddings=positions)
+        whole = unpack(self._shape, dtype, source, max_position_embeddings=positions)
+        return _with(whole, adapters, self._adapters)
+
+
+def _with(
+    whole: ModelShape | None, adapters: Adapters | None, row: Mapping[str, Any]
+) -> ModelShape | None:
+    """Returns a shape with these adapters. row: the row of adapters of the model."""
+    if whole is None or adapters is None:
+        return whole
+    return with_adapters(whole, row, adapters.rank) if adapters.is_plain else None
 
 
 @functools.cache
@@ -94,6 +111,7 @@ def catalog() -> tuple[CatalogEntry, ...]:
                 source=row["source"],
                 config=row["config"],
                 _shape=row["shape"],
+                _adapters=row["adapters"],
             )
             for row in json.load(file)["models"]
         )
@@ -111,25 +129,31 @@ def entry_of(source: str) -> CatalogEntry | None:
 
 
 def catalog_shape(
-    source: str, dtype: str = "bfloat16", attention: str = "auto"
+    source: str,
+    dtype: str = "bfloat16",
+    attention: str = "auto",
+    adapters: Adapters | None = None,
 ) -> ModelShape | None:
     """Returns the bundled shape of the hub id `source`, with `source` as its name.
 
     Returns None if the catalog has no such shape.
     """
     entry = entry_of(source)
-    return None if entry is None else entry.shape(dtype, attention, source.strip())
+    return None if entry is None else entry.shape(dtype, attention, source.strip(), adapters)
 
 
-def starter_shape(config: bytes, dtype: str, attention: str, source: str) -> ModelShape | None:
+def starter_shape(
+    config: bytes, dtype: str, attention: str, source: str, adapters: Adapters | None = None
+) -> ModelShape | None:
     """Returns the bundled shape of the starter, with `source` as its name, if `config` equals the
     content of the starter's config.json. So this works for a copy of its folder as well.
 
-    Returns None for any other content, and for an attention other than `auto`.
+    Returns None for any other content, for an attention other than `auto`, and for adapters that
+    are not plain.
     """
     if attention != "auto" or hashlib.sha256(config).hexdigest() != _starter()["config_sha256"]:
         return None
-    return unpack(_starter()["shape"], dtype, source)
+    return _with(unpack(_starter()["shape"], dtype, source), adapters, _starter()["adapters"])
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from pathlib import Path
 from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
-from engine.errors import ModelError
+from engine.errors import ConfigError, ModelError
 from engine.model.catalog import catalog_shape, starter_shape
 from engine.model.hub_cache import cached_config
 from engine.model.kept_shapes import keep_shape, kept_shape, shape_key
@@ -68,8 +68,8 @@ class _Place:
 
 def shape_from_source(model: ModelConfig, parts: Parts | Adapters | None = None) -> ModelShape:
     """Returns the shape of `model.source`, and remembers it until the configuration file changes.
-    parts: those that are trained, None for all. A shape with parts is measured, since only the
-    model itself has names of parameters.
+    parts: those that are trained, None for all. A shape with parts, or with adapters that are not
+    plain, is measured, since only the model itself has names of parameters.
 
     The shape of a published model comes from the catalog, unless there is a copy on this machine: a
     folder with that name, or a configuration in the Hugging Face cache. Raises ModelError, in one
@@ -78,8 +78,8 @@ def shape_from_source(model: ModelConfig, parts: Parts | Adapters | None = None)
     """
     source = model.source.strip()
     place = _place_of(source)
-    if place.file is None and place.path is None and parts is None:
-        bundled = catalog_shape(source, model.dtype, model.attention)
+    if place.file is None and place.path is None and not isinstance(parts, Parts):
+        bundled = catalog_shape(source, model.dtype, model.attention, parts)
         if bundled is not None:
             return bundled
     content = _content(place.file)
@@ -90,6 +90,22 @@ def shape_from_source(model: ModelConfig, parts: Parts | Adapters | None = None)
         return known
     ready = _without_torch(content, source, model, parts)
     return _build_once(key, model) if ready is None else _remember(key, ready)
+
+
+def adapted_shape(model: ModelConfig, adapters: Adapters) -> ModelShape | None:
+    """Returns the shape of `model.source` with these adapters, without a network.
+
+    Returns None for a model of which nothing is on this machine or in the catalog, and for one that
+    has no layers for adapters.
+    """
+    source = model.source.strip()
+    place = _place_of(source)
+    if place.file is None and place.path is None:
+        return catalog_shape(source, model.dtype, model.attention, adapters)
+    try:
+        return shape_from_source(model, adapters)
+    except (ModelError, ConfigError):
+        return None
 
 
 def _place_of(source: str) -> _Place:
@@ -118,9 +134,10 @@ def _without_torch(
     """Returns the shape that is bundled or kept for a configuration with these bytes."""
     if content is None:
         return None
-    bundled = starter_shape(content, model.dtype, model.attention, source)
-    if bundled is not None and parts is None:
-        return bundled
+    if not isinstance(parts, Parts):
+        bundled = starter_shape(content, model.dtype, model.attention, source, parts)
+        if bundled is not None:
+            return bundled
     key = shape_key(content, model.dtype, model.attention, parts)
     return None if key is None else kept_shape(key, model.dtype, source)
 

@@ -1,13 +1,19 @@
 """Shapes of models are stored as rows of JSON. A row has each kind of unit once, and stores numbers
 that depend on the dtype under the dtype's name. No torch is needed.
+
+A row of adapters has what a shape with adapters of every linear layer has beside that of the whole
+model. Only the features of the layers, and what autograd keeps, must be stored: all else follows
+from the rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import groupby
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, takewhile
 from typing import Any
 
+from engine.adapters.factors import adapted_layout
 from engine.model.activation_sizes import Activations
 from engine.model.shape import ModelShape, UnitShape
 from engine.plan.buffers import EMBED, HEAD
@@ -45,6 +51,21 @@ under the first key, and their number under the second.
 """
 WORK = "work_parameters"
 """A row of a model of which parts are trained has this key."""
+LOW_RANK = 16
+LAYERS = "layers"
+"""A kind of block of a row of adapters has the features under this key that each layer with an
+adapter takes and returns.
+"""
+
+
+@dataclass(frozen=True)
+class AdaptedBlock:
+    """An `AdaptedBlock` says what of a block with adapters must be stored beside activations."""
+
+    layers: Sequence[tuple[int, int]]
+    """Each layer with an adapter takes and returns so many features."""
+    exact: Sequence[int]
+    """Each parameter that stays in fp32 in a bf16 model has so many elements."""
 
 
 def pack(shapes: Mapping[str, ModelShape]) -> dict[str, Any]:
@@ -58,19 +79,96 @@ def pack(shapes: Mapping[str, ModelShape]) -> dict[str, Any]:
     for dtype, shape in shapes.items():
         for row, unit in zip(units, shape.units, strict=True):
             row.update(_kind(unit, dtype))
-    kinds: list[dict[str, Any]] = []
-    for row in units:
-        if row not in kinds:
-            kinds.append(row)
-    order = groupby(kinds.index(row) for row in units)
     return {
         **{name: getattr(first, name) for name in MODEL_FIELDS},
         **({STREAMS: first.residual_streams} if first.residual_streams > 1 else {}),
         **({} if first.work_parameters is None else {WORK: first.work_parameters}),
         "logit_bytes": {dtype: shape.logit_bytes for dtype, shape in shapes.items()},
-        "kinds": kinds,
-        "units": [[kind, len(list(run))] for kind, run in order],
+        **_in_kinds(units),
     }
+
+
+def pack_adapters(
+    low: Mapping[str, ModelShape], high: Mapping[str, ModelShape], blocks: Sequence[AdaptedBlock]
+) -> dict[str, Any]:
+    """Returns the row of adapters of one model, from its shapes by dtype with adapters of two
+    ranks: `LOW_RANK` and twice as much.
+    """
+    rows: list[dict[str, Any]] = []
+    for block in blocks:
+        rows.append({LAYERS: list(map(list, block.layers))})
+        if block.exact:
+            rows[-1][EXACT] = list(block.exact)
+    for dtype, shape in low.items():
+        for row, unit, other in zip(rows, shape.blocks, high[dtype].blocks, strict=True):
+            first, second = _numbers(unit), _numbers(other)
+            grown = [(after - before) / LOW_RANK for before, after in zip(first, second)]
+            # What is kept for pairs of tokens does not depend on the rank.
+            at_zero = [2 * before - after for before, after in zip(first, second)]
+            row[dtype] = [round(number, 6) for number in (*at_zero, *grown[::2])]
+    return _in_kinds(rows)
+
+
+def with_adapters(shape: ModelShape, row: Mapping[str, Any], rank: int) -> ModelShape | None:
+    """Returns the shape of the same model with adapters of this rank beside every linear layer of
+    its blocks. shape: that of the whole model. row: its row of adapters.
+
+    Returns None if the row has no counts in the dtype of the shape.
+    """
+    kinds = [row["kinds"][kind] for kind, count in row["units"] for _ in range(count)]
+    if not all(shape.dtype in kind for kind in kinds):
+        return None
+    blocks = [_adapted(*each, shape.dtype, rank) for each in zip(shape.blocks, kinds, strict=True)]
+    units = (_frozen(shape.embed), *blocks, _frozen(shape.head))
+    trained = sum(unit.trained_count for unit in units)
+    below = sum(unit.parameter_count for unit in takewhile(lambda unit: unit.is_frozen, units))
+    active = shape.active_parameters + trained
+    work = (active + (active - below) + trained) // 3
+    return replace(shape, units=units, active_parameters=active, work_parameters=work)
+
+
+def _frozen(unit: UnitShape) -> UnitShape:
+    """Returns a unit of which nothing is trained."""
+    return replace(
+        unit,
+        numel=0,
+        small_numel=0,
+        block_count=0,
+        frozen_numel=unit.numel,
+        frozen_count=unit.parameter_count,
+    )
+
+
+def _adapted(unit: UnitShape, kind: Mapping[str, Any], dtype: str, rank: int) -> UnitShape:
+    """Returns a block with the adapters of `kind`."""
+    exact = kind.get(EXACT, ()) if dtype == "bfloat16" else ()
+    layout = adapted_layout(unit.name, kind[LAYERS], exact, rank)
+    counts = layout.moment_counts
+    *at_zero, plain, masked, compiled = kind[dtype]
+    numbers = list(at_zero)
+    for place, grown in zip((0, 2, 4), (plain, masked, compiled)):
+        numbers[place] += rank * grown
+    return replace(
+        unit,
+        numel=layout.numel,
+        parameter_count=unit.parameter_count + layout.trained_count,
+        widest=max(unit.widest, rank if kind[LAYERS] else 0),
+        small_numel=counts.small,
+        block_count=counts.blocks,
+        frozen_numel=unit.numel - unit.exact_numel,
+        frozen_count=unit.parameter_count,
+        **_activations(numbers),
+    )
+
+
+def _in_kinds(units: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns each kind of unit once, and their sequence."""
+    kinds: list[dict[str, Any]] = []
+    for row in units:
+        if row not in kinds:
+            kinds.append(row)
+    order = groupby(kinds.index(row) for row in units)
+    return {"kinds": kinds, "units": [[kind, len(list(run))] for kind, run in order]}
 
 
 def unpack(row: Mapping[str, Any], dtype: str, source: str, **changes: Any) -> ModelShape | None:
@@ -100,10 +198,7 @@ def _kind(unit: UnitShape, dtype: str) -> dict[str, Any]:
     """Returns what a row stores for a unit, with the numbers of one dtype. The name is not
     stored.
     """
-    numbers: list[float] = []
-    for name in ACTIVATION_FIELDS:
-        activations = getattr(unit, name)
-        numbers += [activations.per_token, activations.per_pair]
+    numbers = _numbers(unit)
     kind: dict[str, Any] = {
         "numel": unit.numel,
         "parameters": unit.parameter_count,
@@ -120,18 +215,28 @@ def _kind(unit: UnitShape, dtype: str) -> dict[str, Any]:
     return kind
 
 
-def _unit(name: str, kind: Mapping[str, Any], dtype: str) -> UnitShape:
-    """Returns the unit stored in `kind`.
+def _numbers(unit: UnitShape) -> list[float]:
+    """Returns the bytes of activations per token and per pair: plain, masked, compiled."""
+    numbers: list[float] = []
+    for name in ACTIVATION_FIELDS:
+        activations = getattr(unit, name)
+        numbers += [activations.per_token, activations.per_pair]
+    return numbers
 
-    `kind` lists the bytes of activations in each dtype: per token and per pair, first plain, then
-    masked, then compiled.
-    """
-    numbers = kind.get(dtype, [])
+
+def _activations(numbers: Sequence[float]) -> dict[str, Any]:
+    """Returns the activations that `_numbers` lists."""
     pairs = zip(numbers[::2], numbers[1::2])
-    activations = {
+    return {
         field_name: Activations(per_token, per_pair)
         for field_name, (per_token, per_pair) in zip(ACTIVATION_FIELDS, pairs)
     }
+
+
+def _unit(name: str, kind: Mapping[str, Any], dtype: str) -> UnitShape:
+    """Returns the unit stored in `kind`, which lists the bytes of activations in each dtype, as
+    `_numbers` does.
+    """
     exact_numel = kind.get(EXACT, 0) if dtype == "bfloat16" else 0
     return UnitShape(
         name,
@@ -143,5 +248,5 @@ def _unit(name: str, kind: Mapping[str, Any], dtype: str) -> UnitShape:
         block_count=kind[BLOCKS],
         frozen_numel=kind.get(FROZEN, 0),
         frozen_count=kind.get(NOT_TRAINED, 0),
-        **activations,
+        **_activations(kind.get(dtype, [])),
     )

@@ -169,3 +169,15 @@ def test_the_moments_of_the_table_are_chosen(tab):
     tab.set_viewport_size({"width": 1440, "height": 900})
     tab.get_by_label("Moments of AdamW").select_option("adamw")
     expect(larger.locator("b")).to_have_text("too large")
+
+
+def test_what_is_trained_is_chosen_for_the_table(tab):
+    cell = tab.locator("tr[data-model='meta-llama/Llama-2-13b-hf'] [data-machine='RTX 4090']")
+    tab.wait_for_selector(READY)
+    expect(cell.locator("b")).to_have_text("too large")
+    tab.get_by_label("What is trained").locator("visible=true").select_option("lora")
+    tab.wait_for_selector(READY)
+    expect(cell.locator("b")).to_have_text("fits")
+    expect(tab.locator("[data-field=largest]")).to_contain_text("adapters (LoRA) of rank 16")
+    cell.click()
+    expect(tab.get_by_role("tooltip")).to_contain_text("A step takes about")

@@ -147,6 +147,7 @@ export class Hardware {
     ask() {
         const boxes = this.part("settings").elements;
         this.settings = {
+            method: boxes.method.value,
             rows: boxes.rows.valueAsNumber,
             tokens: boxes.tokens.valueAsNumber,
             dtype: boxes.dtype.value,

@@ -31,6 +31,7 @@ from engine.measuring import ceilings
 from engine.model.catalog import catalog, entry_of
 from engine.runs.folder import create_run
 from engine.runs.recorder import RunRecorder
+from engine.words import in_seconds
 from tests.support.synthetic_run import run_events
 
 GIB = 1 << 30
@@ -234,6 +235,33 @@ def test_an_identical_request_is_remembered_and_small_changes_are_none(tab, monk
     )
     tab.call("hardware")
     assert tab.call("hardware/column", asked).json() == first
+
+
+def test_the_table_is_about_adapters_where_they_are_chosen(tab):
+    """The model of 70 billion parameters fits the machine of 180 GiB with adapters alone."""
+    large, lora = "meta-llama/Llama-2-70b-hf", {"settings": {"method": "lora"}}
+    asked = {"machine": HERE, "timed": True}
+    whole = tab.call("hardware/column", asked).json()
+    column = tab.call("hardware/column", asked | lora).json()
+    assert whole["cells"][large]["verdict"] == "does_not_fit"
+    found = column["cells"][large]
+    assert found["verdict"] != "does_not_fit" and found["method"] == "lora"
+    assert column["counts"][large] == whole["counts"][large]
+    seconds = found["step_seconds"]
+    assert f"A step takes about {in_seconds(seconds)}." in found["detail"]
+    assert seconds * found["tokens_per_second"] == pytest.approx(32 * 1024)
+    largest = tab.call("hardware/largest", lora).json()
+    assert largest["id"] == large and "adapters (LoRA) of rank 16" in largest["sentence"]
+    assert "(69 billion parameters)" in largest["sentence"]
+    plain, offers = (
+        tab.call("hardware/offers", {"model": large} | more).json()["offers"] for more in ({}, lora)
+    )
+    assert len(offers) > len(plain) and offers[0]["ram"] == "192 GiB"
+    question = {"machines": [HERE], "models": [large]} | lora
+    (row,) = csv.DictReader(io.StringIO(tab.call("hardware/csv", question).json()["csv"]))
+    assert row["method"] == "lora" and int(row["trained_parameters"]) < 1e9
+    parts = tab.call("hardware/column", asked | {"settings": {"method": "parts"}})
+    assert parts.status_code == 409 and "no parts are named" in parts.json()["error"]
 
 
 def test_csv_has_the_rows_asked_for_in_their_order(tab):

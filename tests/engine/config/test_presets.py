@@ -69,7 +69,7 @@ def test_a_preset_is_checked_and_runs(preset, shrunken, tmp_path, capsys):
     report = json.loads(capsys.readouterr().out)
     entry = entry_of(asked.model.source)
     assert (
-        report["model"]["parameters"] == entry.shape().parameter_count
+        report["model"]["parameters"] == entry.shape(adapters=asked.train.parts).parameter_count
         and report["time"]["step_seconds"] > 0
     )
 
@@ -106,5 +106,6 @@ def test_a_preset_is_checked_and_runs(preset, shrunken, tmp_path, capsys):
     ]
     assert [event["step"] for event in events if event["kind"] == "step_finished"] == [1, 2]
     run_as = TrainConfig.load(tmp_path / "runs" / run.id / "config.yaml")
+    assert run_as.train.parts == asked.train.parts
     for name in ("learning_rate", "schedule", "warmup_steps", "weight_decay", "beta2"):
         assert getattr(run_as.train, name) == getattr(asked.train, name)

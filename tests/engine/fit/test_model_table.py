@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from engine.config.settings import TrainConfig
+from engine.errors import ConfigError
 from engine.fit.model_table import (
     HERE,
     LEGEND,
@@ -15,6 +16,7 @@ from engine.fit.model_table import (
     PARKED,
     Cell,
     as_csv,
+    as_details,
     as_dicts,
     cell,
     cell_in_words,
@@ -174,3 +176,61 @@ def test_smaller_models_that_fit_are_of_the_same_kind_first():
     between = [each for each in same if sizes[0] < each.parameter_count < shape.parameter_count]
     for other in between:
         assert cell(CONFIG, other, machine, timed=False).verdict == Verdict.DOES_NOT_FIT
+
+
+# ---------------------------------------------------------------------- adapters
+
+LORA = CONFIG.with_values({"train.method": "lora"})
+
+
+def test_a_table_of_adapters_has_what_a_report_of_each_says():
+    config = LORA.with_values({"engine.gradients": "auto", "engine.states": "auto"})
+    machine = named_machine("RTX 4090", 32)
+    shown = columns([], machine)
+    small = entry_of("Qwen/Qwen2.5-0.5B")
+    llama, other = rows_of(config, shown, [LLAMA, small])
+    shape = LLAMA.shape(adapters=config.train.parts)
+    report = estimate(config, machine, shape)
+    (found,) = llama.cells
+    assert found.verdict == report.verdict != Verdict.DOES_NOT_FIT
+    assert found.step_seconds == pytest.approx(report.time["step_seconds"], rel=0.1)
+    tokens = config.train.batch_size * config.data.max_seq_len
+    assert found.tokens_per_second == pytest.approx(tokens / found.step_seconds)
+    # The model's own parameters are counted as ever, and the adapters beside them.
+    assert llama.parameters == llama.active_parameters == LLAMA.shape().parameter_count
+    assert llama.trained_parameters == report.model["trained_parameters"] == 41_943_040
+    whole = next(rows_of(CONFIG, shown, [LLAMA], timed=False))
+    assert whole.cells[0].verdict == Verdict.DOES_NOT_FIT
+    assert whole.trained_parameters == whole.parameters == llama.parameters
+    said = as_details([llama, other]).splitlines()
+    assert said[0].split("  ")[0] == "model" and " GiB" in said[1] and " s " in said[1]
+    lines = [line.split(",") for line in as_csv([llama], shown).splitlines()]
+    told = dict(zip(*lines))
+    assert (told["method"], told["trained_parameters"]) == ("lora", "41943040")
+    assert float(told["step_seconds"]) == pytest.approx(found.step_seconds, abs=0.001)
+
+
+def test_more_models_and_smaller_machines_do_for_adapters():
+    machine = named_machine("RTX 4090", 32)
+    (largest, _), (larger, found) = (largest_model(each, machine) for each in (CONFIG, LORA))
+    assert found.method == "lora"
+    assert larger.shape().parameter_count > 4 * largest.shape().parameter_count
+    shape = LLAMA.shape(adapters=LORA.train.parts)
+    offers = machines_for(LORA, shape, timed=False)
+    assert offers[0].ram_gib < machines_for(CONFIG, LLAMA.shape(), timed=False)[0].ram_gib
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"train.method": "parts", "train.last_blocks": 2}, "train.method"),
+        ({"train.method": "lora", "train.lora_dropout": 0.1}, "train.lora_dropout"),
+        ({"train.method": "lora", "train.lora_targets": ["q_proj"]}, "train.lora_targets"),
+        ({"train.method": "lora", "train.lora_save_modules": ["norm"]}, "train.lora_save_modules"),
+    ],
+)
+def test_what_depends_on_the_names_of_layers_has_no_table(changes, field):
+    shown = columns([], named_machine("H200", 64))
+    with pytest.raises(ConfigError) as caught:
+        list(rows_of(CONFIG.with_values(changes), shown, [LLAMA]))
+    assert caught.value.field == field and "check one model" in str(caught.value)

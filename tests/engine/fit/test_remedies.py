@@ -97,6 +97,7 @@ def test_smaller_moments_come_after_what_keeps_results_and_before_fewer_and_shor
         "train.optimizer",
         "train.batch_size",
         "data.max_seq_len",
+        "train.method",
         "engine.disk",
     ]
     assert report.remedies[1].changes == {"engine.save_level": "boundary_pairs"}
@@ -107,6 +108,7 @@ def test_smaller_moments_come_after_what_keeps_results_and_before_fewer_and_shor
         (Exactness.ROUNDED_MOMENTS,),
         (Exactness.FEWER_TOKENS,),
         (Exactness.FEWER_TOKENS,),
+        (Exactness.ADAPTERS_ALONE,),
         (Exactness.SAME_BITS,),
     ]
 
@@ -117,7 +119,8 @@ def test_where_disk_and_ram_are_short_smaller_moments_are_combined_with_what_hel
     shape = entry_of(MODEL).shape("bfloat16")
     machine = replace(MACHINE, ram_available=limit, disk_free=shape.checkpoint_bytes("weights"))
     report = estimate(config, machine, shape)
-    (remedy,) = report.remedies
+    remedy, adapters = report.remedies
+    assert adapters.changes == {"train.method": "lora"}
     assert remedy.changes["train.optimizer"] == "adamw_bf16"
     assert remedy.changes["output.checkpoint"] == "none"
     assert (
@@ -229,7 +232,9 @@ def test_a_remedy_fits_as_promised_and_its_seconds_are_the_report_s(name):
     quick = with_times(report, config, machine, shape, quick=True)
     fits = report.verdict == Verdict.TIGHT
     for remedy, soon in zip(timed.remedies, quick.remedies):
-        after = estimate(config.with_values(remedy.changes), machine, shape)
+        changed = config.with_values(remedy.changes)
+        then = entry_of(config.model.source).shape(adapters=changed.train.parts)
+        after = estimate(changed, machine, then)
         assert after.verdict == Verdict.FITS if fits else after.verdict != Verdict.DOES_NOT_FIT
         assert remedy.seconds == after.time["step_seconds"]
         assert soon.seconds == pytest.approx(remedy.seconds, rel=0.11)
@@ -290,3 +295,60 @@ def test_every_kind_of_exactness_is_one_sentence():
     for kind in Exactness:
         assert kind.sentence[0].isupper() and kind.sentence.endswith(".")
         assert kind.sentence.count(". ") == 0
+
+
+# ---------------------------------------------------------------------- adapters
+
+
+def of_adapters(report: FitReport) -> list[Remedy]:
+    return [remedy for remedy in report.remedies if "train.method" in remedy.changes]
+
+
+def test_where_all_weights_cannot_be_trained_adapters_are_offered_with_their_figures():
+    config = job().with_values({"train.lora_rank": 8, "engine.save_level": "boundary_pairs"})
+    report = with_ram(config, 32 * GIB)
+    assert report.verdict == Verdict.DOES_NOT_FIT
+    (remedy,) = of_adapters(report)
+    assert remedy.changes == {"train.method": "lora", "engine.save_level": "auto"}
+    assert remedy.exactness == (Exactness.ADAPTERS_ALONE,)
+    changed = config.with_values(remedy.changes)
+    shape = entry_of(MODEL).shape(adapters=changed.train.parts)
+    after = estimate(changed, replace(MACHINE, ram_available=32 * GIB), shape)
+    assert after.verdict != Verdict.DOES_NOT_FIT
+    assert remedy.text.startswith("Train adapters (LoRA) of rank 8 instead of all weights: ")
+    assert remedy.text.endswith(" of 32.0 GiB RAM")
+    # What it takes at most is the weights and little more.
+    taken = float(remedy.text.split(": ")[1].split()[0]) * GIB
+    assert 0 < taken - 2 * entry_of(MODEL).shape().parameter_count < 12 * GIB
+
+
+def test_adapters_are_offered_on_one_gpu_and_only_where_they_fit_and_help():
+    assert not of_adapters(with_ram(job(), 8 * GIB)), "the weights alone take more"
+    assert not of_adapters(with_ram(job(), 500 * GIB)), "all weights can be trained"
+    both = replace(MACHINE, gpus=MACHINE.gpus * 2, ram_available=32 * GIB)
+    report = estimate(job().with_values({"engine.gpus": 2}), both, entry_of(MODEL).shape())
+    (remedy,) = of_adapters(report)
+    assert remedy.changes == {"train.method": "lora", "engine.gpus": 1}
+    trained = job().with_values({"train.method": "lora"})
+    shape = entry_of(MODEL).shape(adapters=trained.train.parts)
+    lacking = estimate(trained, replace(MACHINE, ram_available=8 * GIB), shape)
+    assert lacking.verdict == Verdict.DOES_NOT_FIT and not of_adapters(lacking)
+
+
+def test_adapters_are_offered_with_shorter_rows_where_they_alone_would_not_do():
+    config = job().with_values({"train.micro_batch_size": 32, "data.max_seq_len": 32768})
+    small = named_machine("RTX 4090", 32)
+    (remedy,) = of_adapters(estimate(config, small, entry_of(MODEL).shape()))
+    assert set(remedy.changes) == {
+        "train.method",
+        "train.batch_size",
+        "train.micro_batch_size",
+    }
+    assert remedy.exactness == (Exactness.FEWER_TOKENS, Exactness.ADAPTERS_ALONE)
+
+
+def test_a_model_of_which_nothing_is_known_is_offered_no_adapters():
+    shape = entry_of(MODEL).shape()
+    config = job().with_values({"model.source": "nobody/knows-this"})
+    report = estimate(config, replace(MACHINE, ram_available=32 * GIB), shape)
+    assert report.verdict == Verdict.DOES_NOT_FIT and not of_adapters(report)

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig
 from engine.errors import ModelError
 from engine.model.catalog import catalog, catalog_shape, entry_of, starter_shape
 from engine.model.find_shape import shape_from_source
 from engine.model.hub_cache import cached_config
+from engine.model.shape_rows import ACTIVATION_FIELDS
 from engine.paths import PROGRAM_ROOT
 
 UNITS = {"M": 10**6, "B": 10**9}
@@ -182,6 +184,43 @@ def test_bundled_shapes_are_the_meta_device_s_field_by_field(model_id, dtype):
     bundled = catalog_shape(model_id, dtype)
     for item in dataclasses.fields(built):
         assert getattr(bundled, item.name) == getattr(built, item.name), item.name
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "model_id",
+    ["Qwen/Qwen2.5-0.5B", "google/gemma-3-270m", "deepseek-ai/DeepSeek-V2-Lite", "Qwen/Qwen3.5-9B"],
+)
+def test_bundled_shapes_with_adapters_are_the_meta_device_s(model_id, dtype):
+    """One that shares embeddings, one with windows, one of which routers stay in fp32, and one
+    whose activations are estimated; with a rank that is not stored.
+    """
+    from engine.model.build import build_model
+    from engine.model.measure_shape import shape_of
+
+    adapters = Adapters(rank=24)
+    settings = ModelConfig(source=model_id, dtype=dtype)
+    built = shape_of(build_model(_meta_config(entry_of(model_id)), settings, adapters), model_id)
+    bundled = catalog_shape(model_id, dtype, adapters=adapters)
+    for found, wanted in zip(bundled.units, built.units, strict=True):
+        for name in ACTIVATION_FIELDS:
+            kept, counted_so = getattr(found, name), getattr(wanted, name)
+            assert kept.per_token == pytest.approx(counted_so.per_token, rel=1e-9)
+            assert kept.per_pair == pytest.approx(counted_so.per_pair, rel=1e-9)
+        same = {name: getattr(wanted, name) for name in ACTIVATION_FIELDS}
+        assert dataclasses.replace(found, **same) == wanted
+    assert dataclasses.replace(bundled, units=built.units) == built
+
+
+def test_every_model_of_the_catalog_has_adapters_and_only_plain_ones_are_known():
+    for entry in catalog():
+        shape = entry.shape(adapters=Adapters(rank=4))
+        assert 0 < shape.trained_count < 0.01 * shape.parameter_count
+        assert shape.embed.is_frozen and shape.head.is_frozen
+    for other in ({"dropout": 0.1}, {"targets": ("q_proj",)}, {"save_modules": ("norm",)}):
+        assert catalog_shape("Qwen/Qwen2.5-0.5B", adapters=Adapters(**other)) is None
+    like = Adapters(alpha=3.0, rslora=True)
+    assert catalog_shape("Qwen/Qwen2.5-0.5B", adapters=like) is not None
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

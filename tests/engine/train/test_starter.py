@@ -167,3 +167,17 @@ def test_memory_does_not_grow_with_the_steps_of_packed_rows(whole_run):
     growth = growth_after(only_record(whole_run), 100)
     assert growth.steps > 100
     assert growth.nbytes / growth.steps < 128 << 10
+
+
+def test_the_starter_with_adapters_learns_and_leaves_its_adapter(tmp_path):
+    preset = str(PRESETS / "starter-lora.yaml")
+    assert launch.main(["train", preset, "--runs-dir", str(tmp_path / "runs")]) == 0
+    (listed,) = list_runs(tmp_path / "runs")
+    folder = open_run(tmp_path / "runs", listed.id)
+    events = list(replay(folder.path / "events.jsonl"))
+    before, after = (e.event for e in events if isinstance(e.event, ExactMatchMeasured))
+    assert before.correct == 0 and after.correct >= 0.9 * after.total
+    exported = folder.path / "export"
+    assert (exported / "adapter_model.safetensors").is_file()
+    settings = json.loads((exported / "adapter_config.json").read_text(encoding="utf-8"))
+    assert settings["r"] == 8 and settings["lora_alpha"] == 16
