@@ -139,6 +139,13 @@ def host_rate(rates: Rates, optimizer: Optimizer, beside_states: bool) -> float:
     return 2 / (1 / alone + 1 / rates.updates(optimizer, busy=True)) if beside_states else alone
 
 
+ADAPTER_TOUCHES = {OpKind.FORWARD: 2.5, OpKind.BACKWARD: 3.0}
+"""The factors of an adapter are so small that their products take as long as the device's memory
+takes for what they read and write: the features of their layer so many times (measured:
+docs/performance.md).
+"""
+
+
 class _Pass(NamedTuple):
     """A `_Pass` over a block takes so many times a forward, but for its matrix products."""
 
@@ -249,9 +256,11 @@ class Cost:
         kept = activations.of(self._micro_batch.rows, self._micro_batch.row_length)
         # Kept tensors are written and read. In a compiled block, recomputed tensors are neither.
         touched = times * (1 if self._compiled else 2) * kept
+        adapters = ADAPTER_TOUCHES[kind.of] * unit.adapter_features * tokens * self.shape.item_bytes
         return (
             2 * parameters * self.shape.block_share * tokens / matmul
             + kind.attention * self._attention
+            + adapters / rates.device_memory
             + times * self._unpacking
             + touched / rates.device_memory
             + times * rates.overhead

@@ -103,6 +103,8 @@ def _block(layout: UnitLayout, experts: tuple[int, int], counted: Counted) -> Un
         block_count=counts.blocks,
         frozen_numel=layout.high_numel - layout.numel,
         frozen_count=layout.parameter_count - layout.trained_count,
+        # The rank is the other size of a factor, and smaller but for models of tests.
+        adapter_features=sum(max(spec.shape) for spec in layout.parameters if spec.adapter),
     )
 
 

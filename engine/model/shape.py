@@ -50,11 +50,11 @@ class UnitShape:
     masked_activations: Activations = _NONE
     """Autograd keeps these for a block with a dense attention mask for every row."""
     compiled_activations: Activations = _NONE
-    """Autograd keeps these for a compiled block without a mask. They are smaller, because cheap
-    operations are recomputed.
-    """
+    """Autograd keeps these for a compiled block, which recomputes cheap operations, without a mask."""
     exact_numel: int = 0
     """In a bf16 model, this many elements stay in fp32 on the device, alignment included."""
+    adapter_features: int = 0
+    """This is what all layers with an adapter take and return."""
     small_numel: int = 0
     """This many elements belong to small parameters (`engine.planes.moments`)."""
     block_count: int = 0

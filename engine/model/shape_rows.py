@@ -157,6 +157,7 @@ def _adapted(unit: UnitShape, kind: Mapping[str, Any], dtype: str, rank: int) ->
         block_count=counts.blocks,
         frozen_numel=unit.numel - unit.exact_numel,
         frozen_count=unit.parameter_count,
+        adapter_features=sum(map(sum, kind[LAYERS])),
         **_activations(numbers),
     )
 
