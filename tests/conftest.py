@@ -136,6 +136,8 @@ def _mark_listed(items: list[pytest.Item]) -> None:
             found = found.get(test)
         if isinstance(found, int):
             found = "sweep" if cases[item.path, test] > found else None
+        elif isinstance(found, dict):
+            found = "sweep" if (cases[item.path, test] - 1) % found["every"] else None
         if found is not None:
             item.add_marker(pytest.mark.everything(listed["reasons"][found]))
 
