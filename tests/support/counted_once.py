@@ -1,4 +1,4 @@
-"""What autograd keeps for the blocks of a model is counted once for all tests that run the same model.
+"""What autograd keeps for the blocks of a model is counted once for all tests that run the model.
 
 A third of the time of a run with a tiny model goes into this count.
 """
