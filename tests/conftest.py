@@ -127,7 +127,7 @@ def _mark_listed(items: list[pytest.Item]) -> None:
     listed = yaml.safe_load(LIST.read_text(encoding="utf-8")) if LIST.exists() else {"tests": {}}
     cases: Counter[tuple[Path, str]] = Counter()
     for item in items:
-        if LIST.parent not in item.path.parents:
+        if LIST.parent not in item.path.parents or item.get_closest_marker("everything"):
             continue
         test = item.name.split("[")[0]
         cases[item.path, test] += 1
@@ -136,6 +136,8 @@ def _mark_listed(items: list[pytest.Item]) -> None:
             found = found.get(test)
         if isinstance(found, int):
             found = "sweep" if cases[item.path, test] > found else None
+        elif isinstance(found, dict):
+            found = "sweep" if (cases[item.path, test] - 1) % found["every"] else None
         if found is not None:
             item.add_marker(pytest.mark.everything(listed["reasons"][found]))
 

@@ -5,8 +5,21 @@ from __future__ import annotations
 import pytest
 
 from engine.train.run import start_run
+from tests.support.counted_once import counting_once
 from tests.support.folders import make_config
 from tests.support.trained_runs import execute
+
+COUNTED = {"fit", "model", "runtime"}
+"""In these rooms, tests are about what is counted for a model."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def models_are_counted_once(request):
+    """Counts the activations of a model once for all runs that train it."""
+    if request.path.parent.name in COUNTED:
+        yield
+    else:
+        yield from counting_once()
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ def in_processes(
     """Does `work`, a function of a module, in a process for each rank. Returns what each returned,
     which must be something that `torch.save` writes and `torch.load` reads.
     """
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # one process imports torch, and all are its forks
     processes = [
         context.Process(
             target=_serve, args=(Place(rank, ranks // hosts, hosts), work, folder), daemon=True

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+import os
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import pytest
 
 FAMILY_SWEEP = "it sweeps over every family; a plain run has the eight that are used most"
+NTH = int(os.environ.get("RAMSTREAM_NTH_FAMILY", "3"))
+"""Of some sweeps, the second tier has every third family, and all of them with 1."""
 PLAN_SWEEP = "it sweeps over many plans and delays; a plain run has one way to sum gradients"
 BROWSER_FLOWS = "a plain run opens a browser for two flows alone"
 
@@ -18,3 +21,14 @@ def in_tiers(values: Iterable[Any], plain: Container[Any], reason: str) -> list:
     """
     left_out = pytest.mark.everything(reason)
     return [value if value in plain else pytest.param(value, marks=left_out) for value in values]
+
+
+def nth(families: Sequence[str], always: Container[str], first: int = 0) -> list[str]:
+    """Returns every `NTH` family from the number `first` on, and those in `always`. Sweeps that
+    begin with different numbers have different families.
+    """
+    return [
+        family
+        for place, family in enumerate(families)
+        if place % NTH == first % NTH or family in always
+    ]

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 from engine.checkpoints.restore import newest_checkpoint
+from engine.config.settings import TrainConfig
 from engine.planes.layout import WEIGHT_PLANES
 from engine.runs.events import RunEnded, StepFinished
 from engine.runs.following import replay
-from engine.train.run import Run
+from engine.train.run import Run, resume_run, start_run
 
 
 def execute(run: Run, at_step: dict[int, str] | None = None) -> RunEnded:
@@ -21,6 +22,22 @@ def execute(run: Run, at_step: dict[int, str] | None = None) -> RunEnded:
 
     run.recorder.subscribe(react)
     return run.execute()
+
+
+def trained(config: TrainConfig, runs: Path, at_step: dict[int, str] | None = None) -> Run:
+    """Returns a run of these settings that has finished, or was stopped as `at_step` says."""
+    run = start_run(config, runs)
+    ended = execute(run, at_step)
+    assert ended.state == ("stopped" if at_step else "finished"), ended.reason
+    return run
+
+
+def resumed_to_the_end(stopped: Run) -> Run:
+    """Returns the run that goes on where `stopped` was stopped, and has finished."""
+    again = resume_run(stopped.folder.path.parent, stopped.folder.id)
+    ended = execute(again)
+    assert ended.state == "finished", ended.reason
+    return again
 
 
 def events_of(run: Run, kind: type) -> list:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
 
@@ -19,24 +18,18 @@ from tests.engine.model.test_families import AMPLIFIES, SUPPORTED, assert_alloca
 from tests.support.families import tiny_family_config
 from tests.support.library_version import another_version_may_refuse
 from tests.support.peft_models import ADAPTERS, adapted_layers, in_peft, take_adapters, trained_of
-from tests.support.tiers import FAMILY_SWEEP
+from tests.support.tiers import FAMILY_SWEEP, nth
 from tests.support.tiny import Streamed, plain_loss, plain_model, random_batches, streamed
 
 pytestmark = pytest.mark.computing
 
 MISREAD = ("laguna",)
 """PEFT renames layers of these families as it reads an adapter, and finds none of its own files."""
-NTH = int(os.environ.get("RAMSTREAM_NTH_FAMILY", "3"))
-"""Of the families that train, every third one is tried, and all of them with 1."""
 STEPS = 10
 RATE = 1e-3
 FIRST_TIER = ("llama", "gpt2", "gemma3_text", "phi3", "mixtral")
 """Linear layers, transposed ones, tied heads, fused layers, and experts that get no adapters."""
-FAMILIES = [
-    family
-    for place, family in enumerate(SUPPORTED)
-    if place % NTH == 0 or family in {*FIRST_TIER, *MISREAD}
-]
+FAMILIES = nth(SUPPORTED, {*FIRST_TIER, *MISREAD})
 
 
 def compare(config, adapters: Adapters, folder: Path, resync: bool = False) -> None:

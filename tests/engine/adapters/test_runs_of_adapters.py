@@ -27,7 +27,7 @@ from tests.engine.talk.test_talk import answer_of, base_of, checkpoint_of
 from tests.engine.train.test_changed_settings import weights_at_start
 from tests.support.failing import command
 from tests.support.folders import make_config
-from tests.support.trained_runs import events_of, execute, files_of
+from tests.support.trained_runs import events_of, execute, files_of, resumed_to_the_end, trained
 
 pytestmark = pytest.mark.computing
 
@@ -42,10 +42,7 @@ IDS = torch.tensor([[5, 17, 3, 41, 8, 22, 9]])
 
 
 def train(tmp_path, name: str, at_step=None, **values):
-    run = start_run(make_config(tmp_path, **LORA | values), tmp_path / name)
-    ended = execute(run, at_step)
-    assert ended.state == ("stopped" if at_step else "finished"), ended.reason
-    return run
+    return trained(make_config(tmp_path, **LORA | values), tmp_path / name, at_step)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -54,8 +51,7 @@ def test_a_stopped_run_goes_on_to_the_bit(tmp_path, dtype, dropout):
     values = {"model.dtype": dtype, "train.lora_dropout": dropout}
     whole = train(tmp_path, "whole", **values)
     stopped = train(tmp_path, "stopped", {3: "stop"}, **values)
-    again = resume_run(tmp_path / "stopped", stopped.folder.id)
-    assert execute(again).state == "finished"
+    again = resumed_to_the_end(stopped)
     assert files_of(again)[8] == files_of(whole)[8]
 
 

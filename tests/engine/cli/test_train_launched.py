@@ -50,8 +50,8 @@ def plain(folder, preset) -> Path:
 
 @pytest.fixture(scope="module")
 def two_hosts(folder, preset) -> Path:
-    """Returns the folder of a run whose processes are all started in the plain way."""
-    return trained(folder, preset, 2, 1, 0, subprocess.Popen)
+    """Returns the folder of a run."""
+    return trained(folder, preset, 2, 1)
 
 
 def trained(folder: Path, preset: str, hosts: int, ranks: int, *how) -> Path:
@@ -133,7 +133,8 @@ def test_it_trains_what_a_run_with_processes_of_its_own_trains(
 
 @pytest.mark.everything(PROCESSES)
 def test_its_bits_repeat(folder, preset, two_hosts):
-    first, second = two_hosts, trained(folder, preset, 2, 1)
+    """Also where all processes are started in the plain way."""
+    first, second = two_hosts, trained(folder, preset, 2, 1, 0, subprocess.Popen)
     assert figures(first) == figures(second)
     ours, theirs = (planes_in(runs, 8) for runs in (first, second))
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)

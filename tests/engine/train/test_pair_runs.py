@@ -22,11 +22,11 @@ from engine.runs.events import (
     StepFinished,
 )
 from engine.train.references import FILE
-from engine.train.run import resume_run, start_run
+from engine.train.run import resume_run
 from tests.support.failing import command
 from tests.support.folders import make_model
 from tests.support.made_pairs import made_pairs, marked_config, pair_config, write_rows
-from tests.support.trained_runs import events_of, execute, files_of
+from tests.support.trained_runs import events_of, execute, files_of, resumed_to_the_end, trained
 
 pytestmark = pytest.mark.computing
 EVERY = {"output.checkpoint_every": 2, "output.keep_checkpoints": 9}
@@ -35,10 +35,7 @@ EVERY = {"output.checkpoint_every": 2, "output.keep_checkpoints": 9}
 def train(tmp_path, name: str, at_step=None, **values):
     has_marks = values.get("preference.objective") == "kto"
     make = marked_config if has_marks else pair_config
-    run = start_run(make(tmp_path, **EVERY | values), tmp_path / name)
-    ended = execute(run, at_step)
-    assert ended.state == ("stopped" if at_step else "finished"), ended.reason
-    return run
+    return trained(make(tmp_path, **EVERY | values), tmp_path / name, at_step)
 
 
 def figures_of(run) -> list[tuple]:
@@ -80,8 +77,7 @@ def test_a_stopped_run_goes_on_to_the_bit(tmp_path, dtype, objective, step):
     whole = train(tmp_path, "whole", **own)
     stopped = train(tmp_path, "stopped", {step: "stop"}, **own)
     before = (stopped.folder.path / FILE).read_bytes()
-    again = resume_run(tmp_path / "stopped", stopped.folder.id)
-    assert execute(again).state == "finished"
+    again = resumed_to_the_end(stopped)
     assert files_of(again)[8] == files_of(whole)[8]
     assert figures_of(again)[-3:] == figures_of(whole)[-3:]
     assert (again.folder.path / FILE).read_bytes() == before
@@ -168,8 +164,7 @@ def test_adapters_learn_from_pairs_resume_to_the_bit_and_are_exported(tmp_path):
     own |= {"output.export": True, "output.export_form": "adapter", "output.eval_every": 4}
     whole = train(tmp_path, "whole", **own)
     stopped = train(tmp_path, "stopped", {5: "stop"}, **own)
-    again = resume_run(tmp_path / "stopped", stopped.folder.id)
-    assert execute(again).state == "finished"
+    again = resumed_to_the_end(stopped)
     assert files_of(again)[8] == files_of(whole)[8]
     assert figures_of(again)[-3:] == figures_of(whole)[-3:]
     written, resumed = (

@@ -9,10 +9,10 @@ import json
 import pytest
 
 from engine.runs.events import EvalFinished, LogLine, StepFinished
-from engine.train.run import resume_run, start_run
+from engine.train.run import resume_run
 from tests.support.failing import command
 from tests.support.folders import make_config, make_model
-from tests.support.trained_runs import events_of, execute, files_of
+from tests.support.trained_runs import events_of, execute, files_of, resumed_to_the_end, trained
 
 pytestmark = pytest.mark.computing
 
@@ -26,10 +26,7 @@ BOTH = {
 
 
 def train(tmp_path, name: str, at_step=None, **values):
-    run = start_run(make_config(tmp_path, **BOTH | values), tmp_path / name)
-    ended = execute(run, at_step)
-    assert ended.state == ("stopped" if at_step else "finished"), ended.reason
-    return run
+    return trained(make_config(tmp_path, **BOTH | values), tmp_path / name, at_step)
 
 
 def losses(run) -> list[float]:
@@ -45,8 +42,7 @@ def test_a_stopped_run_goes_on_to_the_bit(tmp_path, dtype):
     values = {"model.dtype": dtype}
     whole = train(tmp_path, "whole", **values)
     stopped = train(tmp_path, "stopped", {3: "stop"}, **values)
-    again = resume_run(tmp_path / "stopped", stopped.folder.id)
-    assert execute(again).state == "finished"
+    again = resumed_to_the_end(stopped)
     assert files_of(again)[8] == files_of(whole)[8]
     assert losses(again) == losses(whole)
 
@@ -114,8 +110,7 @@ def test_a_run_with_balanced_experts_goes_on_to_the_bit(mixture, dtype):
     values = {"model.dtype": dtype}
     whole = train(mixture, "whole", **values)
     stopped = train(mixture, "stopped", {3: "stop"}, **values)
-    again = resume_run(mixture / "stopped", stopped.folder.id)
-    assert execute(again).state == "finished"
+    again = resumed_to_the_end(stopped)
     assert files_of(again)[8] == files_of(whole)[8]
 
 

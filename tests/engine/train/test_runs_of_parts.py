@@ -19,7 +19,7 @@ from engine.train.run import resume_run, start_run
 from tests.engine.train.test_changed_settings import weights_at_start
 from tests.support.failing import command
 from tests.support.folders import make_config
-from tests.support.trained_runs import events_of, execute, files_of
+from tests.support.trained_runs import events_of, execute, files_of, resumed_to_the_end, trained
 
 pytestmark = pytest.mark.computing
 
@@ -33,10 +33,7 @@ PARTS = {
 
 
 def train(tmp_path, name: str, at_step=None, **values):
-    run = start_run(make_config(tmp_path, **PARTS | values), tmp_path / name)
-    ended = execute(run, at_step)
-    assert ended.state == ("stopped" if at_step else "finished"), ended.reason
-    return run
+    return trained(make_config(tmp_path, **PARTS | values), tmp_path / name, at_step)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -45,8 +42,7 @@ def test_a_stopped_run_goes_on_to_the_bit(tmp_path, dtype, optimizer):
     values = {"model.dtype": dtype, "train.optimizer": optimizer}
     whole = train(tmp_path, "whole", **values)
     stopped = train(tmp_path, "stopped", {3: "stop"}, **values)
-    again = resume_run(tmp_path / "stopped", stopped.folder.id)
-    assert execute(again).state == "finished"
+    again = resumed_to_the_end(stopped)
     assert files_of(again)[8] == files_of(whole)[8]
 
 

@@ -1,0 +1,44 @@
+"""What autograd keeps for the blocks of a model is counted once for all tests that run the model.
+
+A third of the time of a run with a tiny model goes into this count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from engine.model import activations, measure_shape
+from engine.model.activations import Counted
+from engine.model.units import StreamedModel
+
+_counted: dict[Any, list[Counted] | None] = {}
+
+
+def counting_once() -> Iterator[None]:
+    """Gives a scope in which models that are alike in all that is counted are counted once."""
+
+    def count(model: StreamedModel) -> list[Counted] | None:
+        key = _all_that_counts(model)
+        if key not in _counted:
+            _counted[key] = activations.count_activations(model)
+        return _counted[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure_shape, "count_activations", count)
+        yield
+
+
+def _all_that_counts(model: StreamedModel) -> tuple:
+    """Returns the configuration of a model, its modules, and how its parameters are trained."""
+    config = model.skeleton.model.config
+    settings = {**config.to_dict(), "_name_or_path": ""}  # each test has a folder of its own
+    return (
+        repr(settings),
+        config.get_text_config()._attn_implementation,
+        model.dtype,
+        repr(model.skeleton.model),
+        tuple((repr(unit.block), activations._shapes(model, unit)) for unit in model.blocks),
+    )
