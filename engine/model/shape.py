@@ -50,7 +50,7 @@ class UnitShape:
     masked_activations: Activations = _NONE
     """Autograd keeps these for a block with a dense attention mask for every row."""
     compiled_activations: Activations = _NONE
-    """Autograd keeps these for a compiled block, which recomputes cheap operations, without a mask."""
+    """Autograd keeps these for a compiled block, which recomputes cheap ones, without a mask."""
     exact_numel: int = 0
     """In a bf16 model, this many elements stay in fp32 on the device, alignment included."""
     adapter_features: int = 0
