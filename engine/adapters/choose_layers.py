@@ -25,6 +25,8 @@ class Modules:
     """These are all other modules in blocks, with their class."""
     outside: Collection[str]
     """These are outside of blocks, such as the embedding and the head."""
+    stacked: Collection[str] = ()
+    """These are no modules, but weights of three dimensions in blocks: one matrix an expert."""
 
 
 def chosen_layers(modules: Modules, adapters: Adapters) -> list[str]:
@@ -58,10 +60,8 @@ def chosen_layers(modules: Modules, adapters: Adapters) -> list[str]:
 
 def _fitting(modules: Modules, target: str) -> set[str]:
     """Returns the names of the layers that fit a target."""
-    if "*" in target:
-        found = {name for name in modules.linear if fnmatchcase(name, target)}
-    else:
-        found = {name for name in modules.linear if is_named(name, target)}
+    found = {name for name in modules.linear if _fits(name, target)}
+    if "*" not in target:
         other = next((name for name in modules.others if is_named(name, target)), None)
         if other is not None:
             raise ConfigError(
@@ -75,6 +75,14 @@ def _fitting(modules: Modules, target: str) -> set[str]:
                 f"{target} is outside of the blocks, where no adapters are; name it in "
                 f"{SAVE_MODULES} to train it whole, or leave it out.",
             )
+    experts = next((name for name in modules.stacked if _fits(name, target)), None)
+    if experts is not None and not found:
+        raise ConfigError(
+            TARGETS,
+            f"{target} fits {experts}, which has the weights of all experts of a block, and stacked "
+            f"experts can have no adapters; leave {target} out, or set train.method to parts to "
+            "train experts whole.",
+        )
     refused = next(
         (name for name in modules.linear if name in found and modules.linear[name]), None
     )
@@ -91,6 +99,11 @@ def _fitting(modules: Modules, target: str) -> set[str]:
             f"give {ALL_LINEAR}.",
         )
     return found
+
+
+def _fits(name: str, target: str) -> bool:
+    """Tells whether a full name fits a target, which is a pattern if it has a *."""
+    return fnmatchcase(name, target) if "*" in target else is_named(name, target)
 
 
 def _examples(modules: Modules) -> str:

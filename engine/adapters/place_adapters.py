@@ -115,7 +115,13 @@ def _modules(model: Adaptable) -> Modules:
                 others[block.prefix + name] = type(module).__name__
     inside = linear.keys() | others.keys() | {block.prefix[:-1] for block in model.blocks}
     outside = [name for name, _ in model.whole.named_modules() if name and name not in inside]
-    return Modules(linear, others, outside)
+    stacked = [
+        spec.full_name
+        for layout in model.layouts[1:-1]
+        for spec in layout.parameters
+        if len(spec.shape) == 3 and not spec.name.endswith(".weight")  # that is a convolution's
+    ]
+    return Modules(linear, others, outside, stacked)
 
 
 def _reason_against(name: str, block: Block, family: Family) -> str:
