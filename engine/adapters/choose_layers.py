@@ -79,9 +79,9 @@ def _fitting(modules: Modules, target: str) -> set[str]:
     if experts is not None and not found:
         raise ConfigError(
             TARGETS,
-            f"{target} fits {experts}, which has the weights of all experts of a block, and stacked "
-            f"experts can have no adapters; leave {target} out, or set train.method to parts to "
-            "train experts whole.",
+            f"{target} fits {experts}, which has the weights of all experts of a block, and "
+            f"stacked experts can have no adapters; leave {target} out, or set train.method to "
+            "parts to train experts whole.",
         )
     refused = next(
         (name for name in modules.linear if name in found and modules.linear[name]), None

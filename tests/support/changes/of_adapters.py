@@ -29,8 +29,8 @@ ADAPTER_CHANGES = (
     Change(
         "patterns-as-parts-of-names",
         "engine/adapters/choose_layers.py",
-        "found = {name for name in modules.linear if fnmatchcase(name, target)}",
-        "found = {name for name in modules.linear if target in name}",
+        'return fnmatchcase(name, target) if "*" in target else is_named(name, target)',
+        'return target in name if "*" in target else is_named(name, target)',
         "A pattern of layers is taken for a part of their names.",
         (f"{PARITY}::test_adapters_by_name",),
     ),
