@@ -185,6 +185,10 @@ class StepShare:
     """
     first: int = 0
     """In the whole step, this many micro-batches come before these."""
+    first_line: int = 0
+    """In the whole step, this many lines of answers come before those of these micro-batches."""
+    lines: int = 0
+    """The whole step has this many lines of answers; none where rows are no answers of pairs."""
 
     @classmethod
     def of(cls, batches: Sequence[Any], part: Shards) -> StepShare:
@@ -193,7 +197,9 @@ class StepShare:
         """
         count = len(batches) // part.ranks
         first = part.rank * count
-        return cls(batches[first : first + count], loss_weight_of(batches), first)
+        lines = [0 if _pairs_of(batch) is None else len(batch.input_ids) for batch in batches]
+        own, weight = batches[first : first + count], loss_weight_of(batches)
+        return cls(own, weight, first, sum(lines[:first]), sum(lines))
 
 
 @dataclass(frozen=True)
@@ -212,6 +218,9 @@ class StepInputs:
     seed: int = 0
     first: int = 0
     """In the whole step, this many micro-batches come before these: those of other ranks."""
+    first_line: int = 0
+    """This and `lines` are as in `StepShare`."""
+    lines: int = 0
     training: bool = True
     logits_at: list[torch.Tensor] | None = None
     """For sampling, the logits are computed at these flat positions, int64 [n] for each
@@ -281,6 +290,8 @@ class StepUnderWay:
     """In training, each micro-batch of pairs has the log-probabilities of its answers and of its
     lines here, float32 [lines, 2] on the device.
     """
+    sums_of_ranks: torch.Tensor | None = None
+    """Those of the micro-batches of all ranks, in order; None with one rank."""
     logits: dict[int, torch.Tensor] = field(default_factory=dict)
     """Each micro-batch has its logits [n, vocabulary] here if `logits_at` requests them."""
     graphs: StepGraphs | None = None
@@ -318,9 +329,24 @@ class StepUnderWay:
         self.line_sums[micro_batch] = sums
 
     def sums_in_order(self) -> torch.Tensor | None:
-        """Returns the sums of all micro-batches, float32 [lines, 2]; None without pairs."""
+        """Returns the sums of all micro-batches of all ranks, as far as they are known, float32
+        [lines, 2]; None without pairs.
+        """
+        if self.sums_of_ranks is not None:
+            return self.sums_of_ranks
         places = sorted(self.line_sums)
         return torch.cat([self.line_sums[place] for place in places]) if places else None
+
+    def own_sums_among_all(self) -> torch.Tensor | None:
+        """Returns the sums of this rank at their places among those of the whole step, with 0 at
+        all others, float32 [lines of the step, 2]; None without pairs.
+        """
+        own = self.sums_in_order()
+        if own is None:
+            return None
+        found = own.new_zeros(self.inputs.lines, 2)
+        found[self.inputs.first_line : self.inputs.first_line + len(own)] = own
+        return found
 
     def give_up(self, failure: str) -> None:
         """Marks the pass as failed, with the reason, so that its remaining ops are skipped."""

@@ -235,6 +235,8 @@ class StreamingEngine:
             label_smoothing=settings.regularisation.label_smoothing,
             seed=settings.seed,
             first=share.first,
+            first_line=share.first_line,
+            lines=share.lines,
             scalars=scalars,
             keys=keys,
         )

@@ -68,7 +68,8 @@ def test_any_plan_gives_the_same_bits_and_weights_matter(tmp_path, packing):
         assert figures_of(other) == figures_of(usual)
         assert files_of(other)[8] == files_of(usual)[8]
     plain = train(tmp_path, "plain", (None,), **{"data.packing": packing})
-    assert figures_of(plain)[0][0] != pytest.approx(figures_of(usual)[0][0], rel=1e-4)
+    for one, other in zip(figures_of(plain)[:8], figures_of(usual)[:8]):
+        assert one != other
     (prepared,) = events_of(usual, DataPrepared)
     assert any("multiplied by the weight" in text for text in prepared.summary["warnings"])
 
