@@ -1,4 +1,4 @@
-"""Steps of pairs on several ranks and hosts: every rank knows the sums of all answers, to the bit."""
+"""Steps of pairs on several ranks and hosts: each knows the sums of all answers, to the bit."""
 
 from __future__ import annotations
 
