@@ -42,6 +42,11 @@ class Document:
     """
 
     @property
+    def all_weights(self) -> np.ndarray:
+        """Returns the weight of each token, float32[T]."""
+        return np.ones(len(self.ids), np.float32) if self.weights is None else self.weights
+
+    @property
     def cut(self) -> bool:
         return self.length > len(self.ids)
 
@@ -118,9 +123,7 @@ def _joined_weights(documents: list[Document]) -> np.ndarray:
     """
     if all(document.weights is None for document in documents):
         return np.zeros(0, np.float32)
-    ones = (np.ones(len(one.ids), np.float32) for one in documents)
-    each = [one if own.weights is None else own.weights for one, own in zip(ones, documents)]
-    return np.concatenate(each)
+    return np.concatenate([document.all_weights for document in documents])
 
 
 # ---------------------------------------------------------------------- pairs

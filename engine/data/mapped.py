@@ -27,7 +27,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 class WrittenFile:
-    """A file that is written once. It keeps count of its length and a digest of its content."""
+    """A `WrittenFile` is written once. It keeps count of its length and a digest of its content."""
 
     def __init__(self, path: Path, stack: contextlib.ExitStack):
         self.name = path.name

@@ -53,7 +53,8 @@ _MORE_TYPES = {"references": np.float64, "weights": np.float32}
 """Sides of answers that learn from preferences have `references`, too, and those with an answer
 that its row gives a weight have `weights`; others do not.
 """
-_ONES = np.ones(1 << 18, np.float32)
+_ONES = 1 << 18
+"""So many weights of 1 are written at a time."""
 _KEY = re.compile("[0-9a-f]{40}")
 _MOST_FOLDERS = 64
 _LEAST_BYTES = 10 << 30
@@ -368,8 +369,8 @@ class SideWriter:
 
     def _write_ones(self, count: int) -> None:
         file = self._file("weights")
-        for start in range(0, count, len(_ONES)):
-            file.write(_ONES[: count - start])
+        for start in range(0, count, _ONES):
+            file.write(np.ones(min(_ONES, count - start), np.float32))
 
     def _file(self, name: str) -> WrittenFile:
         """Returns one of the files that not every side has, and makes it where it is new."""

@@ -75,4 +75,5 @@ def all_reduce(context: OpContext, _op: AllReduce, step: StepUnderWay) -> None:
     context.state.totals.copy_(totals)
     sums = step.own_sums_among_all()
     if sums is not None:
-        step.sums_of_ranks = context.exchange.sum_of_hosts(context.exchange.all_reduce(sums))
+        of_host = context.exchange.all_reduce(sums)
+        step.keep_sums_of_ranks(context.exchange.sum_of_hosts(of_host))

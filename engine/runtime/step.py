@@ -128,11 +128,12 @@ def _weights_of(batch: Any) -> np.ndarray | None:
 
 def loss_weight_of(batches: Sequence[Any]) -> float:
     """Returns the sum of the weights of all labels, which is their number without weights."""
-    of_each = ((batch, _weights_of(batch)) for batch in batches)
-    return math.fsum(
-        int(batch.loss_tokens) if weights is None else sum_of_weights(weights)
-        for batch, weights in of_each
-    )
+    return math.fsum(map(_loss_weight, batches))
+
+
+def _loss_weight(batch: Any) -> float:
+    weights = _weights_of(batch)
+    return int(batch.loss_tokens) if weights is None else sum_of_weights(weights)
 
 
 def _device_batch(
@@ -173,6 +174,11 @@ def _device_batch(
     )
 
 
+def _answer_lines(batch: Any) -> int:
+    """Returns how many lines of answers a micro-batch has; none, where it has no pairs."""
+    return 0 if _pairs_of(batch) is None else len(batch.input_ids)
+
+
 @dataclass(frozen=True)
 class StepShare:
     """A `StepShare` is what one rank computes of a training step."""
@@ -186,7 +192,7 @@ class StepShare:
     first: int = 0
     """In the whole step, this many micro-batches come before these."""
     first_line: int = 0
-    """In the whole step, this many lines of answers come before those of these micro-batches."""
+    """In the whole step, this many lines of answers are before those of these micro-batches."""
     lines: int = 0
     """The whole step has this many lines of answers; none where rows are no answers of pairs."""
 
@@ -197,7 +203,7 @@ class StepShare:
         """
         count = len(batches) // part.ranks
         first = part.rank * count
-        lines = [0 if _pairs_of(batch) is None else len(batch.input_ids) for batch in batches]
+        lines = [_answer_lines(batch) for batch in batches]
         own, weight = batches[first : first + count], loss_weight_of(batches)
         return cls(own, weight, first, sum(lines[:first]), sum(lines))
 
@@ -291,7 +297,9 @@ class StepUnderWay:
     lines here, float32 [lines, 2] on the device.
     """
     sums_of_ranks: torch.Tensor | None = None
-    """Those of the micro-batches of all ranks, in order; None with one rank."""
+    """All ranks know those of the micro-batches of the whole step, in order: float32 [lines of the
+    step, 2]; None with one rank.
+    """
     logits: dict[int, torch.Tensor] = field(default_factory=dict)
     """Each micro-batch has its logits [n, vocabulary] here if `logits_at` requests them."""
     graphs: StepGraphs | None = None
@@ -347,6 +355,10 @@ class StepUnderWay:
         found = own.new_zeros(self.inputs.lines, 2)
         found[self.inputs.first_line : self.inputs.first_line + len(own)] = own
         return found
+
+    def keep_sums_of_ranks(self, sums: torch.Tensor) -> None:
+        """Keeps the sums of all lines of the step, float32 [lines of the step, 2]."""
+        self.sums_of_ranks = sums
 
     def give_up(self, failure: str) -> None:
         """Marks the pass as failed, with the reason, so that its remaining ops are skipped."""

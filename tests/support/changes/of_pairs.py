@@ -71,8 +71,8 @@ PAIRS = (
     Change(
         "pairs-of-one-rank-in-the-figures",
         "engine/runtime/exchange_ops.py",
-        "context.exchange.sum_of_hosts(context.exchange.all_reduce(sums))",
-        "sums",
+        "of_host = context.exchange.all_reduce(sums)",
+        "of_host = sums",
         "Figures of pairs have zeros for the answers of other ranks.",
         ("tests/engine/runtime/test_pairs_on_ranks.py",),
     ),
