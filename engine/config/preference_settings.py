@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.config.data_settings import DataConfig, Reading
-from engine.config.gpu_shares import ONE_GPU
 from engine.config.regularisation import Regularisation
 from engine.errors import ConfigError
 
@@ -75,9 +74,9 @@ class PreferenceConfig:
         """Returns how many lines of tokens a row of a batch has: a pair is two."""
         return 2 if self.reads == "pairs" else 1
 
-    def check(self, gpus: int | str, train_on: str, regularised: Regularisation) -> None:
-        """Raises ConfigError for the first rule that is broken. `gpus` is `engine.gpus`, `train_on`
-        is `data.train_on`, and `regularised` acts on training steps.
+    def check(self, train_on: str, regularised: Regularisation) -> None:
+        """Raises ConfigError for the first rule that is broken. `train_on` is `data.train_on`, and
+        `regularised` acts on training steps.
         """
         if not 0 < self.beta <= MOST_BETA:
             raise ConfigError(
@@ -102,12 +101,6 @@ class PreferenceConfig:
         self._check_together()
         if not self.is_on:
             return
-        if gpus not in (1, "auto"):
-            raise ConfigError(
-                "engine.gpus",
-                f"{gpus} GPUs cannot learn from preferences together; set {ONE_GPU}, or "
-                f"{OBJECTIVE} to sft.",
-            )
         for name, value in vars(regularised).items():
             if value:
                 raise ConfigError(

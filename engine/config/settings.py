@@ -375,7 +375,7 @@ class TrainConfig:
         self.model.check()
         self.data.check()
         self.train.check()
-        self.preference.check(self.engine.gpus, self.data.train_on, self.train.regularisation)
+        self.preference.check(self.data.train_on, self.train.regularisation)
         if self.preference.is_on and self.train.method == "lora" and self.train.lora_dropout:
             raise ConfigError(
                 "train.lora_dropout",

@@ -5,7 +5,7 @@ loss.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -36,6 +36,15 @@ class Document:
     with, NaN where the row does not tell it. An answer with a mark has 1 if it is good, and 0 if
     it is bad. It is None for any other document.
     """
+    weights: np.ndarray | None = None
+    """The loss of each token that is trained is multiplied by its weight, float32[T]. All weights
+    are 1 if it is None.
+    """
+
+    @property
+    def all_weights(self) -> np.ndarray:
+        """Returns the weight of each token, float32[T]."""
+        return np.ones(len(self.ids), np.float32) if self.weights is None else self.weights
 
     @property
     def cut(self) -> bool:
@@ -74,6 +83,10 @@ class Documents:
     """The answers of pairs have `Document.reference` here, float64[documents]; other documents have
     none, and the array is empty.
     """
+    weights: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    """The tokens have `Document.weights` here, float32[tokens]; the array is empty if no document
+    has weights.
+    """
 
     @classmethod
     def joined(cls, rows: list[list[Document]]) -> Documents:
@@ -87,6 +100,7 @@ class Documents:
             np.array([len(document.ids) for document in documents], dtype=np.int64),
             np.array([len(row) for row in rows], dtype=np.int64),
             np.array([one.reference for one in documents if one.reference is not None], float),
+            _joined_weights(documents),
         )
 
     def of_rows(self, wanted: np.ndarray) -> Documents:
@@ -99,7 +113,17 @@ class Documents:
             self.lengths[documents],
             self.counts[wanted],
             self.references[documents] if len(self.references) else self.references,
+            self.weights[tokens] if len(self.weights) else self.weights,
         )
+
+
+def _joined_weights(documents: list[Document]) -> np.ndarray:
+    """Returns the weights of all tokens, float32[tokens], or an empty array if all of them are
+    1.
+    """
+    if all(document.weights is None for document in documents):
+        return np.zeros(0, np.float32)
+    return np.concatenate([document.all_weights for document in documents])
 
 
 # ---------------------------------------------------------------------- pairs

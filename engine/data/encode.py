@@ -9,8 +9,8 @@ import numpy as np
 
 from engine.config.data_settings import DataConfig, LostTurns, TypedTokens
 from engine.data.documents import Document, Kept, answers_of, marked, pair_of
-from engine.data.render import ChatRenderer, Handling
-from engine.data.rendered import Rendered, Skipped, common_prefix
+from engine.data.render import ChatRenderer
+from engine.data.rendered import Handling, Rendered, Skipped, common_prefix
 from engine.data.text_tokens import PIECE, TextTokens, pieces
 from engine.errors import DataError
 from engine.examples.example import (
@@ -298,8 +298,12 @@ class Encoder:
         if not rendered.divided:  # all of a text is trained
             bounds = self.renderer.control.without_space(rendered.text, tokens, bounds)
         trained = np.zeros(len(tokens), dtype=bool)
-        for span in rendered.spans:
-            trained |= _covered(bounds, span)
+        weights = np.ones(len(tokens), np.float32) if rendered.weights else None
+        for place, span in enumerate(rendered.spans):
+            covered = _covered(bounds, span)
+            trained |= covered
+            if weights is not None:  # a text from a template, which needs no frame
+                weights[covered] = rendered.weights[place]
         answer = None
         if rendered.answer:
             places = np.flatnonzero(_covered(bounds, rendered.answer))
@@ -313,7 +317,8 @@ class Encoder:
             return self._parts(tokens, trained)
         if answer and answer[1] > limit:
             answer = None
-        return [Document(tokens[:limit], trained[:limit], answer, len(tokens))]
+        weights = None if weights is None else weights[:limit]
+        return [Document(tokens[:limit], trained[:limit], answer, len(tokens), weights=weights)]
 
     def _framed(
         self, tokens: np.ndarray, trained: np.ndarray, answer: tuple[int, int] | None

@@ -20,7 +20,7 @@ import numpy as np
 from engine.config.data_settings import DataConfig, Reading
 from engine.config.preference_settings import PreferenceConfig
 from engine.data.encode import Encoder
-from engine.data.mapped import Visits, pieces
+from engine.data.mapped import Visited, Visits, pieces
 from engine.data.packing import one_each, pack, two_each
 from engine.data.pair_rows import MarkedRows, PairRows
 from engine.data.rows import DocumentTokens, Order, RowSet, RowSets
@@ -253,7 +253,7 @@ def _tokens_of(parts: list[_Chosen]) -> DocumentTokens:
     sides = [part.side for part in parts]
     if len(parts) == 1 and parts[0].visited is None:  # the files hold exactly these
         only = sides[0]
-        return DocumentTokens(only.ids, only.trained, only.starts, only.references)
+        return DocumentTokens(only.ids, only.trained, only.starts, only.references, only.weights)
     chosen = [part.documents for part in parts]
     counts = [len(documents) for documents in chosen]
     lengths = [np.diff(side.starts)[documents] for side, documents in zip(sides, chosen)]
@@ -264,8 +264,18 @@ def _tokens_of(parts: list[_Chosen]) -> DocumentTokens:
     visits = Visits(which, np.concatenate(begins), starts)
     ids = visits.of([side.ids for side in sides])
     trained = visits.of([side.trained for side in sides])
-    references = [side.references[docs] for side, docs in zip(sides, chosen) if side.holds_pairs]
-    return DocumentTokens(ids, trained, starts, np.concatenate([np.zeros(0), *references]))
+    told = [side.references[docs] for side, docs in zip(sides, chosen) if side.holds_pairs]
+    weights: np.ndarray | Visited = sides[0].weights
+    if any(len(side.weights) for side in sides):
+        weights = visits.of([_weights_of(side) for side in sides])
+    references = np.concatenate([np.zeros(0), *told])
+    return DocumentTokens(ids, trained, starts, references, weights)
+
+
+def _weights_of(side: Side) -> np.ndarray:
+    """Returns the weights of a side's tokens, float32[tokens]. Ones take no memory."""
+    ones = np.broadcast_to(np.float32(1), len(side.ids))
+    return side.weights if len(side.weights) else ones
 
 
 def _fingerprint(rows: RowSets, progress: Progress) -> str:
@@ -273,6 +283,7 @@ def _fingerprint(rows: RowSets, progress: Progress) -> str:
     for side in (rows.train, rows.held_out):
         arrays = (
             *side.told_references,
+            *([side.weights] if len(side.weights) else []),
             side.ids,
             side.trained,
             side.starts,

@@ -7,7 +7,9 @@ as it goes, so that even a data set larger than memory takes almost none.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +17,39 @@ from typing import Any
 
 import numpy as np
 
+from engine.files import new_digest
+
 _PIECE = 1 << 20
 """A piece has this many values."""
 _PAGES_KEPT = 4
 """During a pass, the pages of at most this many pieces are in memory at once."""
+_BUFFER_BYTES = 1 << 20
+
+
+class WrittenFile:
+    """A `WrittenFile` is written once. It keeps count of its length and a digest of its content."""
+
+    def __init__(self, path: Path, stack: contextlib.ExitStack):
+        self.name = path.name
+        self.bytes = 0
+        self.digest = new_digest()
+        self._file = stack.enter_context(path.open("xb", buffering=_BUFFER_BYTES))
+
+    def write(self, values: np.ndarray | bytes) -> None:
+        if isinstance(values, np.ndarray):
+            view = np.ascontiguousarray(values).data
+        else:
+            view = memoryview(values)
+        content = view.cast("B")
+        self._file.write(content)
+        self.digest.update(content)
+        self.bytes += len(content)
+
+    def close(self, synced: bool) -> None:
+        self._file.flush()
+        if synced:
+            os.fsync(self._file.fileno())
+        self._file.close()
 
 
 def mapped(path: Path, dtype: type) -> np.ndarray:

@@ -105,7 +105,9 @@ class MarkedRows(RowSet):
     learned from them.
 
     KTO also asks how likely other answers have become. The stranger of an answer is its prompt with
-    the answer of the row before it in the data, at most as long as the longest row.
+    another row's answer, at most as long as the longest row. As with TRL, the rows of the data are
+    divided into batches in their order, and the other row is the one before in the batch, and for
+    the first one the last.
     """
 
     def __init__(self, documents: DocumentTokens, rows: Rows, pad_id: int, order: Order):
@@ -158,6 +160,17 @@ class MarkedRows(RowSet):
         answer = labels != IGNORED
         return Row(ids, labels, positions, 1, answer, float(self.references[i, column]))
 
+    def row_before(self, i: int) -> int:
+        """Returns the row whose answer the stranger of row `i` has. A row that is alone in its
+        batch takes the answer of the row before in the data.
+        """
+        size = self._order.batch_size or len(self)
+        begin = i - i % size
+        last = min(begin + size, len(self)) - 1
+        if begin == last:
+            return (i - 1) % len(self)
+        return i - 1 if i > begin else last
+
     def _tokens(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the token ids of row i, int32[T], and the marks of its answer, bool[T]."""
         inside = slice(int(self.starts[i]), int(self.starts[i + 1]))
@@ -185,7 +198,7 @@ class _Strangers(RowSet):
         return self._base.order(epoch)
 
     def lines(self, i: int) -> list[Row]:
-        return [self._base.line(i, (i - 1) % len(self), 1)]
+        return [self._base.line(i, self._base.row_before(i), 1)]
 
     def pair_targets(self, lines: list[Row], length: int) -> PairTargets:
         return _targets(self._base.form, lines, length)

@@ -14,13 +14,12 @@ are found in the text.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from engine.config.data_settings import LostTurns, TypedTokens
-from engine.data.answers import PROBES, Answer, Texts, starts_by_content
+from engine.data.answers import Answer, Texts, starts_by_content
 from engine.data.kept_turns import (
     Lost,
     is_blank,
@@ -29,13 +28,12 @@ from engine.data.kept_turns import (
     missing_of_answer,
     unused_keys,
 )
-from engine.data.rendered import Rendered, Skipped
-from engine.data.special import ControlTokens, ReservedText, mentioned
+from engine.data.rendered import Handling, Rendered, Skipped
+from engine.data.special import ControlTokens, ReservedText, written_by
 from engine.data.template import Template
 from engine.data.template_process import Chat, Refusal
 from engine.examples.example import Conversation
 
-_ROLES = ("user", "assistant", "system", "tool")
 _RESERVED = "the text holds private-use characters that stand in for special tokens here"
 _NO_START = Skipped("the chat template does not show where the answer begins")
 _MORE = Skipped(
@@ -54,6 +52,7 @@ _AFTER_PROMPT = (
     "An answer is trained after the prompt that the chat template makes for it, because the "
     "template leaves out an earlier turn once the answer is there"
 )
+_WEIGHTED = "The losses of an answer are multiplied by the weight that its row gives it"
 _MOST_WRITTEN = 2_000_000
 """A conversation has at most this many turns times answers: for each answer, the template writes
 all turns before it.
@@ -63,15 +62,6 @@ _NO_END = (
     "The chat template closes an answer without a special token, so the model may not learn where "
     "to stop"
 )
-
-
-@dataclass(frozen=True)
-class Handling:
-    """A `Handling` holds the settings of `DataConfig` that say how conversations are read."""
-
-    train_on: str = "assistant"
-    lost_turns: LostTurns = "turn_by_turn"
-    typed_tokens: TypedTokens = "text"
 
 
 @dataclass(frozen=True)
@@ -87,6 +77,12 @@ class _Job:
     """
     excluded: frozenset[int] = frozenset()
     """Where all of the text is trained, these answers are not."""
+    weights: Mapping[int, float] = field(default_factory=dict)
+    """These answers have a weight other than 1."""
+
+    def weight(self, answer: Answer) -> float:
+        """Returns by what the losses of an answer are multiplied."""
+        return self.weights.get(answer.place, 1.0)
 
     @property
     def rendered(self) -> Chat:
@@ -116,7 +112,7 @@ class ChatRenderer:
     @cached_property
     def control(self) -> ControlTokens:
         """Returns the tokens that a template writes. To find them, the template must be run."""
-        written = self._mentioned() if self.available else ""
+        written = written_by(self.template) if self.available else ""
         return ControlTokens(self._tokenizer, written, self._handling.typed_tokens == "text")
 
     def warn(self, text: str, times: int = 1) -> None:
@@ -196,7 +192,10 @@ class ChatRenderer:
             self.warn(
                 "A turn behind the last trained answer is left out", len(messages) - answers[-1] - 1
             )
-        return _Job(chat, answers, whole=False)
+        weights = {
+            place: weight for place, weight in conversation.weights.items() if place in answers
+        }
+        return self._weighted(_Job(chat, answers, whole=False, weights=weights))
 
     def _job_of_all(self, conversation: Conversation, chat: Chat) -> _Job | Skipped:
         """All of the text is trained, except the answers that the row excludes. An answer at the
@@ -210,10 +209,17 @@ class ChatRenderer:
         last = len(chat.messages) - 1
         ends_with_answer = chat.messages[last]["role"] == "assistant"
         is_expected = ends_with_answer and last >= conversation.context
-        answers = sorted(excluded | ({last} if is_expected else set()))
+        weights = conversation.weights
+        answers = sorted({*excluded, *weights, *([last] if is_expected else [])})
         if len(answers) * len(chat.messages) > _MOST_WRITTEN:
             return _TOO_MANY_TURNS
-        return _Job(chat, answers, last not in answers, excluded)
+        return self._weighted(_Job(chat, answers, last not in answers, excluded, weights))
+
+    def _weighted(self, job: _Job) -> _Job:
+        """Returns the job, and tells how many of its answers have a weight of their own."""
+        if job.weights:
+            self.warn(_WEIGHTED, len(job.weights))
+        return job
 
     def _trained_answers(self, conversation: Conversation, chat: Chat) -> list[int] | Skipped:
         """Returns the places of the answers to train on."""
@@ -243,20 +249,6 @@ class ChatRenderer:
         return replaced
 
     # ------------------------------------------------------------------ the template
-
-    def _mentioned(self) -> str:
-        """Returns the texts in the template's source, and the text that it writes around turns.
-        Both are needed, because the template may compose a role's marker from pieces and the role's
-        name.
-        """
-        turns = [{"role": role, "content": PROBES[0]} for role in _ROLES]
-        chats = []
-        for turn in turns:
-            chats.append(Chat([turn]))
-            chats.append(Chat([turns[0], turn]))
-        texts = self.template.write(chats, generation=True)
-        written = [text for text in texts if isinstance(text, str)]
-        return "\n".join([*map(mentioned, self.template.sources), *written])
 
     def _written(self, jobs: list[_Job]) -> list[_Written]:
         """Has the template write everything that the jobs need, in two calls."""
@@ -312,9 +304,9 @@ class ChatRenderer:
         elif not lost.context or not any(self._helps(answer, job.chat) for answer in answers):
             self._tell(lost)
             self._tell_otherwise(answers)
-            spans = tuple((answer.start, answer.end) for answer in answers)
-            return [self._rendered(written.full, spans, spans[-1])]
-        return self._alone(job.chat, answers)
+            spans = {(answer.start, answer.end): job.weight(answer) for answer in answers}
+            return [self._rendered(written.full, spans, (answers[-1].start, answers[-1].end))]
+        return self._alone(job, answers)
 
     def _answers(
         self, job: _Job, written: _Written, starts: list[int | None]
@@ -355,41 +347,45 @@ class ChatRenderer:
         return len(text)
 
     def _all_but(self, job: _Job, full: str, answers: list[Answer]) -> list[Rendered] | Skipped:
-        """Returns the whole text, all of it trained but the answers that the row excludes."""
+        """Returns the whole text, all of it trained but the answers that the row excludes,
+        and those that it gives a weight with that weight.
+        """
         last = len(job.chat.messages) - 1
         begin = 0
-        spans: list[tuple[int, int]] = []
+        spans: dict[tuple[int, int], float] = {}
         for answer in answers:
-            if answer.place == last and last not in job.excluded:
-                continue
+            if answer.place not in job.excluded | job.weights.keys():
+                continue  # it is the last one, and trained like all text
             if not full.startswith(answer.text):
                 return _NO_START
-            spans.append((begin, answer.start))
+            spans[begin, answer.start] = 1.0
+            if answer.place not in job.excluded:
+                spans[answer.start, answer.end] = job.weight(answer)
             begin = answer.end
-        spans.append((begin, len(full)))
+        spans[begin, len(full)] = 1.0
         ends_with_answer = answers and answers[-1].place == last
         expected = (answers[-1].start, answers[-1].end) if ends_with_answer else None
-        return [self._rendered(full, tuple(spans), expected)]
+        return [self._rendered(full, spans, expected)]
 
-    def _alone(self, chat: Chat, answers: list[Answer]) -> list[Rendered] | Skipped:
+    def _alone(self, job: _Job, answers: list[Answer]) -> list[Rendered] | Skipped:
         """Returns a document for each answer, with all that the template shows the model before
         it.
         """
         documents: list[Rendered] = []
         for answer in answers:
-            own = chat.until(answer.place + 1)
+            own = job.chat.until(answer.place + 1)
             lost = self._lost(answer.text, own, answer.place)
             if lost.context and self._handling.lost_turns == "refuse":
                 return _lost_turn(lost)
             shown = answer
-            if lost.context and self._helps(answer, chat):
+            if lost.context and self._helps(answer, job.chat):
                 self.warn(_AFTER_PROMPT)
                 shown = answer.after_prompt()
                 lost = self._lost(shown.text, own, answer.place)
             self._tell(lost)
             self._tell_otherwise([shown])
             span = (shown.start, shown.end)
-            documents.append(self._rendered(shown.text, (span,), span))
+            documents.append(self._rendered(shown.text, {span: job.weight(answer)}, span))
         return documents
 
     def _lost(self, text: str, chat: Chat, answer: int | None) -> Lost:
@@ -430,9 +426,12 @@ class ChatRenderer:
                 self.warn(_OTHERWISE)
 
     def _rendered(
-        self, text: str, spans: tuple[tuple[int, int], ...], answer: tuple[int, int] | None
+        self, text: str, spans: dict[tuple[int, int], float], answer: tuple[int, int] | None
     ) -> Rendered:
-        return Rendered(text, spans, answer, typed=self.control.stands_in(text))
+        """Returns a text with the weight of each range that carries loss."""
+        typed = self.control.stands_in(text)
+        weights = tuple(spans.values()) if any(one != 1 for one in spans.values()) else ()
+        return Rendered(text, tuple(spans), answer, typed=typed, weights=weights)
 
 
 def _refused(refusal: Refusal) -> Skipped:

@@ -6,6 +6,17 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 
+from engine.config.data_settings import LostTurns, TypedTokens
+
+
+@dataclass(frozen=True)
+class Handling:
+    """A `Handling` holds the settings of `DataConfig` that say how conversations are read."""
+
+    train_on: str = "assistant"
+    lost_turns: LostTurns = "turn_by_turn"
+    typed_tokens: TypedTokens = "text"
+
 
 @dataclass(frozen=True)
 class Rendered:
@@ -24,6 +35,8 @@ class Rendered:
     """It is true when characters in the text stand in for special tokens that a person typed."""
     divided: bool = False
     """It is true when a text that is longer than a row continues in the next row."""
+    weights: tuple[float, ...] = ()
+    """The losses of each range are multiplied by its weight; all weights are 1 if this is empty."""
 
 
 @dataclass(frozen=True)

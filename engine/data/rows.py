@@ -49,6 +49,8 @@ class Row:
     """In a line of a pair, the answer is compared with this logarithm of its probability."""
     is_good: bool = False
     """In a line with a mark, the answer is marked as good."""
+    weights: np.ndarray | None = None
+    """The losses of the labels are multiplied by these numbers, float32[T]; by 1 if it is None."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,20 @@ class MicroBatch:
     """The rows have so many tokens without padding, int64[B]. None if nobody has counted them."""
     pairs: PairTargets | None = None
     """The rows are pairs of answers, the chosen one of each first; None for other rows."""
+    weights: np.ndarray | None = None
+    """The losses of the labels are multiplied by these numbers, float32[B, T], 0 where there is no
+    label. None if all of them are 1.
+    """
+
+    @property
+    def loss_weight(self) -> float:
+        """Returns the sum of the weights of all labels, which is their number without weights."""
+        return float(self.loss_tokens) if self.weights is None else sum_of_weights(self.weights)
+
+
+def sum_of_weights(weights: np.ndarray) -> float:
+    """Returns the sum of weights of any shape, added in double precision."""
+    return float(weights.sum(dtype=np.float64))
 
 
 @dataclass(frozen=True)
@@ -124,6 +140,8 @@ class DocumentTokens:
     """Document d begins at token `starts[d]`: int64[documents + 1]."""
     references: np.ndarray = field(default_factory=lambda: np.zeros(0))
     """The answers of pairs have `Document.reference` here: float64[documents], else empty."""
+    weights: np.ndarray | Visited = field(default_factory=lambda: np.zeros(0, np.float32))
+    """The tokens have `Document.weights` here, float32[tokens]; empty if all weights are 1."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +179,7 @@ class RowSet:
         self._documents = documents
         self.ids = documents.ids
         self.trained = documents.trained
+        self.weights = documents.weights
         self.starts = documents.starts
         self.rows = rows
         self.pad_id = pad_id
@@ -210,7 +229,12 @@ class RowSet:
         labels[ends_in_row - 1] = IGNORED  # the next token belongs to another document
         starts_in_row = np.repeat(ends_in_row - lengths, lengths)
         positions = (np.arange(len(ids)) - starts_in_row).astype(np.int32)
-        return Row(ids, labels, positions, len(documents))
+        weights = None
+        if len(self.weights):
+            each = np.concatenate([self.weights[place] for place in places])
+            weights = np.append(each[1:], np.float32(0))
+            weights[labels == IGNORED] = 0
+        return Row(ids, labels, positions, len(documents), weights=weights)
 
     def lines(self, i: int) -> list[Row]:
         """Returns what row `i` becomes in a micro-batch, line by line."""
@@ -354,6 +378,7 @@ def micro_batch(
     # file would be counted in the end.
     drop_pages(rows.ids)
     drop_pages(rows.trained)
+    drop_pages(rows.weights)
     packed = any(part.documents > 1 for part in parts)
     return MicroBatch(
         input_ids,
@@ -364,7 +389,21 @@ def micro_batch(
         places=_places_of_lines(rows, len(chosen), places),
         lengths=np.array([len(part.input_ids) for part in parts], dtype=np.int64),
         pairs=rows.pair_targets(parts, length),
+        weights=_weights_of_lines(parts, labels),
     )
+
+
+def _weights_of_lines(parts: list[Row], labels: np.ndarray) -> np.ndarray | None:
+    """Returns the weights of `labels`, int64[B, T], as `MicroBatch.weights` has them."""
+    if all(part.weights is None for part in parts):
+        return None
+    weights = (labels != IGNORED).astype(np.float32)
+    is_weighted = False
+    for line, part in enumerate(parts):
+        if part.weights is not None:
+            is_weighted |= bool((part.weights != weights[line, : len(part.weights)]).any())
+            weights[line, : len(part.weights)] = part.weights
+    return weights if is_weighted else None
 
 
 def _places_of_lines(rows: RowSet, count: int, places: list[int] | None) -> np.ndarray:

@@ -66,7 +66,8 @@ def shown_rows(
     - `source`, `format`, `format_detected`, `columns`, `unused_columns`, `chat_template` and
       `max_seq_len` say how the rows are read.
     - `rows` has each shown row as `{where, tokens, trained_tokens, cut, skipped, documents}`, where
-      a document is a list of `{text, trained}`, and of a pair `{text, trained, answer}`.
+      a document is a list of `{text, trained}`, of a pair `{text, trained, answer}`, and where an
+      answer has a weight of its own `{text, trained, weight}`.
     - `rows_measured`, `rows_cut`, `rows_skipped` and `percent_trained` cover all rows that were
       read.
     - `lengths` has the length of each measured document in tokens, before the cut, and `histogram`
@@ -215,16 +216,22 @@ def _packed(lengths: list[int], config: DataConfig) -> tuple[int, float]:
 
 
 def _pieces(document: Document, tokenizer: Any) -> list[dict[str, Any]]:
-    """Returns the document's text, split where trained text begins or ends. Each piece is the
-    difference between two decoded prefixes, because some tokenizers drop the leading space of a
-    piece decoded alone.
+    """Returns the document's text, split where trained text begins or ends, or its weight changes.
+    Each piece is the difference between two decoded prefixes, because some tokenizers drop the
+    leading space of a piece decoded alone.
     """
-    changes = np.flatnonzero(np.diff(document.trained)) + 1
+    weights = document.trained.astype(np.float32)
+    if document.weights is not None:
+        weights *= document.weights
+    changes = np.flatnonzero(np.diff(weights)) + 1
     edges = [0, *changes.tolist(), len(document.ids)]
     pieces = []
     before = ""
     for start, end in itertools.pairwise(edges):
         text = tokenizer.decode(document.ids[:end].tolist(), clean_up_tokenization_spaces=False)
-        pieces.append({"text": text[len(before) :], "trained": bool(document.trained[start])})
+        piece = {"text": text[len(before) :], "trained": bool(document.trained[start])}
+        if weights[start] not in (0, 1):
+            piece["weight"] = float(f"{weights[start]:.7g}")
+        pieces.append(piece)
         before = text
     return pieces

@@ -24,6 +24,11 @@ from typing import Any
 
 import numpy as np
 
+from engine.data.answers import PROBES
+from engine.data.template import Template
+from engine.data.template_process import Chat
+
+_ROLES = ("user", "assistant", "system", "tool")
 _FIRST_LITERAL = 0x108000
 """Private-use characters from this one on stand in for control tokens, one for each. The same
 number of characters after those serve as the names of control tokens in the copy.
@@ -196,6 +201,20 @@ def _rename(model: dict[str, Any], names: dict[str, str]) -> None:
 def _merged(merge: str | list[str]) -> str:
     """Returns the token that a merge makes. Tokenizers write a merge as "a b" or as ["a", "b"]."""
     return merge.replace(" ", "") if isinstance(merge, str) else "".join(merge)
+
+
+def written_by(template: Template) -> str:
+    """Returns the texts in a template's source, and the text that it writes around turns. Both are
+    needed, because the template may compose a role's marker from pieces and the role's name.
+    """
+    turns = [{"role": role, "content": PROBES[0]} for role in _ROLES]
+    chats = []
+    for turn in turns:
+        chats.append(Chat([turn]))
+        chats.append(Chat([turns[0], turn]))
+    texts = template.write(chats, generation=True)
+    written = [text for text in texts if isinstance(text, str)]
+    return "\n".join([*map(mentioned, template.sources), *written])
 
 
 def mentioned(template: str) -> str:

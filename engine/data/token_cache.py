@@ -34,7 +34,7 @@ import numpy as np
 
 from engine import paths
 from engine.data.documents import Documents
-from engine.data.mapped import mapped
+from engine.data.mapped import WrittenFile, mapped
 from engine.errors import DataError
 from engine.examples.formats import ColumnMap
 from engine.files import body_checksum, new_digest, sync_folder
@@ -49,8 +49,12 @@ _TYPES = {
     "starts": np.int64,
     "examples": np.int64,
 }
-_REFERENCES = "references"
-"""Sides of answers that learn from preferences have this file, too; others do not."""
+_MORE_TYPES = {"references": np.float64, "weights": np.float32}
+"""Sides of answers that learn from preferences have `references`, too, and those with an answer
+that its row gives a weight have `weights`; others do not.
+"""
+_ONES = 1 << 18
+"""So many weights of 1 are written at a time."""
 _KEY = re.compile("[0-9a-f]{40}")
 _MOST_FOLDERS = 64
 _LEAST_BYTES = 10 << 30
@@ -104,6 +108,8 @@ class Side:
     """The first document of example e is `examples[e]`: int64[examples + 1]."""
     references: np.ndarray
     """The answers of pairs have `Document.reference` here: float64[documents], else empty."""
+    weights: np.ndarray
+    """The tokens have `Document.weights` here, float32[tokens]; empty if all weights are 1."""
 
     @property
     def holds_pairs(self) -> bool:
@@ -114,10 +120,10 @@ class Side:
     def mapped_from(cls, folder: Path, side: str) -> Side:
         """Opens the files of `side` ("train" or "eval") in `folder`, mapped."""
         arrays = {name: mapped(folder / f"{side}.{name}", kind) for name, kind in _TYPES.items()}
-        references, path = np.zeros(0), folder / f"{side}.{_REFERENCES}"
-        if path.exists():
-            references = mapped(path, np.float64)
-        return cls(**arrays, references=references)
+        for name, kind in _MORE_TYPES.items():
+            path = folder / f"{side}.{name}"
+            arrays[name] = mapped(path, kind) if path.exists() else np.zeros(0, kind)
+        return cls(**arrays)
 
 
 class StoredTokens:
@@ -238,7 +244,7 @@ class TokenWriter:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.train = SideWriter(self._folder, "train", self._open, self._told)
             self.eval = SideWriter(self._folder, "eval", self._open, self._told)
-            self._prompts = _File(self._folder / _PROMPTS, self._open)
+            self._prompts = WrittenFile(self._folder / _PROMPTS, self._open)
 
     def __enter__(self) -> TokenWriter:
         return self
@@ -272,7 +278,7 @@ class TokenWriter:
         return made
 
     def _write_manifest(self, body: dict[str, Any]) -> None:
-        manifest = _File(self._folder / _MANIFEST, self._open)
+        manifest = WrittenFile(self._folder / _MANIFEST, self._open)
         manifest.write(json.dumps({"checksum": body_checksum(body), "body": body}).encode())
         manifest.close(synced=True)
 
@@ -303,7 +309,7 @@ class TokenWriter:
             ) from None
 
 
-def _manifest_body(key: str, files: list[_File], tally: Tally) -> dict[str, Any]:
+def _manifest_body(key: str, files: list[WrittenFile], tally: Tally) -> dict[str, Any]:
     plain_tally = asdict(tally)
     plain_tally["skipped"] = dict(tally.skipped)
     plain_tally["warnings"] = dict(tally.warnings)
@@ -320,10 +326,10 @@ class SideWriter:
     def __init__(
         self, folder: Path, side: str, stack: contextlib.ExitStack, told: Callable[[], Any]
     ):
-        self.files = [_File(folder / f"{side}.{name}", stack) for name in _TYPES]
+        self.files = [WrittenFile(folder / f"{side}.{name}", stack) for name in _TYPES]
         self._ids, self._trained, self._starts, self._examples = self.files
-        self._references: _File | None = None
-        self._make_references = lambda: _File(folder / f"{side}.{_REFERENCES}", stack)
+        self._more: dict[str, WrittenFile] = {}
+        self._make = lambda name: WrittenFile(folder / f"{side}.{name}", stack)
         self._told = told
         self.examples = 0
         self.documents = 0
@@ -345,43 +351,33 @@ class SideWriter:
             self._starts.write(self._tokens + np.cumsum(found.lengths))
             self._examples.write(self.documents + np.cumsum(counts))
             if len(found.references):
-                self._write_references(found.references)
+                self._file("references").write(found.references)
+            if len(found.weights) or "weights" in self._more:
+                self._write_weights(found)
         self._tokens += len(found.ids)
         self.documents += len(found.lengths)
         self.examples += len(counts)
 
-    def _write_references(self, references: np.ndarray) -> None:
-        """Appends `Document.reference` of answers, float64[documents]."""
-        if self._references is None:
-            self._references = self._make_references()
-            self.files.append(self._references)
-        self._references.write(references)
-
-
-class _File:
-    """A file that is written once. It keeps count of its length and a digest of its content."""
-
-    def __init__(self, path: Path, stack: contextlib.ExitStack):
-        self.name = path.name
-        self.bytes = 0
-        self.digest = new_digest()
-        self._file = stack.enter_context(path.open("xb", buffering=_CHUNK_BYTES // 8))
-
-    def write(self, values: np.ndarray | bytes) -> None:
-        if isinstance(values, np.ndarray):
-            view = np.ascontiguousarray(values).data
+    def _write_weights(self, found: Documents) -> None:
+        """Appends the weight of each token. Those of all earlier tokens are 1 in a new file."""
+        if "weights" not in self._more:
+            self._write_ones(self._tokens)
+        if len(found.weights):
+            self._file("weights").write(found.weights)
         else:
-            view = memoryview(values)
-        content = view.cast("B")
-        self._file.write(content)
-        self.digest.update(content)
-        self.bytes += len(content)
+            self._write_ones(len(found.ids))
 
-    def close(self, synced: bool) -> None:
-        self._file.flush()
-        if synced:
-            os.fsync(self._file.fileno())
-        self._file.close()
+    def _write_ones(self, count: int) -> None:
+        file = self._file("weights")
+        for start in range(0, count, _ONES):
+            file.write(np.ones(min(_ONES, count - start), np.float32))
+
+    def _file(self, name: str) -> WrittenFile:
+        """Returns one of the files that not every side has, and makes it where it is new."""
+        if name not in self._more:
+            self._more[name] = self._make(name)
+            self.files.append(self._more[name])
+        return self._more[name]
 
 
 # ---------------------------------------------------------------------- removing

@@ -4,7 +4,8 @@ segments of text, tokens, a question with a chosen and a rejected answer, or an 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 Message = dict[str, Any]
@@ -26,6 +27,10 @@ class Conversation:
     """The answers at these places (from 0) are never trained on, because the row says so."""
     tools: list[Any] | None = None
     """The chat template receives these JSON schemas of the functions that the model may call."""
+    weights: Mapping[int, float] = field(default_factory=dict)
+    """The losses of the answers at these places are multiplied by these numbers, as the row says;
+    those of other answers by 1.
+    """
 
     @property
     def asked(self) -> str:

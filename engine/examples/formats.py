@@ -21,7 +21,13 @@ from engine.examples.example import Conversation, Example, Labelled, Pair
 from engine.examples.labels import is_good, label_of
 from engine.examples.of_preferences import REFERENCES
 from engine.examples.of_trees import FLAT, is_flat
-from engine.examples.refused import WITH_ANSWERS, classes, refuse_marked, refuse_row
+from engine.examples.refused import (
+    WITH_ANSWERS,
+    classes,
+    refuse_marked,
+    refuse_row,
+    refuse_weights,
+)
 from engine.examples.row_parts import Parts
 from engine.examples.values import listed
 from engine.sources.json_files import Row
@@ -98,9 +104,10 @@ class ColumnMap:
         refuse_row(unread, self.columns.values(), self.format, where)
         read = made.read_pair if self.pairs and made.read_pair is not None else made.read
         example = read(Parts(row, self.columns, where, made.needs))
-        if self.label is None or not isinstance(example, Conversation | Pair):
-            return example
-        return Labelled(example, is_good(row, self.label, where))
+        if self.label is not None and isinstance(example, Conversation | Pair):
+            example = Labelled(example, is_good(row, self.label, where))
+        refuse_weights(example, where)
+        return example
 
 
 # ---------------------------------------------------------------------- which column is which

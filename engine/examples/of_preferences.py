@@ -174,7 +174,7 @@ def _read_arena(parts: Parts) -> Example | None:
         raise DataError(
             f"The winner in {parts.where} is {shown(winner)}; write model_a, model_b or tie."
         )
-    neither = [Turn(turn.message, trained=False) for turn in parts.turns("model_a")]
+    neither = [Turn(turn.message, weight=0.0) for turn in parts.turns("model_a")]
     return conversation(neither)
 
 

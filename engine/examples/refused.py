@@ -10,6 +10,7 @@ from collections.abc import Collection
 from typing import Any
 
 from engine.errors import DataError
+from engine.examples.example import Example, Labelled, Pair, Preference
 from engine.examples.values import is_blank, legible, parsed_json, shown
 from engine.sources.json_files import Row
 from engine.sources.not_trained import MARKS, MEDIA_COLUMNS, WITHOUT, medium
@@ -44,6 +45,26 @@ def refuse_row(row: Row, used: Collection[str], data_format: str, where: str) ->
             raise DataError(
                 f"The column {column} in {where} is {shown(value)}, but rows are trained with one "
                 "weight; remove the rows that are not to be trained, and then this column."
+            )
+
+
+def refuse_weights(example: Example | None, where: str) -> None:
+    """Raises DataError if an answer of a pair, or one with a mark, has a weight of its own: losses
+    of pairs and of marked answers are not sums over tokens.
+    """
+    answers: list[Any] = []
+    if isinstance(example, Preference):
+        answers = [example.chosen, example.rejected]
+    elif isinstance(example, Labelled):
+        answers = [example.answer]
+    for answer in answers:
+        if answer is None or isinstance(answer, Pair):
+            continue
+        for place, weight in answer.weights.items():
+            raise DataError(
+                f"Turn {place + 1} in {where} has the weight {shown(weight)}, but where "
+                "preferences are learned, all answers count alike; remove the weight, or set "
+                "preference.objective to sft."
             )
 
 

@@ -3,7 +3,7 @@
 - The turns {role, content} are those of OpenAI and of chat templates.
 - The turns {from, value} are those of ShareGPT. A turn from `function_call` holds its calls as JSON
   text.
-- What a turn says of its own training is in `flags.py`, and what its content may be in
+- What a turn says of its weight in training is in `flags.py`, and what its content may be in
   `content.py`. All other keys are kept for the template.
 """
 
@@ -17,7 +17,7 @@ from engine.errors import DataError
 from engine.examples.calls import spoken_calls, tool_calls
 from engine.examples.content import Content, read_content
 from engine.examples.example import Conversation, Message
-from engine.examples.flags import take_flags
+from engine.examples.flags import take_weight
 from engine.examples.values import (
     in_words,
     is_blank,
@@ -63,10 +63,11 @@ _OURS = ("role", "content")
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn is a message, and whether its row allows it to be trained."""
+    """A turn is a message, and by what its losses are multiplied in training."""
 
     message: Message
-    trained: bool = True
+    weight: float = 1.0
+    """An answer of weight 0 is not trained."""
 
 
 TurnReader = Callable[[Any, str], Turn]
@@ -145,12 +146,14 @@ def conversation(
     """Returns the turns as an example, or None if there are none."""
     if not turns:
         return None
-    untrained = frozenset(
-        place
+    answers = {
+        place: turn.weight
         for place, turn in enumerate(turns)
-        if not turn.trained and turn.message["role"] == "assistant"
-    )
-    return Conversation([turn.message for turn in turns], context, untrained, tools)
+        if turn.message["role"] == "assistant"
+    }
+    untrained = frozenset(place for place, weight in answers.items() if not weight)
+    weights = {place: weight for place, weight in answers.items() if weight not in (0, 1)}
+    return Conversation([turn.message for turn in turns], context, untrained, tools, weights)
 
 
 def with_system(system: str, turns: list[Turn]) -> list[Turn]:
@@ -178,7 +181,7 @@ def _keys(turn: Any, names: tuple[str, str], place: str) -> dict[str, Any]:
 def _turn(role: str, content: Content, keys: dict[str, Any], place: str) -> Turn:
     """Returns a turn from its content and its other keys."""
     is_answer = role == "assistant"
-    trained = take_flags(keys, is_answer, place)
+    weight = take_weight(keys, is_answer, place)
     for key, what in MEDIA_COLUMNS.items():
         if not is_blank(keys.pop(key, None)):
             raise DataError(f"There is {what} in {place}, {WITHOUT}.")
@@ -189,7 +192,7 @@ def _turn(role: str, content: Content, keys: dict[str, Any], place: str) -> Turn
         rest.setdefault("reasoning_content", content.thoughts)
     if calls:
         rest["tool_calls"] = calls
-    return Turn({"role": role, "content": text, **rest}, trained)
+    return Turn({"role": role, "content": text, **rest}, weight)
 
 
 def _calls_of(keys: dict[str, Any], is_answer: bool, place: str) -> list[Any]:

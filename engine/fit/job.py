@@ -92,7 +92,7 @@ def numbers_of_ranks(
         return (rounding.get("ranks", 1) // rounding.get("span", 1),)
     if asked != AUTO:
         return (asked,)
-    is_alone = config.engine.disk is not None or train.parts is not None or config.preference.is_on
+    is_alone = config.engine.disk is not None or train.parts is not None
     most = 1 if is_alone else max(1, gpus)
     least = 1 if train.micro_batch_size == AUTO else train.micro_batch_size
     return tuple(
@@ -195,12 +195,6 @@ def _refuse_uneven_rounds(job: Job, rounds: int) -> None:
 
 def _refuse_one_gpu_s(job: Job) -> None:
     """Raises ConfigError for settings that are for one GPU alone."""
-    if job.config.preference.is_on:
-        raise ConfigError(
-            "preference.objective",
-            f"preferences are learned on one GPU, not on {job.all_ranks}; {_alone(job)}, or set "
-            "preference.objective to sft.",
-        )
     if job.config.train.parts is not None:
         what = "adapters" if job.config.train.method == "lora" else "parts of a model"
         raise ConfigError(

@@ -23,10 +23,10 @@ class Evaluation:
     """
 
     loss: float
-    """It is the mean cross-entropy over all tokens that have a loss."""
+    """It is the mean cross-entropy over all tokens that have a loss, weighted as the rows say."""
     sums: np.ndarray
-    """The cross-entropies of each document are added up in double precision: float64 [documents],
-    in the order of the micro-batches.
+    """The cross-entropies of each document are added up in double precision, each with the weight
+    1: float64 [documents], in the order of the micro-batches.
     """
     tokens: np.ndarray
     """So many tokens of each document have a loss: int64 [documents]."""

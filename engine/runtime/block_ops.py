@@ -225,8 +225,7 @@ def _clip(context: OpContext, _op: Clip, step: StepUnderWay) -> None:
             )
     # The factor is the device's, so that every unit gets the same, wherever it is updated.
     unit_norms = [math.sqrt(square) for square in squares]
-    lines = sum(len(batch.input_ids) for batch in step.inputs.batches if batch.pairs is not None)
-    sums = context.host_sums(lines).tolist() if lines else []
+    sums = context.host_sums(step.inputs.lines).tolist() if step.inputs.lines else []
     step.finish(StepResult(loss, grad_norm, unit_norms, factor, sums))
 
 

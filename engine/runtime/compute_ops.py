@@ -156,7 +156,8 @@ def _scores(context: OpContext, op: Loss, step: StepUnderWay) -> None:
 def _targets(op: Loss, step: StepUnderWay) -> LossTargets:
     batch = step.inputs.batches[op.micro_batch]
     inputs = step.inputs
-    return LossTargets(batch.loss_index, batch.labels, inputs.loss_scale, inputs.label_smoothing)
+    scale, smoothing = inputs.loss_scale, inputs.label_smoothing
+    return LossTargets(batch.loss_index, batch.labels, scale, smoothing, batch.weights)
 
 
 def _chunks(context: OpContext) -> LossChunks:

@@ -5,7 +5,8 @@
 - `meet` waits until every rank of a host has updated its shard of a unit in RAM.
 - `reduce_scatter` adds the fp32 sums of all ranks. Each rank of a host rounds its own shard and
   computes its norm.
-- `all_reduce` adds the losses and the squared norms, so that every rank finds the same clip factor.
+- `all_reduce` adds the losses and the squared norms, so that every rank finds the same clip factor,
+  and tells every rank the sums of all answers of pairs.
 """
 
 from __future__ import annotations
@@ -64,10 +65,15 @@ def reduce_scatter(context: OpContext, op: ReduceScatter, _step: StepUnderWay) -
     context.state.stagings[op.staging][: stop - start].copy_(total[start:stop])
 
 
-def all_reduce(context: OpContext, _op: AllReduce, _step: StepUnderWay) -> None:
+def all_reduce(context: OpContext, _op: AllReduce, step: StepUnderWay) -> None:
     """Adds the losses of all ranks, and the squared norms of those of a host: the shards of another
-    host are the same.
+    host are the same. Each line of a pair has its sums on one rank, and zeros on all others, so
+    adding these rounds nothing.
     """
     totals = context.exchange.all_reduce(context.state.norms)
     totals[-1:] = context.exchange.sum_of_hosts(totals[-1:])
     context.state.totals.copy_(totals)
+    sums = step.own_sums_among_all()
+    if sums is not None:
+        of_host = context.exchange.all_reduce(sums)
+        step.keep_sums_of_ranks(context.exchange.sum_of_hosts(of_host))

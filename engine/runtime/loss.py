@@ -47,6 +47,10 @@ class LossTargets:
     """The sum of cross-entropies is multiplied by this."""
     smoothing: float = 0.0
     """In training, this share of a target's probability is spread evenly over the vocabulary."""
+    weights: torch.Tensor | None = None
+    """The losses of the positions are multiplied by these numbers, float32 [n]; by 1 if it is
+    None.
+    """
 
 
 @dataclass(frozen=True)
@@ -81,15 +85,15 @@ class _ChunkLoss:
     def gradients(
         self,
         piece: torch.Tensor,
-        labels: torch.Tensor,
-        loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        wanted: tuple[torch.Tensor, ...],
+        loss_of: Callable[..., torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor | None, tuple[torch.Tensor | None, ...]]:
-        """Returns the scaled loss (scalar) of a chunk `piece` [n, width] with the targets `labels`
-        [n], and its gradients with respect to `piece`, where that is asked for, and to each
-        parameter.
+        """Returns the scaled loss (scalar) of a chunk `piece` [n, width], and its gradients with
+        respect to `piece`, where that is asked for, and to each parameter. `wanted` has the labels
+        [n] and, where the loss is weighted, their weights [n].
         """
         with torch.enable_grad():
-            loss = loss_of(self.skeleton.logits(piece), labels) * self.scale
+            loss = loss_of(self.skeleton.logits(piece), *wanted) * self.scale
         of_piece = [piece] if self.tail.of_hidden else []
         found = torch.autograd.grad(loss, [*of_piece, *self.tail.parameters], allow_unused=True)
         if not self.tail.of_hidden:
@@ -104,30 +108,31 @@ def chunked_loss(
     chunks: LossChunks,
     tail: TailGradients,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Returns the scaled sum of cross-entropies (scalar), smoothed as `targets` say, and its
-    gradient with respect to `hidden` [rows, tokens, width], the last block's output. The gradient
-    is None where `tail` asks for none.
+    """Returns the scaled sum of cross-entropies (scalar), smoothed and weighted as `targets` say,
+    and its gradient with respect to `hidden` [rows, tokens, width], the last block's output. The
+    gradient is None where `tail` asks for none.
     """
     states = hidden.detach().reshape(-1, hidden.shape[-1])
     selected = states.index_select(0, targets.index)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-    size, labels = chunks.size, targets.labels
-    plain_loss = cross_entropy if not targets.smoothing else smoothed(targets.smoothing)
+    size, labels, weights = chunks.size, targets.labels, targets.weights
+    plain_loss = _loss_of(targets)
     compiled_loss = compiled_function(plain_loss, "The loss") if chunks.compiled else None
     if compiled_loss is not None and compiled_loss.problem:
         compiled_loss = None
         size = max(1, size // UNCOMPILED)
     if compiled_loss is not None:
         selected, labels = filled_up(selected, labels, size)
+    wanted = (labels,) if weights is None else (labels, _filled_up_to(labels, weights))
     loss_of = plain_loss if compiled_loss is None else compiled_loss
     chunk_loss = _ChunkLoss(skeleton, targets.scale, tail)
     gradient = torch.zeros_like(states) if tail.of_hidden else None
     for start in range(0, len(targets.index), size):
         piece = selected[start : start + size].detach().requires_grad_(tail.of_hidden)
-        piece_labels = labels[start : start + size]
+        of_piece = tuple(each[start : start + size] for each in wanted)
         try:
             loss, piece_gradient, parameter_gradients = chunk_loss.gradients(
-                piece, piece_labels, loss_of
+                piece, of_piece, loss_of
             )
         except torch.OutOfMemoryError:
             raise
@@ -139,7 +144,7 @@ def chunked_loss(
             # again.
             compiled_loss.give_up(error)
             loss, piece_gradient, parameter_gradients = chunk_loss.gradients(
-                piece, piece_labels, loss_of
+                piece, of_piece, loss_of
             )
         total += loss.detach()
         places = targets.index[start : start + size]
@@ -152,8 +157,9 @@ def chunked_loss(
 def loss_without_gradients(
     skeleton: Skeleton, hidden: torch.Tensor, targets: LossTargets, chunks: LossChunks
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the scaled sum of cross-entropies (scalar) for `hidden` [rows, tokens, width], and
-    the cross-entropy of each position in `targets`, float32 [n], without the scale.
+    """Returns the scaled and weighted sum of cross-entropies (scalar) for `hidden` [rows, tokens,
+    width], and the cross-entropy of each position in `targets`, float32 [n], without scale and
+    weight.
     """
     selected = hidden.detach().reshape(-1, hidden.shape[-1]).index_select(0, targets.index)
     size, labels = chunks.size, targets.labels
@@ -172,8 +178,11 @@ def loss_without_gradients(
         for start in range(0, count, size):
             logits = skeleton.logits(selected[start : start + size])
             loss, losses = loss_of(logits, labels[start : start + size])
-            total += loss
             each[start : start + size] = losses[: count - start]
+            if targets.weights is not None:
+                own = slice(start, min(start + size, count))
+                loss = (each[own] * targets.weights[own]).sum()
+            total += loss
     return total * targets.scale, each
 
 
@@ -209,6 +218,20 @@ def filled_up(
     return pad(selected, (0, 0, 0, missing)), pad(labels, (0, missing), value=IGNORED)
 
 
+def _filled_up_to(labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Returns `weights` [n], padded with 0 to as many as the padded `labels` are."""
+    return pad(weights, (0, len(labels) - len(weights)))
+
+
+def _loss_of(targets: LossTargets) -> Callable[..., torch.Tensor]:
+    """Returns the function that computes the loss of a chunk from its logits [n, vocabulary], its
+    labels [n] and, where they are weighted, their weights [n].
+    """
+    if targets.weights is not None:
+        return weighted(targets.smoothing)
+    return smoothed(targets.smoothing) if targets.smoothing else cross_entropy
+
+
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Returns the sum of cross-entropies (scalar) in float32. The logits [n, vocabulary] may have
     any dtype; the labels are int64 [n].
@@ -230,6 +253,25 @@ def smoothed(smoothing: float) -> Callable[[torch.Tensor, torch.Tensor], torch.T
         )
 
     return smoothed_cross_entropy
+
+
+@functools.cache
+def weighted(
+    smoothing: float,
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Returns `smoothed`, or with 0 `cross_entropy`, with a weight for each position: the losses
+    are multiplied by the weights, float32 [n], before they are summed.
+    """
+
+    def weighted_cross_entropy(
+        logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        each = torch_cross_entropy(
+            logits.float(), labels, reduction="none", label_smoothing=smoothing
+        )
+        return (each * weights).sum()
+
+    return weighted_cross_entropy
 
 
 def cross_entropies(

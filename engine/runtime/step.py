@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from engine.config.preference_settings import PreferenceConfig
-from engine.data.rows import PairTargets
+from engine.data.rows import PairTargets, sum_of_weights
 from engine.embedding.embed_rows import Lookup
 from engine.embedding.embedding_noise import RowNoise, StepNoise
 from engine.graphs.block_graphs import StepGraphs
@@ -60,6 +61,12 @@ class DeviceBatch:
     """
     pairs: DevicePairs | None = None
     """The rows are the answers of pairs; None for other rows."""
+    weights: torch.Tensor | None = None
+    """The losses at the positions in `loss_index` are multiplied by these numbers, float32 [n]; by
+    1 if it is None.
+    """
+    loss_weight: float = 0.0
+    """The numbers have this sum, which is n without them."""
 
 
 Upload = Callable[[np.ndarray], torch.Tensor]
@@ -82,10 +89,11 @@ def upload_batches(
         arrays += [batch.input_ids, index, labels[index]]
         targets = _pairs_of(batch)
         if targets is not None:
-            # The bits of the floats travel among the whole numbers.
-            bits = targets.reference.astype(np.float64).view(np.int64)
-            arrays += [targets.answer.reshape(-1)[index], bits]
+            arrays += [targets.answer.reshape(-1)[index], _bits(targets.reference)]
             arrays += [] if targets.good is None else [targets.good]
+        weights = _weights_of(batch)
+        if weights is not None:
+            arrays.append(_bits(weights.reshape(-1)[index]))
         if batch.position_ids is not None:
             arrays.append(batch.position_ids)
         if noise is not None:
@@ -98,9 +106,34 @@ def upload_batches(
     return [_device_batch(batch, parts, upload, noise is not None) for batch in batches]
 
 
+def _bits(values: np.ndarray) -> np.ndarray:
+    """Returns the bits of float32 values [n], which travel among whole numbers: int64 [n]."""
+    return values.astype(np.float64).view(np.int64)
+
+
+def _floats(bits: torch.Tensor) -> torch.Tensor:
+    """Returns the float32 values [n] of which `_bits` made int64 [n]."""
+    return bits.view(torch.float64).float()
+
+
 def _pairs_of(batch: Any) -> PairTargets | None:
     """Returns what a micro-batch of pairs has beside its tokens; None for any other."""
     return getattr(batch, "pairs", None)
+
+
+def _weights_of(batch: Any) -> np.ndarray | None:
+    """Returns the weights of a micro-batch's labels, float32 [rows, tokens]; None if all are 1."""
+    return getattr(batch, "weights", None)
+
+
+def loss_weight_of(batches: Sequence[Any]) -> float:
+    """Returns the sum of the weights of all labels, which is their number without weights."""
+    return math.fsum(map(_loss_weight, batches))
+
+
+def _loss_weight(batch: Any) -> float:
+    weights = _weights_of(batch)
+    return int(batch.loss_tokens) if weights is None else sum_of_weights(weights)
 
 
 def _device_batch(
@@ -114,10 +147,11 @@ def _device_batch(
     labels = next(parts)
     pairs, targets = None, _pairs_of(batch)
     if targets is not None:
-        answer, reference = next(parts).bool(), next(parts).view(torch.float64).float()
+        answer, reference = next(parts).bool(), _floats(next(parts))
         good = None if targets.good is None else next(parts).bool()
         totals = targets.pairs, targets.chosen_tokens, good, targets.divergence
         pairs = DevicePairs(targets.form, answer, reference, *totals)
+    weights = None if _weights_of(batch) is None else _floats(next(parts))
     if batch.position_ids is None:
         positions = None
         documents = Documents.whole_rows(rows, tokens, upload)
@@ -126,7 +160,23 @@ def _device_batch(
         documents = Documents.of(batch.position_ids, upload)
     noise = RowNoise(next(parts).view(2, rows)) if is_noisy else None
     lengths = next(parts) if batch.lengths is not None else None
-    return DeviceBatch(ids, positions, index, labels, documents, noise, lengths, pairs)
+    return DeviceBatch(
+        ids,
+        positions,
+        index,
+        labels,
+        documents,
+        noise,
+        lengths,
+        pairs,
+        weights,
+        loss_weight_of([batch]),
+    )
+
+
+def _answer_lines(batch: Any) -> int:
+    """Returns how many lines of answers a micro-batch has; none, where it has no pairs."""
+    return 0 if _pairs_of(batch) is None else len(batch.input_ids)
 
 
 @dataclass(frozen=True)
@@ -135,10 +185,16 @@ class StepShare:
 
     batches: Sequence[Any]
     """These micro-batches are as for `StreamingEngine.train_step`."""
-    loss_tokens: int
-    """In the whole step, this many tokens contribute to the loss."""
+    loss_weight: float
+    """In the whole step, the weights of all tokens that contribute to the loss have this sum: their
+    number, where none has a weight.
+    """
     first: int = 0
     """In the whole step, this many micro-batches come before these."""
+    first_line: int = 0
+    """In the whole step, this many lines of answers are before those of these micro-batches."""
+    lines: int = 0
+    """The whole step has this many lines of answers; none where rows are no answers of pairs."""
 
     @classmethod
     def of(cls, batches: Sequence[Any], part: Shards) -> StepShare:
@@ -147,8 +203,9 @@ class StepShare:
         """
         count = len(batches) // part.ranks
         first = part.rank * count
-        tokens = sum(int(batch.loss_tokens) for batch in batches)
-        return cls(batches[first : first + count], tokens, first)
+        lines = [_answer_lines(batch) for batch in batches]
+        own, weight = batches[first : first + count], loss_weight_of(batches)
+        return cls(own, weight, first, sum(lines[:first]), sum(lines))
 
 
 @dataclass(frozen=True)
@@ -159,7 +216,7 @@ class StepInputs:
     """Optimizer steps count from 1; a pass without gradients has the number 0."""
     batches: list[DeviceBatch]
     loss_scale: float
-    """The scale is 1 / (tokens of the whole step that contribute to the loss)."""
+    """The scale is 1 / `StepShare.loss_weight`."""
     learning_rate: float = 0.0
     max_grad_norm: float | None = None
     label_smoothing: float = 0.0
@@ -167,6 +224,9 @@ class StepInputs:
     seed: int = 0
     first: int = 0
     """In the whole step, this many micro-batches come before these: those of other ranks."""
+    first_line: int = 0
+    """This and `lines` are as in `StepShare`."""
+    lines: int = 0
     training: bool = True
     logits_at: list[torch.Tensor] | None = None
     """For sampling, the logits are computed at these flat positions, int64 [n] for each
@@ -236,6 +296,10 @@ class StepUnderWay:
     """In training, each micro-batch of pairs has the log-probabilities of its answers and of its
     lines here, float32 [lines, 2] on the device.
     """
+    sums_of_ranks: torch.Tensor | None = None
+    """All ranks know those of the micro-batches of the whole step, in order: float32 [lines of the
+    step, 2]; None with one rank.
+    """
     logits: dict[int, torch.Tensor] = field(default_factory=dict)
     """Each micro-batch has its logits [n, vocabulary] here if `logits_at` requests them."""
     graphs: StepGraphs | None = None
@@ -258,7 +322,7 @@ class StepUnderWay:
             if batch.lengths is not None:
                 places = torch.arange(own.shape[1], device=own.device)
                 own = (places < batch.lengths.unsqueeze(1)).float()
-            weight = len(batch.labels) * self.inputs.loss_scale
+            weight = batch.loss_weight * self.inputs.loss_scale
             self._balanced[micro_batch] = BalancedTokens(own.reshape(-1), weight)
         return self._balanced[micro_batch]
 
@@ -273,9 +337,28 @@ class StepUnderWay:
         self.line_sums[micro_batch] = sums
 
     def sums_in_order(self) -> torch.Tensor | None:
-        """Returns the sums of all micro-batches, float32 [lines, 2]; None without pairs."""
+        """Returns the sums of all micro-batches of all ranks, as far as they are known, float32
+        [lines, 2]; None without pairs.
+        """
+        if self.sums_of_ranks is not None:
+            return self.sums_of_ranks
         places = sorted(self.line_sums)
         return torch.cat([self.line_sums[place] for place in places]) if places else None
+
+    def own_sums_among_all(self) -> torch.Tensor | None:
+        """Returns the sums of this rank at their places among those of the whole step, with 0 at
+        all others, float32 [lines of the step, 2]; None without pairs.
+        """
+        own = self.sums_in_order()
+        if own is None:
+            return None
+        found = own.new_zeros(self.inputs.lines, 2)
+        found[self.inputs.first_line : self.inputs.first_line + len(own)] = own
+        return found
+
+    def keep_sums_of_ranks(self, sums: torch.Tensor) -> None:
+        """Keeps the sums of all lines of the step, float32 [lines of the step, 2]."""
+        self.sums_of_ranks = sums
 
     def give_up(self, failure: str) -> None:
         """Marks the pass as failed, with the reason, so that its remaining ops are skipped."""

@@ -61,6 +61,7 @@ from engine.runtime.step import (
     StepInputs,
     StepShare,
     StepUnderWay,
+    loss_weight_of,
     upload_batches,
 )
 
@@ -168,7 +169,7 @@ class StreamingEngine:
 
         There are as many `batches` as the plans of all ranks have micro-batches. Each has numpy
         arrays `input_ids` and `labels` of the shape [rows, tokens], `position_ids` of that shape or
-        None, and `loss_tokens`.
+        None, and `loss_tokens`; it may have `pairs` and `weights`, as `MicroBatch` has.
 
         `on_applied` is called when the last update is applied. `check` is called often and may
         raise to abort the step: then no part of it is applied, and `drain` must follow.
@@ -228,12 +229,14 @@ class StreamingEngine:
         inputs = StepInputs(
             number=number,
             batches=on_device,
-            loss_scale=1.0 / max(1, share.loss_tokens),
+            loss_scale=1.0 / (share.loss_weight or 1.0),
             learning_rate=learning_rate,
             max_grad_norm=settings.max_grad_norm,
             label_smoothing=settings.regularisation.label_smoothing,
             seed=settings.seed,
             first=share.first,
+            first_line=share.first_line,
+            lines=share.lines,
             scalars=scalars,
             keys=keys,
         )
@@ -280,30 +283,30 @@ class StreamingEngine:
         self, batches: Iterable, check: Callable[[], None] | None = None
     ) -> Evaluation:
         """Returns the mean cross-entropy over the tokens of `batches` that contribute to the loss,
-        and the sums of the documents.
+        weighted as the batches say, and the sums of the documents, which are not weighted.
 
         Dropout is off. The loss of each micro-batch is a float32 sum, and these are added in double
         precision, in order. `check` is called often and may raise to end the evaluation. Every
         submitted step must have been applied.
         """
-        total, count = 0.0, 0
+        total, weight = 0.0, 0.0
         sums, tokens = [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
         with self.on_same_weights():
             for sweep in sweeps(batches):
                 losses = self.losses_of(sweep, check)
                 total = summed(total, [loss for loss, _ in losses])
-                count += sum(int(batch.loss_tokens) for batch in sweep)
+                weight += loss_weight_of(sweep)
                 of_sweep = sums_by_document(sweep, [each for _, each in losses])
                 sums.append(of_sweep[0])
                 tokens.append(of_sweep[1])
-        return Evaluation(total / max(1, count), np.concatenate(sums), np.concatenate(tokens))
+        return Evaluation(total / (weight or 1.0), np.concatenate(sums), np.concatenate(tokens))
 
     def losses_of(
         self, batches: Sequence, check: Callable[[], None] | None = None
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Returns the loss of each micro-batch, a float32 scalar, with the cross-entropies of its
-        positions that have a label, float32 [n]. `batches` are as for `train_step`; `check` is as
-        for `evaluate_rows`.
+        positions that have a label, float32 [n], without their weights. `batches` are as for
+        `train_step`; `check` is as for `evaluate_rows`.
         """
         if not batches:
             return []

@@ -188,7 +188,15 @@ def marked_of_step(config: TrainConfig, step: int) -> list[dict[str, Any]]:
     return found
 
 
-def kto_of_trl(config: TrainConfig, folder: Path) -> list[StepOfTrl]:
+def marked_in_order(config: TrainConfig, step: int) -> list[dict[str, Any]]:
+    """The same, with other answers as TRL finds them in data that it reads in order."""
+    found = marked_of_step(config, step)
+    own = [answer["completion_ids"] for answer in found]
+    others = [own[-1], *own[:-1]]
+    return [answer | {"KL_completion_ids": other} for answer, other in zip(found, others)]
+
+
+def kto_of_trl(config: TrainConfig, folder: Path, rows_of=marked_of_step) -> list[StepOfTrl]:
     """The steps of `KTOTrainer`."""
     from trl import KTOConfig, KTOTrainer
 
@@ -215,4 +223,4 @@ def kto_of_trl(config: TrainConfig, folder: Path) -> list[StepOfTrl]:
         loss = trainer._compute_loss(trainer.model, batch, False)
         return loss, {name: values[-1] for name, values in trainer._metrics["train"].items()}
 
-    return _with_adamw(config, model, one, marked_of_step)
+    return _with_adamw(config, model, one, rows_of)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch.nn.attention import sdpa_kernel
+from torch.nn.functional import cross_entropy
 
 from engine.config.regularisation import NO_REGULARISATION, Regularisation
 from engine.model.attention import KERNELS
@@ -51,6 +52,7 @@ def compare_in_bf16(
     bounds: Bounds = Bounds(),
     regularisation: Regularisation = NO_REGULARISATION,
     steps: int = STEPS,
+    made=random_batches,
 ) -> None:
     """Asserts that one step's gradients, and what five steps with fp32 masters change, are no
     further from training in float32 than plain bf16 transformers is, and that losses agree to
@@ -90,7 +92,7 @@ def compare_in_bf16(
     optimizer, exact_optimizer = decoupled_adamw(masters, run), decoupled_adamw(truth, run)
     for step in range(1, steps + 1):
         how = PlainStep(regularisation, step)
-        batches, homes = random_batches(2, rows.count, rows.length, seed=step), []
+        batches, homes = made(2, rows.count, rows.length, seed=step), []
         run.engine.train_step(step, batches, RATE, homes.append)
         run.engine.drain()
         loss, gradients = plain_gradients(resident, batches, how=how)
@@ -145,7 +147,8 @@ def plain_gradients(
     """Returns loss and gradients of plain transformers on the model's device; gradients of
     micro-batches are summed in float32.
     """
-    total, loss = sum(b.loss_tokens for b in batches), 0.0
+    loss = 0.0
+    total = sum(b.loss_tokens if b.weights is None else float(b.weights.sum()) for b in batches)
     sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in model.named_parameters()}
     device = next(model.parameters()).device
     for batch in batches:
@@ -155,7 +158,12 @@ def plain_gradients(
                 model, input_ids=torch.from_numpy(batch.input_ids).to(device), use_cache=False
             ).logits.float()
         labels = torch.from_numpy(batch.labels).to(device).reshape(-1)
-        part = how.loss(logits.view(-1, logits.shape[-1]), labels, total)
+        flat = logits.view(-1, logits.shape[-1])
+        if batch.weights is None:
+            part = how.loss(flat, labels, total)
+        else:
+            each = cross_entropy(flat, labels, reduction="none")
+            part = (each * torch.from_numpy(batch.weights).to(device).reshape(-1)).sum() / total
         part.backward()
         loss += part.item()
         for name, parameter in model.named_parameters():

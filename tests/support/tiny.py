@@ -100,6 +100,17 @@ class Batch:
     loss_tokens: int
     places: np.ndarray | None = None
     lengths: np.ndarray | None = None
+    weights: np.ndarray | None = None
+
+
+def weighted_batches(count: int, rows: int = 2, length: int = 12, seed: int = 0) -> list[Batch]:
+    """Returns `random_batches` whose labels have weights from 0.5 to 3."""
+    batches = random_batches(count, rows, length, seed)
+    generator = np.random.default_rng(1000 + seed)
+    for batch in batches:
+        drawn = generator.choice([0.5, 1.0, 1.7, 3.0], batch.labels.shape).astype(np.float32)
+        batch.weights = np.where(batch.labels >= 0, drawn, np.float32(0))
+    return batches
 
 
 def random_batches(
@@ -151,6 +162,18 @@ def plain_loss(model: torch.nn.Module, batches: list[Batch]) -> torch.Tensor:
             loss
             + F.cross_entropy(logits.view(-1, logits.shape[-1]), labels, reduction="sum") / total
         )
+    return loss
+
+
+def weighted_loss(model: torch.nn.Module, batches: list[Batch]) -> torch.Tensor:
+    """Returns the weighted mean of the cross-entropies of all labels."""
+    total, loss = sum(float(batch.weights.sum()) for batch in batches), torch.zeros(())
+    for batch in batches:
+        logits = model(input_ids=torch.from_numpy(batch.input_ids), use_cache=False).logits
+        flat = logits.float().view(-1, logits.shape[-1])
+        labels = torch.from_numpy(batch.labels).reshape(-1)
+        each = F.cross_entropy(flat, labels, reduction="none")
+        loss = loss + (each * torch.from_numpy(batch.weights).reshape(-1)).sum() / total
     return loss
 
 

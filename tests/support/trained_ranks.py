@@ -19,7 +19,7 @@ from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.engine_settings import AppliedStep
 from tests.support.families import tiny_family_config
 from tests.support.ranks import ThreadExchange, on_ranks
-from tests.support.tiny import Streamed, plain_model, random_batches, streamed, tiny_config
+from tests.support.tiny import Batch, Streamed, plain_model, random_batches, streamed, tiny_config
 
 RATE = 3e-3
 _alone = threading.Lock()
@@ -51,6 +51,8 @@ class Job:
     """The configuration of the tiny model has these values."""
     engine: dict[str, Any] = field(default_factory=dict)
     """`streamed` gets these arguments."""
+    batches: Callable[..., list[Batch]] = random_batches
+    """It makes the micro-batches of a step."""
     exact: bool = False
     """The model is one of those with weights in fp32 (`tests.support.families`)."""
 
@@ -145,7 +147,7 @@ def train(
         applied: list[AppliedStep] = []
         try:
             for step in range(1, job.steps + 1):
-                batches = random_batches(job.micro_batches, seed=step)
+                batches = job.batches(job.micro_batches, seed=step)
                 run.engine.train_step(step, batches, RATE, applied.append)
             run.engine.drain()
             shards = shards_of(run)

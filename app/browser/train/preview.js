@@ -109,8 +109,12 @@ function rowNode({ skipped, pieces, where, tokens, trained_tokens: trained, cut 
     return el("li", {}, el("p", { class: "rs-tokens" }, ...text), el("small", {}, counted));
 }
 
-// The text of a piece. The answers of a pair have a name and a colour each.
-function pieceNodes({ text, trained, answer }) {
+// The text of a piece. The answers of a pair have a name and a colour each, and an answer with a
+// weight of its own tells it.
+function pieceNodes({ text, trained, answer, weight }) {
+    if (weight !== undefined) {
+        return [el("b", { class: "rs-answer-name" }, `weight ${weight}`), el("mark", {}, text)];
+    }
     if (!answer) return [el(trained ? "mark" : "span", {}, text)];
     return [
         el("b", { class: "rs-answer-name" }, answer),

@@ -131,3 +131,22 @@ def test_texts_in_a_mix_with_marked_answers_are_refused(tmp_path):
         prepare_data(
             read_as(DataConfig(source=mix, eval_fraction=0.0), "labels"), make_tokenizer(), 1
         )
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "others"),
+    [
+        (None, [6, 0, 1, 2, 3, 4, 5]),
+        (3, [2, 0, 1, 5, 3, 4, 5]),
+        (4, [3, 0, 1, 2, 6, 4, 5]),
+        (1, [6, 0, 1, 2, 3, 4, 5]),
+        (9, [6, 0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_strangers_are_of_the_batch_in_the_order_of_the_data(tmp_path, batch_size, others):
+    """Of seven rows, the last one may be alone in its batch."""
+    made = [{"prompt": "one", "completion": "two", "label": True}] * 7
+    rows = prepared(write_rows(tmp_path / "rows.jsonl", made), "labels").train
+    if batch_size:
+        rows = rows.grouped_by_length(batch_size)
+    assert [rows.row_before(i) for i in range(7)] == others

@@ -67,8 +67,13 @@ def test_an_answer_that_is_trained_anyway_may_say_so_and_a_question_may_not(flag
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
-        ({"weight": 0.5}, r"^The weight of turn 2 of messages in line 1 of a\.jsonl is 0\.5; "),
-        ({"loss_weight": "0"}, r"^The loss_weight of turn 2 .* is '0'; "),
+        ({"weight": -1}, r"^The weight of turn 2 of messages in line 1 of a\.jsonl is -1; write 0"),
+        ({"loss_weight": "0"}, r"^The loss_weight of turn 2 .* is '0'; write 0 for an answer"),
+        ({"weight": float("nan")}, r"^The weight of turn 2 .* is NaN; write 0"),
+        ({"weight": 1e300}, r"^The weight of turn 2 .* is 1e\+300; .* from 0\.000001 to 1,000,000"),
+        ({"weight": [1]}, r"^The weight of turn 2 .* is a list; write 0"),
+        ({"train": 0.5}, r"^The train of turn 2 .* is 0\.5; an answer is trained or not"),
+        ({"weight": 2, "loss_weight": 3}, r"^The keys weight and loss_weight .* different"),
         ({"weight": 1, "train": False}, r"^The keys weight and train of turn 2 .* different"),
         ({"train_detail": [{"begin_offset": 0}]}, r"^The train_detail of turn 2 .* a part of the"),
         ({"images": ["a.png"]}, r"^There are images|^There is images in turn 2"),
@@ -79,6 +84,29 @@ def test_an_answer_that_is_trained_anyway_may_say_so_and_a_question_may_not(flag
 def test_what_cannot_be_done_with_a_turn_is_refused_by_its_key(flag, said):
     with pytest.raises(DataError, match=said):
         turns(ASKED, ANSWER | flag)
+
+
+@pytest.mark.parametrize("key", ["weight", "loss_weight"])
+def test_an_answer_has_the_weight_that_its_row_says_and_the_key_is_gone(key):
+    found = turns(ASKED, ANSWER | {key: 0.25}, ASKED, ANSWER | {key: 3}, ASKED, ANSWER | {key: 1})
+    assert found.weights == {1: 0.25, 3: 3.0} and not found.untrained
+    assert found.messages == [ASKED, ANSWER] * 3
+    with pytest.raises(DataError, match=rf"^The {key} of turn 1 .* is not an answer"):
+        turns(ASKED | {key: 0.5}, ANSWER)
+
+
+@pytest.mark.parametrize(
+    ("row", "reads"),
+    [
+        ({"prompt": "a", "chosen": [ANSWER | {"weight": 2}], "rejected": [ANSWER]}, "pairs"),
+        ({"prompt": "a", "chosen": [ANSWER], "rejected": [ANSWER | {"weight": 2}]}, "pairs"),
+        ({"messages": [ASKED, ANSWER | {"weight": 2}], "label": True}, "labels"),
+    ],
+)
+def test_answers_to_learn_preferences_from_have_no_weight(row, reads):
+    columns = map_columns("auto", [row], SOURCE, DataColumns(), reads)
+    with pytest.raises(DataError, match=r"^Turn 2 in line 7 has the weight 2\.0, .* count alike"):
+        columns.example(row, "line 7")
 
 
 def test_the_messages_of_llama_factorys_first_version_are_read():

@@ -310,8 +310,8 @@ def test_wrong_settings_are_told_in_one_sentence(tmp_path, capsys, bad):
 
 
 def test_what_is_for_other_runs_is_refused(tmp_path, capsys):
-    several = "engine.gpus: 2 GPUs cannot learn from preferences together; set engine.gpus to 1 "
-    refuse(tmp_path, capsys, several, **{"engine.gpus": 2})
+    several = "engine.gpus: 3 does not divide train.batch_size 4, so GPUs would get unequal"
+    refuse(tmp_path, capsys, several, **{"engine.gpus": 3})
     adapters = {"train.method": "lora", "train.lora_dropout": 0.1}
     refuse(tmp_path, capsys, "train.lora_dropout: 0.1 is given, but preferences", **adapters)
     for name in ("train.label_smoothing", "train.neftune_alpha"):

@@ -10,7 +10,7 @@ import pytest
 from engine.runs.events import StepFinished
 from engine.train.references import FILE
 from engine.train.run import start_run
-from tests.support.made_pairs import marked_config, pair_config
+from tests.support.made_pairs import made_answers, marked_config, pair_config, write_rows
 from tests.support.trained_runs import events_of, execute
 
 pytest.importorskip("trl")
@@ -106,4 +106,17 @@ def test_kto(tmp_path, form, micro_batch):
     config = marked_config(tmp_path, **own)
     ours = steps_of_run(tmp_path, config)
     compare(ours, as_trl.kto_of_trl(config, tmp_path / "trl"))
+    assert any(step.preference["kl"] > 0 for step in ours)
+
+
+@pytest.mark.parametrize("micro_batch", [6, 2])
+def test_kto_in_the_order_of_the_data_takes_the_other_answers_that_trl_does(tmp_path, micro_batch):
+    """TRL reads the data in order, and gives each prompt the answer before in its batch."""
+    longest = " ".join(["one"] * 8)
+    rows = [{"prompt": longest, "completion": longest, "label": True}, *made_answers(59)]
+    write_rows(tmp_path / "answers.jsonl", rows)
+    own = {"data.shuffle": False, "data.eval_fraction": 0.0, "data.max_seq_len": 64}
+    config = marked_config(tmp_path, **STEPS | own | {"train.micro_batch_size": micro_batch})
+    ours = steps_of_run(tmp_path, config)
+    compare(ours, as_trl.kto_of_trl(config, tmp_path / "trl", as_trl.marked_in_order))
     assert any(step.preference["kl"] > 0 for step in ours)

@@ -192,4 +192,20 @@ DATA = (
         "Documents are packed in a random order exactly where that is switched off.",
         (ROW_TESTS, FINGERPRINT, MIX),
     ),
+    Change(
+        "weights-of-the-tokens-before",
+        "engine/data/rows.py",
+        "weights = np.append(each[1:], np.float32(0))",
+        "weights = each.copy()",
+        "A label has the weight of the token that predicts it, not its own.",
+        ("tests/engine/data/test_weights.py",),
+    ),
+    Change(
+        "weights-begin-with-the-first",
+        "engine/data/token_cache.py",
+        "self._write_ones(self._tokens)",
+        "self._write_ones(0)",
+        "Weights that come late belong to the first tokens of a source.",
+        ("tests/engine/data/test_weights.py",),
+    ),
 )

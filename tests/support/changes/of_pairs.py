@@ -68,4 +68,20 @@ PAIRS = (
         "KTO compares with the reference alone, as if no other answer had become likelier.",
         (f"{TRL}::test_kto",),
     ),
+    Change(
+        "pairs-of-one-rank-in-the-figures",
+        "engine/runtime/exchange_ops.py",
+        "of_host = context.exchange.all_reduce(sums)",
+        "of_host = sums",
+        "Figures of pairs have zeros for the answers of other ranks.",
+        ("tests/engine/runtime/test_pairs_on_ranks.py",),
+    ),
+    Change(
+        "strangers-of-the-whole-data",
+        ROWS,
+        "size = self._order.batch_size or len(self)",
+        "size = len(self)",
+        "The first row of a batch is asked for an answer of another batch.",
+        (f"{TRL}::test_kto_in_the_order_of_the_data_takes_the_other_answers_that_trl_does",),
+    ),
 )

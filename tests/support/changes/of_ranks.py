@@ -71,8 +71,8 @@ RANK_CHANGES = (
     Change(
         "tokens-of-one-rank",
         "engine/runtime/step.py",
-        "tokens = sum(int(batch.loss_tokens) for batch in batches)",
-        "tokens = sum(int(batch.loss_tokens) for batch in batches[first : first + count])",
+        "own, weight = batches[first : first + count], loss_weight_of(batches)",
+        "own, weight = batches[first : first + count], loss_weight_of(batches[first:][:count])",
         "Each rank takes the mean over its own tokens.",
         (ONE_EACH,),
     ),

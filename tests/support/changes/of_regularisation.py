@@ -14,8 +14,8 @@ REGULARISED = (
     Change(
         "smoothing-left-out",
         "engine/runtime/compute_ops.py",
-        "inputs.loss_scale, inputs.label_smoothing)",
-        "inputs.loss_scale)",
+        "scale, smoothing = inputs.loss_scale, inputs.label_smoothing",
+        "scale, smoothing = inputs.loss_scale, 0.0",
         "The loss of a step is a plain cross-entropy whatever the settings say.",
         (TESTS,),
     ),
@@ -86,7 +86,7 @@ REGULARISED = (
     Change(
         "balance-of-every-micro-batch-whole",
         "engine/runtime/step.py",
-        "weight = len(batch.labels) * self.inputs.loss_scale",
+        "weight = batch.loss_weight * self.inputs.loss_scale",
         "weight = 1.0",
         "The loss that balances experts is added up over micro-batches.",
         (BALANCED,),

@@ -50,10 +50,10 @@ STEPS = (
         "evaluation-averages-means",
         ENGINE,
         "total = summed(total, [loss for loss, _ in losses])\n"
-        "                count += sum(int(batch.loss_tokens) for batch in sweep)\n",
+        "                weight += loss_weight_of(sweep)\n",
         "for (loss, _), batch in zip(losses, sweep):\n"
         "                    total += float(loss) / max(1, int(batch.loss_tokens))\n"
-        "                count += len(sweep)\n",
+        "                weight += len(sweep)\n",
         "An evaluation is the mean of its micro-batches' means, not of its tokens.",
         (BF16, "tests/engine/train/test_evaluation_loss.py"),
     ),
@@ -108,7 +108,7 @@ STEPS = (
     Change(
         "mean-of-micro-batches",
         ENGINE,
-        "loss_scale=1.0 / max(1, share.loss_tokens)",
+        "loss_scale=1.0 / (share.loss_weight or 1.0)",
         "loss_scale=1.0 / max(1, int(share.batches[0].loss_tokens) * len(share.batches))",
         "Tokens count as if every micro-batch had as many as the first.",
         (BF16, PARITY),
@@ -259,5 +259,13 @@ STEPS = (
         "",
         "A request to stop may end a step of which some updates are applied.",
         ("tests/engine/runtime/test_broken_off.py", "tests/engine/train/test_interruptions.py"),
+    ),
+    Change(
+        "weighted-sum-over-a-count",
+        "engine/runtime/step.py",
+        "int(batch.loss_tokens) if weights is None else sum_of_weights(weights)",
+        "int(batch.loss_tokens)",
+        "Weighted losses are divided by the number of tokens, not by the sum of their weights.",
+        ("tests/engine/runtime/test_weighted_losses.py",),
     ),
 )
