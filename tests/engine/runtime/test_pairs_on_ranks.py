@@ -40,10 +40,10 @@ def rows_of(objective: str):
     return rows
 
 
-def trained(objective: str, ranks: int, hosts: int, dtype: str, span: int = 1) -> list:
+def trained(objective: str, ranks: int, hosts: int, dtype: str) -> list:
     """Returns (loss, norm, sums of answers) of each step, from each rank."""
     rows, own = rows_of(objective), ROWS // (ranks * hosts)
-    choices = PlanChoices(micro_batches=own, ranks=ranks, hosts=hosts, span=span)
+    choices = PlanChoices(micro_batches=own, ranks=ranks, hosts=hosts)
 
     def work(exchange):
         run = open_rank(Job(dtype=dtype), choices, exchange)

@@ -14,7 +14,7 @@ import torch
 from engine.config.regularisation import Regularisation
 from engine.plan.choices import PlanChoices
 from engine.runtime.compiled import compiled_function
-from engine.runtime.loss import IGNORED, cross_entropy, weighted
+from engine.runtime.loss import IGNORED, weighted
 from tests.engine.plan.test_laws import SAME_BITS, assert_same_bits
 from tests.engine.runtime.test_compiled import needs_compiler
 from tests.engine.runtime.test_parity import compare
@@ -208,10 +208,3 @@ def test_ranks_have_the_bits_of_one_rank(dtype, ranks):
     assert [loss for loss, _ in several.steps] == [loss for loss, _ in one.steps]
     plain = train(1, dataclasses.replace(job, batches=random_batches))
     assert [loss for loss, _ in plain.steps] != [loss for loss, _ in one.steps]
-
-
-def test_a_loss_without_weights_is_the_function_that_it_was():
-    """Rows without weights run the same kernel, compiled or not."""
-    logits, labels = torch.randn(5, 7), torch.tensor([1, 2, 3, IGNORED, 0])
-    expected = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
-    assert torch.equal(cross_entropy(logits, labels), expected)
