@@ -19,8 +19,8 @@ from engine.config.settings import ModelConfig
 from engine.data.rows import MicroBatch, micro_batch_bounds
 from engine.errors import FitError
 from engine.model.activation_sizes import DOCUMENTS
-from engine.model.build import find_layers
 from engine.model.library import empty_model
+from engine.model.skeleton import find_layers
 from engine.model.units import TORCH_DTYPES
 from engine.runtime.backend import Backend
 from engine.runtime.compiled import compiled_function, set_up_compiler

@@ -16,7 +16,7 @@ from engine.checkpoints.pouring import Pouring
 from engine.errors import ModelError, first_line
 from engine.host.host_store import HostStore
 from engine.model.hub_cache import cached_weights
-from engine.model.library import errors_only, no_progress_bars, told_progress, transformers
+from engine.model.library import auto_class, errors_only, no_progress_bars, told_progress
 from engine.model.read_ahead import most_read_ahead_bytes, read_ahead_numel
 from engine.model.stored_dtype import reading_dtype
 from engine.model.units import StreamedModel, Unit
@@ -84,7 +84,7 @@ def _read_pretrained(model: StreamedModel, source: str, reading: _Reading) -> An
 
     try:
         with no_progress_bars(), errors_only(), told_progress(told):
-            loaded, info = transformers().AutoModelForCausalLM.from_pretrained(
+            loaded, info = auto_class(model.config).from_pretrained(
                 reading.path,
                 dtype=reading.dtype,
                 use_safetensors=True,

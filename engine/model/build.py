@@ -19,9 +19,9 @@ from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
 from engine.errors import ModelError, RamstreamError, first_line
 from engine.model.block_trial import HollowProducts, Trial, plain_attributes
-from engine.model.library import empty_model, family_of, transformers
+from engine.model.library import empty_model, family_of, reads_more_than_text, transformers
 from engine.model.packing_trial import packing_of
-from engine.model.skeleton import Skeleton, parameters_reached
+from engine.model.skeleton import Skeleton, find_layers, parameters_reached
 from engine.model.units import TORCH_DTYPES, RouterLoss, StreamedModel, Unit
 from engine.plan.buffers import EMBED, HEAD
 from engine.planes.active_parameters import active_parameters, work_parameters
@@ -93,14 +93,9 @@ def refuse_family(config: Any) -> None:
         raise ModelError(
             f"{family} is an encoder-decoder model; Ramstream trains decoder-only models."
         )
-    if type(config) not in mapping:
+    if type(config) not in mapping and not reads_more_than_text(config):
         raise ModelError(
             f"{family} has no causal language model in transformers; choose a decoder-only model."
-        )
-    if mapping[type(config)].__name__.endswith("ForConditionalGeneration"):
-        raise ModelError(
-            f"{family} also reads images or sound; Ramstream trains on text alone, so give the "
-            "model's text part or choose a text model."
         )
     if getattr(config, "quantization_config", None) is not None:
         raise ModelError(
@@ -152,6 +147,7 @@ def _build(config: Any, model: ModelConfig) -> StreamedModel:
         residual_streams=-(-probed.entering_width // config.get_text_config().hidden_size),
         packing=packing.of(module),
         aliases=probed.aliases,
+        untouched=probed.untouched,
         router_loss=_router_loss(module, blocks),
     )
 
@@ -209,24 +205,6 @@ def _store_nothing_unread(layers: nn.ModuleList) -> None:
     for part in layers.modules():
         if getattr(part, "store_full_length_kv", False):
             setattr(part, "store_full_length_kv", False)  # noqa: B010  `part` is of any class
-
-
-def find_layers(module: nn.Module, config: Any) -> nn.ModuleList:
-    """Returns the list of decoder blocks: the one with the most parameters among all lists of the
-    length given in the configuration. Raises ModelError if there is no such list.
-    """
-    count = getattr(config.get_text_config(), "num_hidden_layers", None)
-    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
-    lists = [layers for layers in lists if len(layers) == count] or lists
-    if not lists:
-        raise ModelError(
-            f"{type(module).__name__} has no list of decoder blocks, so it cannot be streamed."
-        )
-
-    def size(layers: nn.ModuleList) -> int:
-        return sum(parameter.numel() for parameter in layers.parameters())
-
-    return max(lists, key=size)
 
 
 class _Names:
@@ -360,6 +338,8 @@ class _Probed:
     head: Unit
     tied: bool
     aliases: dict[str, str]
+    untouched: dict[str, int]
+    """No text passes through these parameters; they have so many elements."""
     entering_width: int
     """The first block's input has this many elements per token."""
 
@@ -390,17 +370,19 @@ def _probe(
     embed = [name for name in ids if ids[name] in embed_ids]
     head = [name for name in ids if ids[name] in head_ids and name not in embed]
     unused = [name for name in ids if name not in embed and name not in head]
-    if unused:
+    if unused and not reads_more_than_text(module.config):
         raise ModelError(
             f"{type(module).__name__} has parameters that take no part in its forward pass "
             f"({', '.join(unused[:3])}), so it cannot be trained by streaming."
         )
+    _refuse_kept_from_training(module, [*embed, *head])
     return _Probed(
         skeleton,
         embed=outer.unit(EMBED, embed, names),
         head=outer.unit(HEAD, head, names),
         tied=any(ids[name] in head_ids for name in embed),
-        aliases=outer.aliases,
+        aliases={name: first for name, first in outer.aliases.items() if first not in unused},
+        untouched={name: outer.parameters[name].numel() for name in unused},
         entering_width=entering.shape[-1],
     )
 
@@ -414,14 +396,18 @@ def _bind_hollow(module: nn.Module, blocks: list[Unit], names: _Names) -> _Outer
         if group[0] in in_blocks:
             continue
         meta = module.get_parameter(group[0])
-        if not meta.requires_grad:
-            raise ModelError(
-                f"{type(module).__name__} keeps {group[0]} from being trained, which is not "
-                "streamed; choose another model."
-            )
         hollow = nn.Parameter(torch.zeros((), dtype=meta.dtype).expand(meta.shape))
         outer.add(group, hollow, modules)
     return outer
+
+
+def _refuse_kept_from_training(module: nn.Module, names: list[str]) -> None:
+    for name in names:
+        if not module.get_parameter(name).requires_grad:
+            raise ModelError(
+                f"{type(module).__name__} keeps {name} from being trained, which is not "
+                "streamed; choose another model."
+            )
 
 
 def _first_hidden(module: nn.Module, skeleton: Skeleton, trial: Trial) -> torch.Tensor:

@@ -37,6 +37,7 @@ _NAMES = (
     "AutoConfig",
     "AutoTokenizer",
     "AutoModelForCausalLM",
+    "AutoModelForMultimodalLM",
     "GenerationConfig",
     "PreTrainedModel",
     "PreTrainedTokenizerFast",
@@ -109,8 +110,30 @@ def hub_is_cut_off() -> bool:
     return False
 
 
+def reads_more_than_text(config: Any) -> bool:
+    """Returns whether a checkpoint with this configuration is of a class that also reads images or
+    sound. Some families have a class for text alone with the same configuration; then the
+    checkpoint's `architectures` decide.
+    """
+    classes = transformers().models.auto.modeling_auto
+    whole, text = classes.MODEL_FOR_MULTIMODAL_LM_MAPPING, classes.MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(config) not in whole:
+        return False
+    if type(config) not in text or text[type(config)] is whole[type(config)]:
+        return True
+    return whole[type(config)].__name__ in (config.architectures or ())
+
+
+def auto_class(config: Any) -> Any:
+    """Returns the class of transformers that makes and reads the model of a configuration."""
+    library = transformers()
+    if reads_more_than_text(config):
+        return library.AutoModelForMultimodalLM
+    return library.AutoModelForCausalLM
+
+
 def empty_model(config: Any, dtype: torch.dtype, attention: str | None = None) -> nn.Module:
-    """Returns `AutoModelForCausalLM.from_config(config, dtype=dtype)` with its parameters on the
+    """Returns `auto_class(config).from_config(config, dtype=dtype)` with its parameters on the
     meta device and real buffers. What `from_pretrained` keeps in fp32 is in fp32.
 
     The dtype is set in `config`, and so is the attention implementation if one is given. Raises
@@ -121,7 +144,7 @@ def empty_model(config: Any, dtype: torch.dtype, attention: str | None = None) -
     chosen = {} if attention is None else {"attn_implementation": attention}
     with _BUILDING, init_empty_weights(include_buffers=False), _DefaultDtype(dtype):
         # The library would set torch's default dtype to a dtype that it receives.
-        model = transformers().AutoModelForCausalLM.from_config(config, dtype=None, **chosen)
+        model = auto_class(config).from_config(config, dtype=None, **chosen)
     model.tie_weights()
     for part in (config, *(getattr(config, name) for name in config.sub_configs)):
         if part is not None:

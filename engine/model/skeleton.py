@@ -35,7 +35,7 @@ from torch import nn
 from engine.errors import ModelError
 from engine.model import attention_masks
 from engine.model.attention_documents import Documents
-from engine.model.library import transformers
+from engine.model.library import reads_more_than_text, transformers
 
 
 class _Captured(Exception):
@@ -279,6 +279,27 @@ class Skeleton:
                 "that gradient would be lost, so this model is refused."
             )
         return logits
+
+
+def find_layers(module: nn.Module, config: Any) -> nn.ModuleList:
+    """Returns the list of decoder blocks: the one with the most parameters among all lists of the
+    length given in the configuration. In a model that also reads images or sound, only the lists of
+    its language model count. Raises ModelError if there is no such list.
+    """
+    count = getattr(config.get_text_config(), "num_hidden_layers", None)
+    whole: Any = module
+    decoder = whole.get_decoder() if reads_more_than_text(config) else whole
+    lists = [part for part in decoder.modules() if isinstance(part, nn.ModuleList)]
+    lists = [layers for layers in lists if len(layers) == count] or lists
+    if not lists:
+        raise ModelError(
+            f"{type(module).__name__} has no list of decoder blocks, so it cannot be streamed."
+        )
+
+    def size(layers: nn.ModuleList) -> int:
+        return sum(parameter.numel() for parameter in layers.parameters())
+
+    return max(lists, key=size)
 
 
 def parameters_reached(output: torch.Tensor) -> set[int]:

@@ -107,6 +107,10 @@ class StreamedModel:
     """It says whether documents may share a row, and if not, why."""
     aliases: dict[str, str] = field(default_factory=dict)
     """The second name of a tied parameter is mapped to the name that owns the plane."""
+    untouched: dict[str, int] = field(default_factory=dict)
+    """No text passes through these parameters of a model that also reads images or sound; they have
+    so many elements. They are no part of a unit, are never loaded, and stay as they are.
+    """
     router_loss: RouterLoss | None = None
     """Training has this loss, too; None where the configuration asks for none."""
 
@@ -140,12 +144,19 @@ class StreamedModel:
     def persistent_buffers(self) -> dict[str, torch.Tensor]:
         """Returns the buffers that are saved with the weights, by full name and in any shape.
 
-        One example is a router's correction bias. These buffers are never trained.
+        One example is a router's correction bias. These buffers are never trained. Those beside
+        `untouched` parameters are not among them.
         """
-        names = self.skeleton.model.state_dict().keys()
-        return {
-            name: buffer for name, buffer in self.skeleton.model.named_buffers() if name in names
-        }
+        whole = self.skeleton.model
+        decoder = f"{self._decoder_name}." if self.untouched else ""
+        names = {name for name in whole.state_dict() if name.startswith(decoder)}
+        return {name: buffer for name, buffer in whole.named_buffers() if name in names}
+
+    @property
+    def _decoder_name(self) -> str:
+        """The name of the language model in the whole model."""
+        decoder = self.skeleton.model.get_decoder()
+        return next(n for n, part in self.skeleton.model.named_modules() if part is decoder)
 
     @property
     def unrecordable(self) -> str:

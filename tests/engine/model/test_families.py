@@ -17,8 +17,9 @@ import launch
 from engine.config.settings import ModelConfig
 from engine.errors import ModelError
 from engine.fit.buffer_sizes import fixed_items, host_boundary_bytes
-from engine.model.build import build_model, find_layers
+from engine.model.build import build_model
 from engine.model.measure_shape import shape_of
+from engine.model.skeleton import find_layers
 from engine.plan.choices import PlanChoices
 from tests.engine.model.test_packing import NOT_PACKED, PACKED, WHY_NOT_PACKED
 from tests.support.families import VOCAB, Verdict, table, tiny_family_config, verdict
@@ -126,13 +127,14 @@ def law_one(
     steps: int = STEPS,
     made=random_batches,
     loss_of=plain_loss,
+    plain: torch.nn.Module | None = None,
 ) -> None:
     """Train `config` streamed and plainly, two micro-batches a step: losses, gradients and
     parameters agree, and what is allocated is what was said. `resync`: plain training goes on from
     the streamed weights after each step. `made` makes micro-batches, and `loss_of` is the loss of
-    plain training on them.
+    plain training on them. `plain` has weights of its own, and trains those that need a gradient.
     """
-    plain = plain_model(config)
+    plain = plain or plain_model(config)
     choices = PlanChoices(micro_batches=2, host_boundaries=True, resident_blocks=1)
     run = streamed(plain, choices, tokens=rows * tokens, config=config)
     try:
@@ -144,7 +146,7 @@ def law_one(
             for u in run.model.units
             for s, o in zip(u.layout.parameters, u.layout.offsets)
         }
-        parameters = dict(plain.named_parameters())
+        parameters = {name: p for name, p in plain.named_parameters() if p.requires_grad}
         assert set(names) == set(parameters)
         decayed = {name for name, (_, spec, _) in names.items() if spec.decay}
         optimizer = torch.optim.AdamW(

@@ -1,0 +1,59 @@
+"""The language model of a model that also reads images is trained on text as the whole model of
+transformers is, whose other weights are frozen.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from engine.config.settings import ModelConfig
+from engine.errors import ModelError
+from engine.model.build import build_model
+from engine.plan.choices import PlanChoices
+from engine.sampling.generate import AnswerLimits
+from tests.engine.model.test_families import law_one
+from tests.engine.sampling.test_generate import PROMPTS, plain_answer
+from tests.support.multimodal import CONFIGS, multimodal_config, multimodal_model
+from tests.support.tiers import FAMILY_SWEEP, in_tiers
+from tests.support.tiny import streamed
+
+pytestmark = pytest.mark.computing
+
+PLAIN = ("qwen2_5_vl",)
+"""A plain run of the tests trains this one."""
+STEPS = 10
+NEW_TOKENS = 10
+
+
+def frozen_but_its_language_model(config):
+    """The whole model of transformers, in which nothing that text does not reach is trained."""
+    whole = multimodal_model(config)
+    untouched = build_model(config, ModelConfig(source="tiny", dtype="float32")).untouched
+    for name, parameter in whole.named_parameters():
+        parameter.requires_grad_(name not in untouched)
+    return whole, untouched
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", in_tiers(CONFIGS, PLAIN, FAMILY_SWEEP))
+def test_training_on_text_equals_training_of_the_whole_model(family, tied):
+    config = multimodal_config(family, tied)
+    whole, untouched = frozen_but_its_language_model(config)
+    assert any("vis" in name for name in untouched)
+    assert not any("lm_head" in name or "language_model" in name for name in untouched)
+    law_one(config, steps=STEPS, plain=whole)
+
+
+@pytest.mark.parametrize("family", in_tiers(CONFIGS, PLAIN, FAMILY_SWEEP))
+def test_greedy_answers_equal_generate_of_the_whole_model(family):
+    config = multimodal_config(family)
+    whole = multimodal_model(config)
+    run = streamed(whole, PlanChoices(), config=config)
+    try:
+        assert run.sampler.cache_cost is not None
+        answers = run.sampler.generate(PROMPTS, AnswerLimits(NEW_TOKENS, {2}))
+        assert answers == [plain_answer(whole, prompt, NEW_TOKENS) for prompt in PROMPTS]
+    finally:
+        run.close()
