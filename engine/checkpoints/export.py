@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from torch import nn
 from engine.checkpoints.checkpoint import CheckpointInfo
 from engine.checkpoints.earlier_run import stands_beside_source
 from engine.checkpoints.export_adapter import save_adapter
-from engine.checkpoints.export_parts import parts_of, save_in_parts
+from engine.checkpoints.export_parts import name_files, parts_of, write_parts
 from engine.checkpoints.open_for_sampling import open_checkpoint
+from engine.checkpoints.untouched_weights import Source
 from engine.config.adapters import Adapters
 from engine.config.export_choice import AS_CONFIGURED, ExportChoice, written_dtype
 from engine.config.settings import TrainConfig
@@ -31,6 +33,7 @@ from engine.home.modelfile import MODELFILE, modelfile
 from engine.host.host_store import HostStore
 from engine.model.library import empty_model, no_progress_bars, told_progress, transformers
 from engine.model.pretrained_files import load_generation_config
+from engine.model.stored_dtype import read_header
 from engine.model.units import TORCH_DTYPES, StreamedModel
 from engine.progress import Progress, saying, untold
 from engine.runs.folder import open_run
@@ -38,7 +41,7 @@ from engine.runs.following import Follower, catch_up
 from engine.runs.snapshot import RunSnapshot
 from engine.summaries.benchmark_results import latest, read_benchmarks
 
-FILE_SIZE = "2GB"
+FILE_SIZE, _FILE_BYTES = "2GB", 2_000_000_000
 """A weight file has at most this size. While one is being written, the program does nothing else
 and cannot be interrupted.
 """
@@ -71,7 +74,17 @@ class TrainedModel:
         if self.adapters is not None:
             return self.model.trained_count * item
         exact = sum(layout.exact_numel for layout in self.model.layouts)
-        return self.model.parameter_count * item + 2 * exact
+        untouched = 0 if self.whole is None else self.whole.untouched_bytes
+        return self.model.parameter_count * item + 2 * exact + untouched
+
+    @cached_property
+    def whole(self) -> Source | None:
+        """The folder of a model that also reads images or sound, whose other parts are copied; None
+        for any other model, and where adapters alone are written.
+        """
+        if not self.model.untouched or self.adapters is not None:
+            return None
+        return Source.of(self.model, self.source)
 
 
 def export_run(
@@ -168,6 +181,8 @@ def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold
             with no_progress_bars():
                 _save(trained, _empty_copy(trained), partial, written)
         trained.tokenizer.save_pretrained(partial)
+        if trained.whole is not None:
+            trained.whole.copy_files(partial, trained.written_dtype)
         if trained.adapters is None:
             text = modelfile(trained.tokenizer)
             (partial / MODELFILE).write_text(text, encoding="utf-8")
@@ -218,8 +233,12 @@ def _save(
     """Writes the weights and the configuration into `folder`."""
     model, store = trained.model, trained.store
     is_merged = any(spec.adapter for layout in model.layouts for spec in layout.parameters)
+    if trained.whole is not None:
+        _save_beside(trained.whole, trained, whole, folder, written)
+        return
     if trained.written_dtype != model.dtype or store.settled or is_merged:
-        save_in_parts(whole, parts_of(model, store, whole), folder, FILE_SIZE, written)
+        parts = parts_of(model, store, whole)
+        name_files(folder, write_parts(whole, parts, folder, FILE_SIZE, written))
         return
     for unit in model.units:
         for spec in unit.layout.parameters:
@@ -232,3 +251,28 @@ def _save(
     whole.tie_weights()
     with told_progress(written):
         whole.save_pretrained(folder, max_shard_size=FILE_SIZE)
+
+
+def _save_beside(
+    source: Source,
+    trained: TrainedModel,
+    whole: Any,
+    folder: Path,
+    written: Callable[[float], None],
+) -> None:
+    """Writes the trained weights in the layout of `source`, and beside them what was not trained,
+    as it is there.
+    """
+    whole._weight_conversions = source.conversions
+    share = 1 - source.untouched_bytes / trained.bytes
+
+    def told(of_trained: float) -> None:
+        written(share * of_trained)
+
+    parts = parts_of(trained.model, trained.store, whole)
+    files = write_parts(whole, parts, folder, FILE_SIZE, told)
+    source.refuse_other_layout([name for file in files for name in read_header(file)])
+    for file in source.write_untouched(folder, _FILE_BYTES):
+        files.append(file)
+        written(share)
+    name_files(folder, files)

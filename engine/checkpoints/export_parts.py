@@ -1,6 +1,6 @@
 """An export in another dtype than the planes, or of units that live on the device, is written part
-by part, since a copy of the whole model would take more memory than training. `save_in_parts`
-writes the parts as one Hugging Face folder.
+by part, since a copy of the whole model would take more memory than training. `write_parts`
+and `name_files` write the parts as one Hugging Face folder.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ def parts_of(
             weights = {}
 
 
-def save_in_parts(
+def write_parts(
     whole: Any,
     parts: Iterable[tuple[dict[str, Tensor], float]],
     folder: Path,
     file_size: str,
     written: Callable[[float], None],
-) -> None:
+) -> list[Path]:
     """Writes the weights in `parts`, and the configuration of the transformers model `whole`, into
     `folder`. No weight file is larger than `file_size`. `written` is called with the share that is
-    done after each part.
+    done after each part. Returns the weight files, which `name_files` gives their names.
 
     transformers writes each part as if it were a model, which undoes what reading has changed, such
     as the stacking of experts. Everything that belongs together there is in one unit.
@@ -83,10 +83,10 @@ def save_in_parts(
                 file.replace(folder / file.name)
         shutil.rmtree(part)
         written(share)
-    _name_files(folder, files)
+    return files
 
 
-def _name_files(folder: Path, files: list[Path]) -> None:
+def name_files(folder: Path, files: list[Path]) -> None:
     """Gives the weight files the names that transformers expects, and writes their index."""
     if len(files) == 1:
         files[0].replace(folder / WEIGHTS)

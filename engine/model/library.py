@@ -154,6 +154,32 @@ def empty_model(config: Any, dtype: torch.dtype, attention: str | None = None) -
     return model
 
 
+def names_in_model(
+    model: Any, stored: Collection[str]
+) -> tuple[dict[str, tuple[str, ...]], list[Any]]:
+    """Returns the names that the tensors of a checkpoint have in `model`, by those in its files,
+    and what the library changes when it reads these files. A tensor has several names where the
+    library splits it.
+    """
+    loading = importlib.import_module("transformers.core_model_loading")
+    mapping = importlib.import_module("transformers.conversion_mapping")
+    conversions = mapping.get_model_conversion_mapping(model)
+    renamings = [each for each in conversions if isinstance(each, loading.WeightRenaming)]
+    converters = [each for each in conversions if isinstance(each, loading.WeightConverter)]
+    known = model.state_dict()
+    found = {}
+    for name in stored:
+        own, pattern = loading.rename_source_key(
+            name, renamings, converters, model.base_model_prefix, known
+        )
+        if own not in known and name in known:
+            own, pattern = name, None
+        split = [each.target_patterns for each in converters if pattern in each.source_patterns]
+        first, *others = split[0] if split else ("",)
+        found[name] = (own, *(own.replace(first, each) for each in others))
+    return found, [each for each in conversions if each.was_used()]
+
+
 def _compute_buffers(model: Any) -> None:
     """Computes the buffers anew in float32, and rounds them to their dtypes. So does
     `from_pretrained`, which computes them once the weights are read.

@@ -28,6 +28,7 @@ from engine.checkpoints.checkpoint import CheckpointInfo
 from engine.checkpoints.copies import CopyMemory
 from engine.checkpoints.restore import load_newest_checkpoint, newest_checkpoint
 from engine.checkpoints.start_weights import fill_start, needs_own_weights, refuse_start
+from engine.checkpoints.untouched_weights import Source
 from engine.config.settings import TrainConfig
 from engine.data.loader import BY_LENGTH, PreparedData, prepare_data
 from engine.data.preview import check_first_rows
@@ -213,10 +214,13 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     starts_elsewhere = config.model.start_from is not None
     if newest is None and starts_elsewhere:
         refuse_start(config)  # a missing checkpoint is told at once
-    if config.model.init == "pretrained" and newest is None and needs_own_weights(config):
+    is_read = config.model.init == "pretrained" and needs_own_weights(config)
+    if newest is None and (is_read or model.untouched):
         # An unusable data set should be reported before a large download.
         check_first_rows(config.read_data)
         fetch(config.model.source, True, download, check)
+        if model.untouched:
+            Source.of(model, config.model.source)  # an export will need it
     problem = model.packing.problem_of(config.data.max_seq_len)
     if problem:
         problem = f"{hf_config.model_type}: {problem}"

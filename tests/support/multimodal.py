@@ -4,11 +4,15 @@ download.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForMultimodalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from engine.model.library import no_progress_bars
+from tests.support.folders import make_tokenizer
 
 VOCAB = 97
 IMAGE = 90
@@ -168,3 +172,14 @@ def image_prompt(family: str) -> dict[str, torch.Tensor]:
     if family in ("idefics3", "smolvlm"):
         given["pixel_values"] = pixels[None]
     return given
+
+
+def make_multimodal(folder: Path, family: str, tied: bool = False, dtype=torch.float32) -> Path:
+    """A saved whole model with its tokenizer and files of a processor, in several weight files."""
+    whole = multimodal_model(multimodal_config(family, tied)).to(dtype)
+    with no_progress_bars():
+        whole.save_pretrained(folder, max_shard_size="150KB")
+    make_tokenizer().save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text('{"image_mean": [0.5, 0.5, 0.5]}\n')
+    (folder / "chat_template.json").write_text('{"chat_template": "for images"}\n')
+    return folder

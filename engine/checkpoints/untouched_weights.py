@@ -1,0 +1,166 @@
+"""A model that also reads images or sound has weights that no text passes through. They are not
+trained and never loaded. An export copies them from the files of the model's source, bit by bit,
+with every file that stands beside them: configuration, processor, tokenizer and chat template.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from engine.errors import ModelError, RunError
+from engine.model.hub_cache import cached_weights, weight_files
+from engine.model.library import names_in_model
+from engine.model.stored_dtype import read_header
+from engine.model.units import StreamedModel
+from engine.paths import resolve_source
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
+"""Files with these endings hold weights, or list them."""
+_WITH_DTYPE = ("dtype", "torch_dtype")
+"""A configuration names the dtype of its weights in one of these fields."""
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor is stored in this file of the source, in so many bytes."""
+
+    file: Path
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """A `Source` is a folder with a whole model that reads more than text."""
+
+    folder: Path
+    model: StreamedModel
+
+    @classmethod
+    def of(cls, model: StreamedModel, source: str) -> Source:
+        """Returns the folder of `source` on this machine. Raises ModelError if there is none, or
+        if it lacks weights that an export would copy from it.
+        """
+        path = resolve_source(source)
+        folder = cached_weights(source) if path is None else path
+        if folder is None or not folder.is_dir():
+            raise ModelError(
+                f"model.source: {source} is not on this machine, and its weights that are not "
+                "trained are copied from there into the export; bring it back to its place."
+            )
+        found = cls(folder, model)
+        there = {own for names in found._names.values() for own in names}
+        lacking = sorted(model.untouched.keys() - there)
+        if lacking:
+            raise ModelError(
+                f"model.source: {folder} lacks {lacking[0]}, which is not trained and is copied "
+                "from there into the export; give a folder that holds the whole model."
+            )
+        return found
+
+    @cached_property
+    def _stored(self) -> dict[str, _Stored]:
+        """The tensors of the files, by name."""
+        names = [path.name for path in self.folder.iterdir()]
+        files = weight_files(names, lambda name: (self.folder / name).read_text(encoding="utf-8"))
+        found = {}
+        for file in (self.folder / name for name in files if not name.endswith(".json")):
+            for name, entry in read_header(file).items():
+                start, stop = entry["data_offsets"]
+                found[name] = _Stored(file, stop - start)
+        return found
+
+    @cached_property
+    def _named(self) -> tuple[dict[str, tuple[str, ...]], list[Any]]:
+        return names_in_model(self.model.skeleton.model, self._stored)
+
+    @property
+    def _names(self) -> dict[str, tuple[str, ...]]:
+        """The names that the tensors have in the model, by those in the files."""
+        return self._named[0]
+
+    @property
+    def conversions(self) -> list[Any]:
+        """What the library changes of names and layout when it reads these files."""
+        return self._named[1]
+
+    @cached_property
+    def untouched(self) -> list[str]:
+        """The names, in the files, of the tensors that belong to no unit. Those that the model
+        does not know are among them, such as the weights of a draft model.
+        """
+        own = self._trained | self.model.aliases.keys()
+        return [name for name in self._stored if own.isdisjoint(self._names[name])]
+
+    @property
+    def _trained(self) -> set[str]:
+        """The names, in the model, of what an export writes anew."""
+        specs = [spec for layout in self.model.layouts for spec in layout.parameters]
+        return {spec.full_name for spec in specs} | self.model.persistent_buffers().keys()
+
+    def refuse_other_layout(self, written: Collection[str]) -> None:
+        """Raises RunError if `written`, the names of the tensors that were written anew, are not
+        those that the files of the source have for them.
+        """
+        trained = self._trained
+        wanted = {name for name in self._stored if not trained.isdisjoint(self._names[name])}
+        for name in sorted(wanted.symmetric_difference(written)):
+            raise RunError(
+                f"The model cannot be written in the layout of {self.folder} ({name} is in one of "
+                "the two alone); export it with another version of transformers."
+            )
+
+    @property
+    def untouched_bytes(self) -> int:
+        return sum(self._stored[name].bytes for name in self.untouched)
+
+    def write_untouched(self, folder: Path, file_bytes: int) -> Iterator[Path]:
+        """Writes the untouched tensors into files in `folder`, each of at most `file_bytes` or with
+        one tensor, and yields the files.
+        """
+        tensors: dict[str, torch.Tensor] = {}
+        count = 0
+        for at, name in enumerate(self.untouched):
+            with safe_open(self._stored[name].file, framework="pt") as opened:
+                tensors[name] = opened.get_tensor(name)
+            following = self.untouched[at + 1 : at + 2]
+            size = sum(self._stored[each].bytes for each in (*tensors, *following))
+            if not following or size > file_bytes:
+                file = folder / f".untouched-{count}"
+                save_file(tensors, file, metadata={"format": "pt"})
+                tensors = {}
+                count += 1
+                yield file
+
+    def copy_files(self, folder: Path, dtype: str) -> None:
+        """Copies every file but the weights into `folder`, over those that are there. The
+        configuration names `dtype` as that of the weights.
+        """
+        for file in self.folder.iterdir():
+            if file.is_file() and not file.name.endswith(_WEIGHTS) and file.name[0] != ".":
+                if file.name.lower() not in ("readme.md", "modelfile"):
+                    shutil.copyfile(file, folder / file.name)
+        config = folder / "config.json"
+        text = config.read_text(encoding="utf-8")
+        changed = _in_dtype(json.loads(text), dtype)
+        if changed != json.loads(text):
+            config.write_text(json.dumps(changed, indent=2) + "\n", encoding="utf-8")
+
+
+def _in_dtype(config: Any, dtype: str) -> Any:
+    """Returns a configuration whose weights are in `dtype`."""
+    if not isinstance(config, dict):
+        return config
+    return {
+        name: dtype if name in _WITH_DTYPE and value is not None else _in_dtype(value, dtype)
+        for name, value in config.items()
+    }
