@@ -39,7 +39,11 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def whole_model(folder: Path):
-    return AutoModelForMultimodalLM.from_pretrained(folder, dtype="auto").eval()
+    """The model in `folder`, in memory of its own: how a file is aligned decides some roundings."""
+    whole = AutoModelForMultimodalLM.from_pretrained(folder, dtype="auto").eval()
+    for parameter in whole.parameters():
+        parameter.data = parameter.data.clone()
+    return whole
 
 
 def seen(folder: Path, family: str) -> torch.Tensor:
