@@ -33,6 +33,8 @@ def disk_items(config: TrainConfig, shape: ModelShape, checkpoints_before: int) 
     if config.output.export:
         dtype = written_dtype(config.output.export_dtype, shape.dtype)
         what = "adapters" if config.exports_adapter else "a Hugging Face folder"
+        if shape.untouched_numel and not config.exports_adapter:
+            what += ", with the parts that are not trained,"
         size = export_bytes(config, shape)
         items.append(Item(MemoryItem.EXPORT, size, f"{what} in {dtype}"))
     return (

@@ -264,6 +264,12 @@ def _short_of(name: PartName, part: Part) -> str:
 def _warnings(needs: Needs) -> list[str]:
     """Returns what is unusual about the settings, whether the job fits or not."""
     warnings = []
+    untouched = needs.shape.untouched_numel
+    if untouched:
+        warnings.append(
+            "This model also reads images or sound. Its language model is trained on text; its "
+            f"other parts ({untouched:,} parameters) stay as they are and go into the export."
+        )
     known, length = needs.shape.max_position_embeddings, needs.config.data.max_seq_len
     if known is not None and length > known:
         warnings.append(

@@ -30,6 +30,7 @@ from engine.model.shape_rows import (
     FROZEN,
     NOT_TRAINED,
     STREAMS,
+    UNTOUCHED,
     WORK,
     pack,
     unpack,
@@ -221,6 +222,7 @@ def _is_row(row: Any, dtype: str) -> bool:
         and all(_is_count(row.get(name), least) for name, least in _NUMBERS.items())
         and _is_count(row.get(STREAMS, 1), 1)
         and _is_count(row.get(WORK, 0))
+        and _is_count(row.get(UNTOUCHED, 0))
         and all(name in row and (row[name] is None or _is_count(row[name])) for name in optional)
     )
 

@@ -69,6 +69,7 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
         argument_numel=argument_numel(model),
         attention_heads=attention.heads,
         attention_width=attention.width,
+        untouched_numel=sum(model.untouched.values()),
     )
 
 

@@ -19,12 +19,7 @@ from engine.plan.shards import Shards
 from engine.plan.trained_units import TrainedUnits
 from engine.planes.block_sizes import BlockSizes
 from engine.planes.embed_pieces import piece_of_table
-from engine.planes.layout import (
-    EXACT_ITEM_BYTES,
-    PLANE_ITEM_BYTES,
-    checkpoint_planes,
-    plane_bytes,
-)
+from engine.planes.layout import EXACT_ITEM_BYTES, PLANE_ITEM_BYTES, checkpoint_planes, plane_bytes
 from engine.planes.moments import FP32_MOMENTS, MOMENTS, MomentCounts
 from engine.planes.update_buffers import UpdateBuffer
 
@@ -134,6 +129,8 @@ class ModelShape:
     """This is the number of features in all heads together: the mean of the widths of queries and
     of values.
     """
+    untouched_numel: int = 0
+    """Parts that text does not reach have this many elements. They are copied into an export."""
 
     @property
     def compiled_logit_bytes(self) -> int:
@@ -392,7 +389,8 @@ class ModelShape:
         """
         item = PLANE_ITEM_BYTES[dtype]["weight_high"]
         exact = sum(unit.exact_numel for unit in self.units) if dtype == "bfloat16" else 0
-        return self.parameter_count * item + exact * (4 - item)
+        untouched = self.untouched_numel * self.item_bytes
+        return self.parameter_count * item + exact * (4 - item) + untouched
 
     def with_optimizer(self, optimizer: Optimizer) -> ModelShape:
         """Returns the shape of the same model with the moments of another optimizer."""

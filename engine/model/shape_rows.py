@@ -51,6 +51,8 @@ under the first key, and their number under the second.
 """
 WORK = "work_parameters"
 """A row of a model of which parts are trained has this key."""
+UNTOUCHED = "untouched_numel"
+"""A row of a model that also reads images or sound has this key."""
 LOW_RANK = 16
 LAYERS = "layers"
 """A kind of block of a row of adapters has the features under this key that each layer with an
@@ -83,6 +85,7 @@ def pack(shapes: Mapping[str, ModelShape]) -> dict[str, Any]:
         **{name: getattr(first, name) for name in MODEL_FIELDS},
         **({STREAMS: first.residual_streams} if first.residual_streams > 1 else {}),
         **({} if first.work_parameters is None else {WORK: first.work_parameters}),
+        **({UNTOUCHED: first.untouched_numel} if first.untouched_numel else {}),
         "logit_bytes": {dtype: shape.logit_bytes for dtype, shape in shapes.items()},
         **_in_kinds(units),
     }
@@ -183,6 +186,7 @@ def unpack(row: Mapping[str, Any], dtype: str, source: str, **changes: Any) -> M
     values = {name: row[name] for name in MODEL_FIELDS} | changes
     values.setdefault(STREAMS, row.get(STREAMS, 1))
     values.setdefault(WORK, row.get(WORK))
+    values.setdefault(UNTOUCHED, row.get(UNTOUCHED, 0))
     kinds = [row["kinds"][kind] for kind, count in row["units"] for _ in range(count)]
     blocks = [f"block {position}" for position in range(len(kinds) - 2)]
     units = zip((EMBED, *blocks, HEAD), kinds, strict=True)
