@@ -111,7 +111,8 @@ def export_run(
         catch_up(snapshot, Follower(open_run(runs_dir, run_id).events_path))
         step, known = opened.checkpoint.step, read_benchmarks(open_run(runs_dir, run_id).path)
         measured = [one for one in latest(known.results) if one.step == step]
-        exported = Exported(step, dtype, measured, is_adapter=adapters is not None)
+        whole_class = opened.model.whole_class
+        exported = Exported(step, dtype, measured, adapters is not None, whole_class)
         card = model_card(config, snapshot, exported)
         trained = TrainedModel(
             opened.model,

@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from engine.errors import ModelError, RunError
+from engine.errors import ModelError, RunError, first_line
 from engine.model.hub_cache import cached_weights, weight_files
 from engine.model.library import names_in_model
 from engine.model.stored_dtype import read_header
@@ -58,7 +58,14 @@ class Source:
                 "trained are copied from there into the export; bring it back to its place."
             )
         found = cls(folder, model)
-        there = {own for names in found._names.values() for own in names}
+        try:
+            there = {own for names in found._names.values() for own in names}
+        except (OSError, ValueError) as error:
+            raise ModelError(
+                f"model.source: the weights in {folder} cannot be read ({first_line(error)}), and "
+                "those that are not trained are copied from there into the export; get the files "
+                "again."
+            ) from error
         lacking = sorted(model.untouched.keys() - there)
         if lacking:
             raise ModelError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -51,9 +52,20 @@ def adapter_to_type(folder: str | Path, name: str, base: str) -> list[tuple[str,
 
 
 def _python(folder: str) -> str:
+    name = _whole_class(Path(folder))
+    model, tokens = name or "AutoModelForCausalLM", "AutoProcessor" if name else "AutoTokenizer"
     return (
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f"from transformers import {', '.join(sorted((model, tokens)))}\n\n"
         f"folder = {folder!r}\n"
-        "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
-        'model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")'
+        f"{'processor' if name else 'tokenizer'} = {tokens}.from_pretrained(folder)\n"
+        f'model = {model}.from_pretrained(folder, dtype="auto")'
     )
+
+
+def _whole_class(folder: Path) -> str:
+    """Returns the class of an exported model that also reads images or sound; empty for others."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return str(config["architectures"][0]) if "text_config" in config else ""
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""

@@ -94,6 +94,20 @@ model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
 `Modelfile` is for Ollama."""
 
 
+_LOADING_WHOLE = """## How to load it
+
+```python
+from transformers import AutoProcessor, {name}
+
+folder = "."  # this folder, or the id of this repository
+processor = AutoProcessor.from_pretrained(folder)
+model = {name}.from_pretrained(folder, dtype="auto")
+```
+
+Its language model was trained on text. Everything else, such as what reads images or sound, is as it
+was in the base model."""
+
+
 _LOADING_ADAPTER = """## How to load it
 
 ```python
@@ -118,6 +132,8 @@ class Exported:
     """The benchmarks of these weights are listed; there need not be any."""
     is_adapter: bool = False
     """An adapter is written, without its base model."""
+    whole_class: str = ""
+    """The class in transformers of a model that also reads images or sound."""
 
 
 def model_card(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -> str:
@@ -131,9 +147,17 @@ def model_card(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -
         _benchmarks(exported.benchmarks),
         _data(config, snapshot),
         _settings(config, snapshot),
-        _LOADING_ADAPTER if exported.is_adapter else _LOADING,
+        _loading(exported),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _loading(exported: Exported) -> str:
+    if exported.is_adapter:
+        return _LOADING_ADAPTER
+    if exported.whole_class:
+        return _LOADING_WHOLE.format(name=exported.whole_class)
+    return _LOADING
 
 
 def _front(config: TrainConfig, is_adapter: bool) -> str:

@@ -153,6 +153,11 @@ class StreamedModel:
         return {name: buffer for name, buffer in whole.named_buffers() if name in names}
 
     @property
+    def whole_class(self) -> str:
+        """The transformers class of a model that also reads images or sound; empty for others."""
+        return type(self.skeleton.model).__name__ if self.untouched else ""
+
+    @property
     def _decoder_name(self) -> str:
         """The name of the language model in the whole model."""
         decoder = self.skeleton.model.get_decoder()

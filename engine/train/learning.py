@@ -190,7 +190,12 @@ class Learning:
             config.output.export_dtype,
         )
         adapters = adapters_alone(config)
-        exported = Exported(step, trained.written_dtype, is_adapter=adapters is not None)
+        exported = Exported(
+            step,
+            trained.written_dtype,
+            is_adapter=adapters is not None,
+            whole_class=prepared.model.whole_class,
+        )
         card = model_card(config, self._session.recorder.snapshot, exported)
         trained = replace(trained, card=card, adapters=adapters)
         size = write_model(trained, folder.export_path)

@@ -5,7 +5,6 @@ whole model again.
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from transformers import AutoModelForMultimodalLM
 from engine.checkpoints.export import export_run
 from engine.config.export_choice import ExportChoice
 from engine.errors import ModelError
+from engine.home.commands import what_to_type
 from engine.train.run import start_run
 from tests.support.folders import make_config
 from tests.support.multimodal import CONFIGS, image_prompt, make_multimodal
@@ -91,5 +91,97 @@ def test_an_export_is_the_whole_model_again(tmp_path, family):
         assert answer.shape[1] > prompt["input_ids"].shape[1]
         for name in ("config.json", "preprocessor_config.json", "chat_template.json"):
             assert (export / name).read_bytes() == (source / name).read_bytes()
+        card = (export / "README.md").read_text(encoding="utf-8")
+        (_, typed), *_ = what_to_type(export, "tiny")
+        for text in (card, typed):
+            assert f"import AutoProcessor, {type(whole).__name__}" in text
         index = json.loads((export / "model.safetensors.index.json").read_text("utf-8"))
         assert index["weight_map"].keys() == before.keys()
+
+
+def test_an_export_keeps_the_names_and_the_layout_of_its_source(tmp_path):
+    """Also those of another version of the library, a second copy of a tied head, and weights that
+    the library does not know.
+    """
+    source = make_multimodal(tmp_path / "model", "gemma3", tied=True)
+    before = tensors_of(source)
+    for file in source.glob("model*"):
+        file.unlink()
+    head = "language_model.model.embed_tokens.weight"
+    renamed = {
+        name.replace("vision_tower.", "vision_tower.vision_model."): tensor
+        for name, tensor in before.items()
+    }
+    renamed["draft.weight"] = torch.ones(3)
+    copy_of_head = {"language_model.lm_head.weight": renamed[head].clone()}
+    save_file(renamed | copy_of_head, source / "model.safetensors", metadata={"format": "pt"})
+    export = train(tmp_path, **{"model.source": str(source), "output.export": True})
+    after = tensors_of(export.folder.export_path)
+    assert after.keys() == renamed.keys()
+    same = {name for name in after if torch.equal(after[name], renamed[name])}
+    assert same == untouched(renamed) | {"draft.weight"} and head not in same
+    ids = image_prompt("gemma3")
+    with torch.no_grad():
+        whole = whole_model(export.folder.export_path)
+        assert torch.equal(whole.lm_head.weight, after[head])
+        assert whole(**ids).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_what_is_not_trained_keeps_its_dtype(tmp_path, dtype):
+    source = make_multimodal(tmp_path / "model", "llava", dtype=torch.bfloat16)
+    before = tensors_of(source)
+    run = train(tmp_path, **{"model.source": str(source), "model.dtype": "bfloat16"})
+    choice = ExportChoice(dtype=dtype)
+    export_run(tmp_path / "runs", run.folder.id, tmp_path / "out", choice)
+    after = tensors_of(tmp_path / "out")
+    assert after.keys() == before.keys()
+    for name in after:
+        is_trained = name not in untouched(before)
+        assert after[name].dtype == (getattr(torch, dtype) if is_trained else torch.bfloat16)
+        assert is_trained or torch.equal(after[name], before[name])
+    assert whole_model(tmp_path / "out").dtype == getattr(torch, dtype)
+
+
+def test_an_export_without_its_source_is_refused_and_leaves_nothing(tmp_path):
+    source = make_multimodal(tmp_path / "model", "llava")
+    run = train(tmp_path, **{"model.source": str(source)})
+    for file in source.glob("*.safetensors"):
+        file.rename(file.with_suffix(".away"))
+    with pytest.raises(ModelError, match="not trained are copied from there into the export; get"):
+        export_run(tmp_path / "runs", run.folder.id, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    for file in source.glob("*.away"):
+        file.rename(file.with_suffix(".safetensors"))
+    export_run(tmp_path / "runs", run.folder.id, tmp_path / "out")
+    assert tensors_of(tmp_path / "out").keys() == tensors_of(source).keys()
+
+
+def test_a_run_whose_export_would_lack_weights_does_not_begin(tmp_path):
+    """With random weights, a folder with a configuration alone is enough for other models."""
+    source = make_multimodal(tmp_path / "model", "llava")
+    for file in source.glob("*.safetensors*"):
+        file.unlink()
+    values = {"model.source": str(source), "model.init": "random"}
+    ended = execute(start_run(make_config(tmp_path, **values), tmp_path / "runs"))
+    assert ended.state == "failed" and "is not trained and is copied" in ended.reason
+
+
+def test_adapters_stand_beside_the_language_model_alone(tmp_path):
+    peft = pytest.importorskip("peft")
+    source = make_multimodal(tmp_path / "model", "llava")
+    values = {"model.source": str(source), "train.method": "lora", "output.export_form": "adapter"}
+    run = train(tmp_path, **values, **{"output.export": True})
+    adapted = peft.PeftModel.from_pretrained(whole_model(source), run.folder.export_path).eval()
+    layers = {name for name, _ in adapted.named_parameters() if ".lora_A." in name}
+    assert layers and not any("vision" in name for name in layers)
+    choice = ExportChoice(form="model")
+    export_run(tmp_path / "runs", run.folder.id, tmp_path / "out", choice)
+    before, after = tensors_of(source), tensors_of(tmp_path / "out")
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in untouched(before))
+    with torch.no_grad():
+        prompt = image_prompt("llava")
+        merged = seen(tmp_path / "out", "llava")
+        torch.testing.assert_close(adapted(**prompt).logits, merged, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(merged, seen(source, "llava"), rtol=1e-3, atol=1e-4)
