@@ -10,8 +10,12 @@ from typing import Any
 import torch
 from transformers import AutoModelForMultimodalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
+from engine.config.settings import ModelConfig
+from engine.model.build import build_model
 from engine.model.library import no_progress_bars
+from tests.support.families import verdict
 from tests.support.folders import make_tokenizer
 
 VOCAB = 97
@@ -136,6 +140,7 @@ def multimodal_config(family: str, tied: bool = False) -> Any:
     for name, number in (("video_token_id", 91), ("vision_start_token_id", 92)):
         if hasattr(config, name):
             setattr(config, name, number)
+    config.architectures = [MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES[family]]
     config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = tied
     return config
 
@@ -147,7 +152,6 @@ def multimodal_model(config: Any, seed: int = 0) -> Any:
     with torch.no_grad():  # norms at exactly one and biases at exactly zero would hide mistakes
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
-    model.config.architectures = [type(model).__name__]
     return model.eval()
 
 
@@ -183,3 +187,27 @@ def make_multimodal(folder: Path, family: str, tied: bool = False, dtype=torch.f
     (folder / "preprocessor_config.json").write_text('{"image_mean": [0.5, 0.5, 0.5]}\n')
     (folder / "chat_template.json").write_text('{"chat_template": "for images"}\n')
     return folder
+
+
+ALSO_REFUSED = ("gemma4", "git", "phi4_multimodal")
+"""Families of `families.tiny_family_config` that are refused."""
+
+
+def multimodal_table() -> str:
+    """The second part of docs/families.md, in Markdown: which classes train their language model on
+    text.
+    """
+    lines = ["| class | family | several documents in a row |", "|---|---|---|"]
+    for family in CONFIGS:
+        config = multimodal_config(family)
+        model = build_model(config, ModelConfig(source=family, dtype="float32"))
+        packs = model.packing.problem or "yes"
+        lines.append(f"| {model.whole_class} | {family} | {packs} |")
+    lines += ["", "These are refused by name:", "", "| family | why: it |", "|---|---|"]
+    for family in ALSO_REFUSED:
+        lines.append(f"| {family} | {verdict(family).refused.partition(' ')[2]} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(multimodal_table())

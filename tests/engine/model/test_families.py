@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import launch
 from engine.config.settings import ModelConfig
@@ -22,7 +21,7 @@ from engine.model.measure_shape import shape_of
 from engine.model.skeleton import find_layers
 from engine.plan.choices import PlanChoices
 from tests.engine.model.test_packing import NOT_PACKED, PACKED, WHY_NOT_PACKED
-from tests.support.families import VOCAB, Verdict, table, tiny_family_config, verdict
+from tests.support.families import TEXT_FAMILIES, VOCAB, Verdict, table, tiny_family_config, verdict
 from tests.support.library_version import (
     AS_RECORDED,
     NOT_AS_RECORDED,
@@ -36,7 +35,6 @@ pytestmark = pytest.mark.computing
 
 ENCODER_DECODER = "is an encoder-decoder model"
 ENCODER = "sees the tokens after each token"
-MULTIMODAL = "also reads images or sound"
 CARRIED = "further input that is trained"
 HANDED_ON = "further result of the block before it"
 SHARED = "shares model.layers.1"
@@ -68,7 +66,6 @@ REFUSED = {
             "data2vec-text",
             "electra",
             "ernie",
-            "git",
             "megatron-bert",
             "rembert",
             "roberta",
@@ -82,22 +79,17 @@ REFUSED = {
         ENCODER,
     ),
     **dict.fromkeys(
-        ("gemma3", "gemma3n", "gemma4", "gemma4_unified", "got_ocr2", "moss_transcribe_diarize"),
-        MULTIMODAL,
-    ),
-    **dict.fromkeys(
         ("cpmant", "gemma3n_text", "gemma4_text", "inkling2_loop_text", "inkling2_text"), CARRIED
     ),
     **dict.fromkeys(("glm_moe_dsa", "hy_v4", "zaya"), HANDED_ON),
     **dict.fromkeys(("zamba", "zamba2"), SHARED),
-    **dict.fromkeys(("mllama", "phi4_multimodal"), "did not run its blocks"),
+    "mllama": "did not run its blocks",
     **dict.fromkeys(("deepseek_v4", "xlnet"), "instead of one state a token"),
     **dict.fromkeys(("blt", "hrm_text"), "from being trained"),
     **dict.fromkeys(
         ("gemma4_assistant", "gemma4_unified_assistant", "reformer"),
         "does not run under the capture",
     ),
-    "fuyu": "parameters that take no part",
     "dory": "does not run its blocks once each and in order",
     "recurrent_gemma": "keeps state in its blocks",
     "xlm": "changes the hidden state between block 0 and block 1",
@@ -113,7 +105,7 @@ training starts each step from the streamed weights, once they are compared.
 STEPS = 5
 FEWER_STEPS = 3
 RATE = 1e-3
-INSTALLED = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+INSTALLED = TEXT_FAMILIES
 SUPPORTED = [family for family in INSTALLED if family in {*PACKED, *NOT_PACKED}]
 LATER = [family for family in INSTALLED if family not in {*SUPPORTED, *REFUSED}]
 """Families that transformers has added since the tables were recorded."""

@@ -4,18 +4,23 @@ transformers is, whose other weights are frozen.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-import torch
-import torch.nn.functional as F
 
 from engine.config.settings import ModelConfig
-from engine.errors import ModelError
 from engine.model.build import build_model
 from engine.plan.choices import PlanChoices
 from engine.sampling.generate import AnswerLimits
 from tests.engine.model.test_families import law_one
 from tests.engine.sampling.test_generate import PROMPTS, plain_answer
-from tests.support.multimodal import CONFIGS, multimodal_config, multimodal_model
+from tests.support.library_version import AS_RECORDED, NOT_AS_RECORDED
+from tests.support.multimodal import (
+    CONFIGS,
+    multimodal_config,
+    multimodal_model,
+    multimodal_table,
+)
 from tests.support.tiers import FAMILY_SWEEP, in_tiers
 from tests.support.tiny import streamed
 
@@ -57,3 +62,28 @@ def test_greedy_answers_equal_generate_of_the_whole_model(family):
         assert answers == [plain_answer(whole, prompt, NEW_TOKENS) for prompt in PROMPTS]
     finally:
         run.close()
+
+
+def test_the_architecture_decides_which_class_a_configuration_has():
+    """Some families have a class for text with the configuration of the whole model."""
+    config = multimodal_config("qwen3_5")
+    classes = {}
+    for name in ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM", None):
+        config.architectures = [name] if name else None
+        model = build_model(config, ModelConfig(source="tiny", dtype="float32"))
+        classes[name] = type(model.skeleton.model).__name__, bool(model.untouched)
+    assert classes == {
+        "Qwen3_5ForConditionalGeneration": ("Qwen3_5ForConditionalGeneration", True),
+        "Qwen3_5ForCausalLM": ("Qwen3_5ForCausalLM", False),
+        None: ("Qwen3_5ForCausalLM", False),
+    }
+
+
+@pytest.mark.everything(FAMILY_SWEEP)
+@pytest.mark.skipif(not AS_RECORDED, reason=NOT_AS_RECORDED)
+def test_the_page_of_families_has_the_table_of_today():
+    page = (Path(__file__).parents[3] / "docs/families.md").read_text()
+    inside = page.split("<!-- multimodal -->")[1].split("<!-- /multimodal -->")[0].strip()
+    assert inside == multimodal_table(), (
+        "run python -m tests.support.multimodal and put its output into docs/families.md"
+    )
