@@ -31,7 +31,13 @@ from engine.files import disk_free
 from engine.home.model_card import CARD, Exported, model_card
 from engine.home.modelfile import MODELFILE, modelfile
 from engine.host.host_store import HostStore
-from engine.model.library import empty_model, no_progress_bars, told_progress, transformers
+from engine.model.library import (
+    empty_model,
+    no_progress_bars,
+    told_progress,
+    transformers,
+    write_as_read,
+)
 from engine.model.pretrained_files import load_generation_config
 from engine.model.stored_dtype import read_header
 from engine.model.units import TORCH_DTYPES, StreamedModel
@@ -79,8 +85,8 @@ class TrainedModel:
 
     @cached_property
     def whole(self) -> Source | None:
-        """The folder of a model that also reads images or sound, whose other parts are copied; None
-        for any other model, and where adapters alone are written.
+        """Returns the folder of a model that also reads images or sound, whose other parts are
+        copied; None for any other model, and where adapters alone are written.
         """
         if not self.model.untouched or self.adapters is not None:
             return None
@@ -264,7 +270,7 @@ def _save_beside(
     """Writes the trained weights in the layout of `source`, and beside them what was not trained,
     as it is there.
     """
-    whole._weight_conversions = source.conversions
+    write_as_read(whole, source.conversions)
     share = 1 - source.untouched_bytes / trained.bytes
 
     def told(of_trained: float) -> None:

@@ -24,8 +24,9 @@ from engine.model.stored_dtype import read_header
 from engine.model.units import StreamedModel
 from engine.paths import resolve_source
 
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
+_WEIGHTS = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
 """Files with these endings hold weights, or list them."""
+_WRITTEN_ANEW = ("readme.md", "modelfile")
 _WITH_DTYPE = ("dtype", "torch_dtype")
 """A configuration names the dtype of its weights in one of these fields."""
 
@@ -59,7 +60,7 @@ class Source:
             )
         found = cls(folder, model)
         try:
-            there = {own for names in found._names.values() for own in names}
+            there = {own for names in found.names.values() for own in names}
         except (OSError, ValueError) as error:
             raise ModelError(
                 f"model.source: the weights in {folder} cannot be read ({first_line(error)}), and "
@@ -76,7 +77,7 @@ class Source:
 
     @cached_property
     def _stored(self) -> dict[str, _Stored]:
-        """The tensors of the files, by name."""
+        """Returns the tensors of the files, by name."""
         names = [path.name for path in self.folder.iterdir()]
         files = weight_files(names, lambda name: (self.folder / name).read_text(encoding="utf-8"))
         found = {}
@@ -91,26 +92,26 @@ class Source:
         return names_in_model(self.model.skeleton.model, self._stored)
 
     @property
-    def _names(self) -> dict[str, tuple[str, ...]]:
-        """The names that the tensors have in the model, by those in the files."""
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """Returns the names that the tensors have in the model, by those in the files."""
         return self._named[0]
 
     @property
     def conversions(self) -> list[Any]:
-        """What the library changes of names and layout when it reads these files."""
+        """Returns what the library changes of names and layout when it reads these files."""
         return self._named[1]
 
     @cached_property
     def untouched(self) -> list[str]:
-        """The names, in the files, of the tensors that belong to no unit. Those that the model
+        """Returns the names, in the files, of the tensors that belong to no unit. Those that the model
         does not know are among them, such as the weights of a draft model.
         """
         own = self._trained | self.model.aliases.keys()
-        return [name for name in self._stored if own.isdisjoint(self._names[name])]
+        return [name for name in self._stored if own.isdisjoint(self.names[name])]
 
     @property
     def _trained(self) -> set[str]:
-        """The names, in the model, of what an export writes anew."""
+        """Returns the names, in the model, of what an export writes anew."""
         specs = [spec for layout in self.model.layouts for spec in layout.parameters]
         return {spec.full_name for spec in specs} | self.model.persistent_buffers().keys()
 
@@ -119,7 +120,7 @@ class Source:
         those that the files of the source have for them.
         """
         trained = self._trained
-        wanted = {name for name in self._stored if not trained.isdisjoint(self._names[name])}
+        wanted = {name for name in self._stored if not trained.isdisjoint(self.names[name])}
         for name in sorted(wanted.symmetric_difference(written)):
             raise RunError(
                 f"The model cannot be written in the layout of {self.folder} ({name} is in one of "
@@ -153,9 +154,9 @@ class Source:
         configuration names `dtype` as that of the weights.
         """
         for file in self.folder.iterdir():
-            if file.is_file() and not file.name.endswith(_WEIGHTS) and file.name[0] != ".":
-                if file.name.lower() not in ("readme.md", "modelfile"):
-                    shutil.copyfile(file, folder / file.name)
+            is_other = file.name.endswith(_WEIGHTS) or file.name.lower() in _WRITTEN_ANEW
+            if file.is_file() and not is_other and not file.name.startswith("."):
+                shutil.copyfile(file, folder / file.name)
         config = folder / "config.json"
         text = config.read_text(encoding="utf-8")
         changed = _in_dtype(json.loads(text), dtype)
@@ -167,7 +168,5 @@ def _in_dtype(config: Any, dtype: str) -> Any:
     """Returns a configuration whose weights are in `dtype`."""
     if not isinstance(config, dict):
         return config
-    return {
-        name: dtype if name in _WITH_DTYPE and value is not None else _in_dtype(value, dtype)
-        for name, value in config.items()
-    }
+    changed = {name: _in_dtype(value, dtype) for name, value in config.items()}
+    return changed | {name: dtype for name in _WITH_DTYPE if config.get(name) is not None}

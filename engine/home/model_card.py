@@ -104,8 +104,8 @@ processor = AutoProcessor.from_pretrained(folder)
 model = {name}.from_pretrained(folder, dtype="auto")
 ```
 
-Its language model was trained on text. Everything else, such as what reads images or sound, is as it
-was in the base model."""
+Its language model was trained on text. Everything else, such as what reads images or sound, is as
+it was in the base model."""
 
 
 _LOADING_ADAPTER = """## How to load it

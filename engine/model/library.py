@@ -180,6 +180,13 @@ def names_in_model(
     return found, [each for each in conversions if each.was_used()]
 
 
+def write_as_read(model: Any, conversions: list[Any]) -> None:
+    """Makes the library write `model` as a checkpoint that it reads with these `conversions`, which
+    `names_in_model` has found.
+    """
+    model._weight_conversions = conversions
+
+
 def _compute_buffers(model: Any) -> None:
     """Computes the buffers anew in float32, and rounds them to their dtypes. So does
     `from_pretrained`, which computes them once the weights are read.

@@ -154,12 +154,14 @@ class StreamedModel:
 
     @property
     def whole_class(self) -> str:
-        """The transformers class of a model that also reads images or sound; empty for others."""
+        """Returns the class in transformers of a model that also reads images or sound; it is empty
+        for others.
+        """
         return type(self.skeleton.model).__name__ if self.untouched else ""
 
     @property
     def _decoder_name(self) -> str:
-        """The name of the language model in the whole model."""
+        """Returns the name of the language model in the whole model."""
         decoder = self.skeleton.model.get_decoder()
         return next(n for n, part in self.skeleton.model.named_modules() if part is decoder)
 
