@@ -139,6 +139,7 @@ REASONS: dict[str, dict[str, str]] = {
         "module.__dict__ is changed": TORCH_MODULE,
         "module.__dict__ is private": TORCH_MODULE,
         "model._get_dtype_plan is private": TRANSFORMERS,
+        "model._weight_conversions is set": TRANSFORMERS,
         "_READING.read is set": READ_HERE,
         "threading.local() at import": READ_HERE,
         "module.spawn_materialize is set": TRANSFORMERS,

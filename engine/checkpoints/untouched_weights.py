@@ -103,8 +103,8 @@ class Source:
 
     @cached_property
     def untouched(self) -> list[str]:
-        """Returns the names, in the files, of the tensors that belong to no unit. Those that the model
-        does not know are among them, such as the weights of a draft model.
+        """Returns the names, in the files, of the tensors that belong to no unit. Those that the
+        model does not know are among them, such as the weights of a draft model.
         """
         own = self._trained | self.model.aliases.keys()
         return [name for name in self._stored if own.isdisjoint(self.names[name])]

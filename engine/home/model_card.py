@@ -133,7 +133,7 @@ class Exported:
     is_adapter: bool = False
     """An adapter is written, without its base model."""
     whole_class: str = ""
-    """The class in transformers of a model that also reads images or sound."""
+    """A model that also reads images or sound is of this class in transformers."""
 
 
 def model_card(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -> str:

@@ -310,6 +310,8 @@ class _Outer:
     """The modules and attributes to which each parameter is bound."""
     aliases: dict[str, str] = field(default_factory=dict)
     """The first name of each tied parameter, by its second name."""
+    kept: list[str] = field(default_factory=list)
+    """The family keeps these from being trained."""
 
     def add(self, group: list[str], hollow: nn.Parameter, modules: dict[str, nn.Module]) -> None:
         """Binds `hollow` to all names of a parameter, the owning one first."""
@@ -375,7 +377,7 @@ def _probe(
             f"{type(module).__name__} has parameters that take no part in its forward pass "
             f"({', '.join(unused[:3])}), so it cannot be trained by streaming."
         )
-    _refuse_kept_from_training(module, [*embed, *head])
+    _refuse_kept_from_training(module, [name for name in outer.kept if name not in unused])
     return _Probed(
         skeleton,
         embed=outer.unit(EMBED, embed, names),
@@ -396,18 +398,21 @@ def _bind_hollow(module: nn.Module, blocks: list[Unit], names: _Names) -> _Outer
         if group[0] in in_blocks:
             continue
         meta = module.get_parameter(group[0])
+        if not meta.requires_grad:
+            outer.kept.append(group[0])
         hollow = nn.Parameter(torch.zeros((), dtype=meta.dtype).expand(meta.shape))
         outer.add(group, hollow, modules)
+    if not reads_more_than_text(module.config):
+        _refuse_kept_from_training(module, outer.kept)
     return outer
 
 
 def _refuse_kept_from_training(module: nn.Module, names: list[str]) -> None:
-    for name in names:
-        if not module.get_parameter(name).requires_grad:
-            raise ModelError(
-                f"{type(module).__name__} keeps {name} from being trained, which is not "
-                "streamed; choose another model."
-            )
+    if names:
+        raise ModelError(
+            f"{type(module).__name__} keeps {names[0]} from being trained, which is not "
+            "streamed; choose another model."
+        )
 
 
 def _first_hidden(module: nn.Module, skeleton: Skeleton, trial: Trial) -> torch.Tensor:
