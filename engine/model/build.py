@@ -305,13 +305,13 @@ def _kind_of(block: nn.Module) -> tuple:
 class _Outer:
     """The parameters outside the blocks, bound to weights that occupy no memory."""
 
+    kept: list[str]
+    """The family keeps these parameters of the model from being trained."""
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
     bindings: dict[str, list[tuple[nn.Module, str]]] = field(default_factory=dict)
     """The modules and attributes to which each parameter is bound."""
     aliases: dict[str, str] = field(default_factory=dict)
     """The first name of each tied parameter, by its second name."""
-    kept: list[str] = field(default_factory=list)
-    """The family keeps these from being trained."""
 
     def add(self, group: list[str], hollow: nn.Parameter, modules: dict[str, nn.Module]) -> None:
         """Binds `hollow` to all names of a parameter, the owning one first."""
@@ -377,7 +377,8 @@ def _probe(
             f"{type(module).__name__} has parameters that take no part in its forward pass "
             f"({', '.join(unused[:3])}), so it cannot be trained by streaming."
         )
-    _refuse_kept_from_training(module, [name for name in outer.kept if name not in unused])
+    kept = [name for name in outer.kept if name in embed or name in head]
+    _refuse_kept_from_training(module, kept)
     return _Probed(
         skeleton,
         embed=outer.unit(EMBED, embed, names),
@@ -393,17 +394,15 @@ def _bind_hollow(module: nn.Module, blocks: list[Unit], names: _Names) -> _Outer
     """Binds every parameter outside the blocks to a zero expanded to the parameter's shape."""
     in_blocks = {spec.full_name for unit in blocks for spec in unit.layout.parameters}
     modules = dict(module.named_modules())
-    outer = _Outer()
+    outer = _Outer([name for name, each in module.named_parameters() if not each.requires_grad])
     for group in names.of.values():
         if group[0] in in_blocks:
             continue
         meta = module.get_parameter(group[0])
-        if not meta.requires_grad:
-            outer.kept.append(group[0])
         hollow = nn.Parameter(torch.zeros((), dtype=meta.dtype).expand(meta.shape))
         outer.add(group, hollow, modules)
     if not reads_more_than_text(module.config):
-        _refuse_kept_from_training(module, outer.kept)
+        _refuse_kept_from_training(module, [name for name in outer.kept if name not in in_blocks])
     return outer
 
 
