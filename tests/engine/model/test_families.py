@@ -138,7 +138,8 @@ def law_one(
             for u in run.model.units
             for s, o in zip(u.layout.parameters, u.layout.offsets)
         }
-        parameters = {name: p for name, p in plain.named_parameters() if p.requires_grad}
+        named = plain.named_parameters()
+        parameters = {name: p for name, p in named if p.requires_grad or name in names}
         assert set(names) == set(parameters)
         decayed = {name for name, (_, spec, _) in names.items() if spec.decay}
         optimizer = torch.optim.AdamW(

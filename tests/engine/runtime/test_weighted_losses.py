@@ -18,8 +18,9 @@ from engine.runtime.loss import IGNORED, weighted
 from tests.engine.plan.test_laws import SAME_BITS, assert_same_bits
 from tests.engine.runtime.test_compiled import needs_compiler
 from tests.engine.runtime.test_parity import compare
+from tests.engine.runtime.test_parity_in_bf16 import DENSE, MIXTURE, ROWS
 from tests.engine.runtime.test_ranks import IN_ORDER, UNTIED
-from tests.support.bf16_parity import Rows, compare_in_bf16
+from tests.support.bf16_parity import compare_in_bf16
 from tests.support.tiers import FAMILY_SWEEP, in_tiers
 from tests.support.tiny import (
     FAMILIES,
@@ -49,8 +50,8 @@ def test_training_in_float32_equals_a_weighted_mean(family, tied):
 
 @pytest.mark.parametrize("family", in_tiers(FAMILIES, FEW, FAMILY_SWEEP))
 def test_training_in_bf16_equals_a_weighted_mean(family):
-    config = tiny_config(family)
-    compare_in_bf16(config, Rows(2, 12, 7), BASE, steps=10, made=weighted_batches)
+    bounds = MIXTURE if family == "mixtral" else DENSE
+    compare_in_bf16(tiny_config(family), ROWS, BASE, bounds=bounds, made=weighted_batches)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
