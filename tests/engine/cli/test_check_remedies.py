@@ -43,7 +43,8 @@ def test_check_says_how_long_a_remedy_takes_and_how_exact_it_is(capsys):
     assert launch.main([*asked]) == 1
     text = capsys.readouterr().out
     assert launch.main([*asked, "--json"]) == 1
-    remedy, last = json.loads(capsys.readouterr().out)["remedies"]
+    remedy, adapters, last = json.loads(capsys.readouterr().out)["remedies"]
+    assert adapters["changes"] == {"train.method": "lora"}
     assert last["changes"].keys() == {"engine.disk"} and last["exactness"] == ["same_bits"]
     assert remedy["exactness"] == ["rounded_moments"] and remedy["instead_of"] is None
     assert f"  * {remedy['text']}\n      about {in_seconds(remedy['seconds'])} a step. " in text
