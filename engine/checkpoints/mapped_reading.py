@@ -27,9 +27,8 @@ _MAPS = Path("/proc/self/maps")
 
 
 class MappedReading:
-    """A `MappedReading` hands out the tensors of mapped safetensors files, in the dtype in which
-    they are stored, and drops the pages of the files from this process once the tensors have been
-    used.
+    """A `MappedReading` hands out the tensors of mapped files, in the dtype in which they are
+    stored, and drops the pages of the files from this process once the tensors have been used.
     """
 
     def __init__(self) -> None:
@@ -38,10 +37,11 @@ class MappedReading:
         self._files: list[tuple[int, int]] | None = None
 
     def read(self, stored: Any) -> torch.Tensor:
-        """Returns the tensor behind `stored`, a slice of safetensors that nobody has read, in its
-        own shape. It is a view of the file: its pages are read when they are looked at.
+        """Returns the tensor behind `stored`, which nobody has read, in its own shape. `stored` is
+        a slice of safetensors, or a tensor that is a view of a file of torch.save. The result is a
+        view of the file too: its pages are read when they are looked at.
         """
-        tensor = stored[...]
+        tensor = stored[...].detach()
         self._handed_out.append(tensor)
         return tensor
 

@@ -268,8 +268,9 @@ _READING = threading.local()
 
 @contextmanager
 def weights_read_by(read: Callable[[Any], torch.Tensor]) -> Iterator[None]:
-    """Makes the library read each weight that it loads in this thread by calling `read(stored)`,
-    at the moment at which the model takes the weight. `stored` is a slice of safetensors.
+    """Makes the library read each weight that it loads in this thread by calling `read(stored)`, at
+    the moment at which the model takes the weight. `stored` is a slice of safetensors, or a tensor
+    of a mapped file.
 
     Otherwise the library's own threads read all weights at once, in the dtype of the model, ahead
     of those that the model has taken.

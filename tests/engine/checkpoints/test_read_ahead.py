@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from engine.model.read_ahead import most_read_ahead_bytes
 from engine.paths import PROGRAM_ROOT
 from engine.words import MIB
 from tests.support.folders import make_model
+from tests.support.pickled_folders import pickle_weights
 from tests.support.tiers import in_tiers
 from tests.support.tiny import tiny_config
 
@@ -74,13 +77,15 @@ def test_a_real_load_takes_less_than_the_bound_and_far_less_than_a_copy(family, 
         for dtype in STORED:
             folders.append(str(tmp_path / str(dtype)))
             plain.to(dtype).save_pretrained(folders[-1], max_shard_size="40MB")
+    folders.append(str(shutil.copytree(folders[-1], tmp_path / "pickled")))
+    pickle_weights(Path(folders[-1]))
     command = [sys.executable, "-c", MEASURE, *folders]
     done = subprocess.run(command, cwd=PROGRAM_ROOT, capture_output=True, text=True, check=True)
     model = build_model(load_config(folders[-1]), ModelConfig(source=folders[-1]))
     bound, copy = reading_bytes(model), 4 * model.parameter_count
     assert bound == most_read_ahead_bytes(shape_of(model).read_ahead_numel)
-    for dtype, took in zip(STORED, json.loads(done.stdout)):
-        figures = f"{dtype}: {took / MIB:.0f}, {bound / MIB:.0f} and {copy / MIB:.0f} MiB"
+    for how, took in zip((*STORED, "pickled"), json.loads(done.stdout), strict=True):
+        figures = f"{how}: {took / MIB:.0f}, {bound / MIB:.0f} and {copy / MIB:.0f} MiB"
         assert took < bound < copy / 3, figures
 
 

@@ -13,7 +13,10 @@ FILES = "engine/files.py"
 SAVING = "engine/train/saving.py"
 SNAPSHOT = "engine/checkpoints/plane_snapshot.py"
 HELD = "engine/host/held_step.py"
+PICKLED = "engine/stored/pickled.py"
 LAYOUT = "engine/planes/layout.py"
+READ_AHEAD = "tests/engine/checkpoints/test_read_ahead.py"
+PICKLED_TESTS = "tests/engine/stored/test_pickled.py"
 WEIGHT_TESTS = "tests/engine/checkpoints/test_weights.py"
 CHECKPOINTS = "tests/engine/checkpoints/test_checkpoint.py"
 KEPT = "tests/engine/checkpoints/test_kept_checkpoints.py"
@@ -74,6 +77,30 @@ CHECKPOINT = (
         "Weights of another shape are not refused where they are read.",
         (WEIGHT_TESTS,),
         survives="The store refuses them, by name, when they are written to the planes.",
+    ),
+    Change(
+        "pickled-code-run",
+        PICKLED,
+        "mmap=True, weights_only=True",
+        "mmap=True, weights_only=False",
+        "A pickled file runs whatever code it names.",
+        (PICKLED_TESTS,),
+    ),
+    Change(
+        "pickled-weights-before-safetensors",
+        "engine/model/hub_cache.py",
+        "LISTED = (WEIGHTS, INDEX, PICKLED, PICKLED_INDEX)",
+        "LISTED = (PICKLED, PICKLED_INDEX, WEIGHTS, INDEX)",
+        "Where a folder has both forms, the pickled one is read.",
+        (PICKLED_TESTS,),
+    ),
+    Change(
+        "pickled-weights-in-memory",
+        PICKLED,
+        "mmap=True, weights_only=True",
+        "mmap=False, weights_only=True",
+        "A look at a pickled file reads all of it.",
+        (f"{READ_AHEAD}::test_a_real_load_takes_less_than_the_bound_and_far_less_than_a_copy",),
     ),
     Change(
         "damaged-buffers-accepted",
