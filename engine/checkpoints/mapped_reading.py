@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from engine.machine.cgroups import give_back_free_memory
+from engine.stored.dequantised import Coded
 from engine.words import MIB
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -39,11 +40,13 @@ class MappedReading:
     def read(self, stored: Any) -> torch.Tensor:
         """Returns the tensor behind `stored`, which nobody has read, in its own shape. `stored` is
         a slice of safetensors, or a tensor that is a view of a file of torch.save. The result is a
-        view of the file too: its pages are read when they are looked at.
+        view of the file too: its pages are read when they are looked at. Of a `Coded` weight the
+        parts are so, and the result is in memory of its own.
         """
-        tensor = stored[...].detach()
-        self._handed_out.append(tensor)
-        return tensor
+        parts = stored.parts if isinstance(stored, Coded) else (stored,)
+        views = [part[...].detach() for part in parts]
+        self._handed_out += views
+        return stored.decoded(views) if isinstance(stored, Coded) else views[0]
 
     def drop(self, address: int) -> None:
         """Takes all tensors that were handed out since the last time, and what lies between them in

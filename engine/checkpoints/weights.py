@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from engine.model.read_ahead import most_read_ahead_bytes, read_ahead_numel
 from engine.model.units import StreamedModel, Unit
 from engine.paths import resolve_source
 from engine.progress import Progress, untold
+from engine.stored.dequantised import with_coded
 from engine.stored.pickled import is_pickled
 from engine.stored.tensor_files import files_with_weights, reading_dtype
 
@@ -49,7 +51,8 @@ def load_pretrained(
     dtype = reading_dtype(path)
     size = model.parameter_count * dtype.itemsize
     pouring = Pouring(model, store)
-    with pouring.while_reading():
+    how = model.quantised
+    with pouring.while_reading(None if how is None else partial(with_coded, how=how)):
         loaded = _read_pretrained(
             model, source, _Reading(str(path or source), dtype, _is_safe(path), size, progress)
         )
@@ -90,6 +93,8 @@ def _read_pretrained(model: StreamedModel, source: str, reading: _Reading) -> An
             refusal.append(error)
             raise
 
+    # A configuration without quantisation keeps the library from undoing it in its own way.
+    own = {} if model.quantised is None else {"config": copy.deepcopy(model.config)}
     try:
         with no_progress_bars(), errors_only(), told_progress(told):
             loaded, info = auto_class(model.config).from_pretrained(
@@ -100,7 +105,10 @@ def _read_pretrained(model: StreamedModel, source: str, reading: _Reading) -> An
                 trust_remote_code=False,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are reported below, by name
+                **own,
             )
+    except ModelError:
+        raise
     except Exception as error:
         # The library raises many kinds of errors, and wraps some. An exception from `progress` is
         # re-raised unchanged; every other error means that these weights cannot be used.
