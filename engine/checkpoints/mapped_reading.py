@@ -35,6 +35,7 @@ class MappedReading:
     def __init__(self) -> None:
         self._handed_out: list[torch.Tensor] = []
         self._has_copies = False
+        self._decoded_bytes = 0
         self._files: list[tuple[int, int]] | None = None
 
     def read(self, stored: Any) -> torch.Tensor:
@@ -46,7 +47,11 @@ class MappedReading:
         parts = stored.parts if isinstance(stored, Coded) else (stored,)
         views = [part[...].detach() for part in parts]
         self._handed_out += views
-        return stored.decoded(views) if isinstance(stored, Coded) else views[0]
+        if not isinstance(stored, Coded):
+            return views[0]
+        tensor = stored.decoded(views)
+        self._decoded_bytes += tensor.nbytes
+        return tensor
 
     def drop(self, address: int) -> None:
         """Takes all tensors that were handed out since the last time, and what lies between them in
@@ -56,7 +61,8 @@ class MappedReading:
         address: where the weight was that was made of the latest tensors, and is freed.
         """
         self._has_copies |= all(tensor.data_ptr() != address for tensor in self._handed_out)
-        if sum(tensor.nbytes for tensor in self._handed_out) < _LEAST_BYTES:
+        taken = sum(tensor.nbytes for tensor in self._handed_out) + self._decoded_bytes
+        if taken < _LEAST_BYTES:
             return
         if self._files is None:
             self._files = _ranges_of_files()
@@ -70,6 +76,7 @@ class MappedReading:
             give_back_free_memory()  # the allocator would keep the holes that they left
         self._handed_out.clear()
         self._has_copies = False
+        self._decoded_bytes = 0
 
     def _file_of(self, tensor: torch.Tensor) -> tuple[int, int]:
         """Returns the range of addresses of the file that a tensor is a view of. It is empty for

@@ -66,15 +66,12 @@ class _Fp8(Coded):
         result = torch.empty(numbers.shape, dtype=torch.float32)
         flat = result.view(-1, rows, columns), numbers.reshape(-1, rows, columns)
         scales = scales.float().reshape(-1, *grid)
-        at_once = max(1, _PIECE // max(1, tall * columns)) * tall
         for made, stored, factors in zip(*flat, scales, strict=True):
-            # The last blocks of a weight may be smaller than the others.
-            wider = factors.repeat_interleave(wide, 1)[:, :columns]
-            for top in range(0, rows, at_once):
-                under = slice(top, min(top + at_once, rows))
-                of_rows = wider[top // tall : -(-under.stop // tall)]
-                made[under] = stored[under].float()
-                made[under] *= of_rows.repeat_interleave(tall, 0)[: under.stop - top]
+            for number, of_blocks in enumerate(factors):
+                under = slice(number * tall, (number + 1) * tall)
+                made[under] = stored[under]
+                # The last blocks of a weight may be smaller than the others.
+                made[under] *= of_blocks.repeat_interleave(wide)[:columns]
         return result
 
 
