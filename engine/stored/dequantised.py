@@ -39,7 +39,7 @@ class Coded(ABC):
 
     name: str
     parts: tuple[Any, ...]
-    """Slices of safetensors, or tensors of a mapped file."""
+    """These are slices of safetensors, or tensors of a mapped file."""
 
     @abstractmethod
     def decoded(self, views: list[torch.Tensor]) -> torch.Tensor:
