@@ -1,6 +1,6 @@
-"""This file tells how the weights of a checkpoint are quantised: stored in fewer bits, with scales
-beside them. Where each value follows from the files alone, they are dequantised on loading. All
-other methods are refused by name. No torch here.
+"""These functions tell how the weights of a checkpoint are quantised: stored in fewer bits, with
+scales beside them. Where each value follows from the files alone, they are dequantised on loading.
+All other methods are refused by name. No torch here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Quantised:
 
     method: Method
     block: tuple[int, int] | None = None
-    """So many rows and columns of a weight in fp8 share a scale; None where all of them do."""
+    """A scale of fp8 is that of so many rows and columns of a weight; None where it is of all."""
 
 
 def quantised(config: Any) -> Quantised | None:
