@@ -16,6 +16,7 @@ from engine.model.build import build_model
 from engine.model.pretrained_files import load_config
 from tests.support.checkpoints_of_families import load_plain, save_family
 from tests.support.folders import make_model, make_tokenizer
+from tests.support.multimodal import multimodal_config
 from tests.support.pickled_folders import pickle_weights
 from tests.support.quantised_folders import (
     fp8_of,
@@ -195,3 +196,10 @@ def test_scales_of_ones_keep_the_numbers():
     made = fp8_of("w", weight, (2, 2))
     assert torch.equal(made["w_scale_inv"], torch.ones(1, 2))
     assert torch.equal(made["w"].float(), weight)
+
+
+def test_a_quantised_model_that_also_reads_images_is_refused(tmp_path):
+    config = multimodal_config("gemma3")
+    config.quantization_config = {"quant_method": "fp8"}
+    with pytest.raises(ModelError, match="quantised checkpoint of a model that reads more than"):
+        build_model(config, ModelConfig(source="tiny"))
