@@ -141,9 +141,12 @@ REASONS: dict[str, dict[str, str]] = {
         "model._get_dtype_plan is private": TRANSFORMERS,
         "model._weight_conversions is set": TRANSFORMERS,
         "_READING.read is set": READ_HERE,
+        "_READING.prepared is set": READ_HERE,
         "threading.local() at import": READ_HERE,
         "module.spawn_materialize is set": TRANSFORMERS,
+        "module.convert_and_load_state_dict_in_model is set": TRANSFORMERS,
     },
+    "engine/model/quantised.py": {"delattr of part": TRANSFORMERS},
     "engine/model/packing_trial.py": {
         "model.get_submodule(owner)._parameters is changed": TORCH_MODULE,
         "model.get_submodule(owner)._parameters is private": TORCH_MODULE,

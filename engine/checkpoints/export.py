@@ -39,12 +39,12 @@ from engine.model.library import (
     write_as_read,
 )
 from engine.model.pretrained_files import load_generation_config
-from engine.model.stored_dtype import read_header
 from engine.model.units import TORCH_DTYPES, StreamedModel
 from engine.progress import Progress, saying, untold
 from engine.runs.folder import open_run
 from engine.runs.following import Follower, catch_up
 from engine.runs.snapshot import RunSnapshot
+from engine.stored.tensor_files import read_header
 from engine.summaries.benchmark_results import latest, read_benchmarks
 
 FILE_SIZE, _FILE_BYTES = "2GB", 2_000_000_000

@@ -16,8 +16,8 @@ from torch import Tensor
 from engine.checkpoints.adapter_weights import merged
 from engine.host.host_store import HostStore
 from engine.model.hub_cache import INDEX, WEIGHTS
-from engine.model.stored_dtype import read_header
 from engine.model.units import TORCH_DTYPES, StreamedModel
+from engine.stored.tensor_files import read_header
 
 _PART_BYTES = 256 << 20
 """A part has the weights of whole units. It ends with the unit that makes it larger than this."""

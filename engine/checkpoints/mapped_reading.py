@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from engine.machine.cgroups import give_back_free_memory
+from engine.stored.dequantised import Coded
 from engine.words import MIB
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -27,22 +28,29 @@ _MAPS = Path("/proc/self/maps")
 
 
 class MappedReading:
-    """A `MappedReading` hands out the tensors of mapped safetensors files, in the dtype in which
-    they are stored, and drops the pages of the files from this process once the tensors have been
-    used.
+    """A `MappedReading` hands out the tensors of mapped files, in the dtype in which they are
+    stored, and drops the pages of the files from this process once the tensors have been used.
     """
 
     def __init__(self) -> None:
         self._handed_out: list[torch.Tensor] = []
         self._has_copies = False
+        self._decoded_bytes = 0
         self._files: list[tuple[int, int]] | None = None
 
     def read(self, stored: Any) -> torch.Tensor:
-        """Returns the tensor behind `stored`, a slice of safetensors that nobody has read, in its
-        own shape. It is a view of the file: its pages are read when they are looked at.
+        """Returns the tensor behind `stored`, which nobody has read, in its own shape. `stored` is
+        a slice of safetensors, or a tensor that is a view of a file of torch.save. The result is a
+        view of the file too: its pages are read when they are looked at. Of a `Coded` weight the
+        parts are so, and the result is in memory of its own.
         """
-        tensor = stored[...]
-        self._handed_out.append(tensor)
+        parts = stored.parts if isinstance(stored, Coded) else (stored,)
+        views = [part[...].detach() for part in parts]
+        self._handed_out += views
+        if not isinstance(stored, Coded):
+            return views[0]
+        tensor = stored.decoded(views)
+        self._decoded_bytes += tensor.nbytes
         return tensor
 
     def drop(self, address: int) -> None:
@@ -53,7 +61,8 @@ class MappedReading:
         address: where the weight was that was made of the latest tensors, and is freed.
         """
         self._has_copies |= all(tensor.data_ptr() != address for tensor in self._handed_out)
-        if sum(tensor.nbytes for tensor in self._handed_out) < _LEAST_BYTES:
+        taken = sum(tensor.nbytes for tensor in self._handed_out) + self._decoded_bytes
+        if taken < _LEAST_BYTES:
             return
         if self._files is None:
             self._files = _ranges_of_files()
@@ -67,6 +76,7 @@ class MappedReading:
             give_back_free_memory()  # the allocator would keep the holes that they left
         self._handed_out.clear()
         self._has_copies = False
+        self._decoded_bytes = 0
 
     def _file_of(self, tensor: torch.Tensor) -> tuple[int, int]:
         """Returns the range of addresses of the file that a tensor is a view of. It is empty for

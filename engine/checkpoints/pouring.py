@@ -25,7 +25,7 @@ from torch.nn.modules.module import (
 from engine.checkpoints.mapped_reading import MappedReading
 from engine.host.fp32_pieces import piece_buffer
 from engine.host.host_store import HostStore
-from engine.model.library import weights_read_by
+from engine.model.library import Prepared, weights_read_by
 from engine.model.units import StreamedModel
 from engine.planes.layout import ParameterSpec
 
@@ -50,8 +50,10 @@ class Pouring:
         """
 
     @contextmanager
-    def while_reading(self) -> Iterator[None]:
-        """While it is active, each parameter that this thread reads is written and freed."""
+    def while_reading(self, prepared: Prepared | None = None) -> Iterator[None]:
+        """While it is active, each parameter that this thread reads is written and freed. prepared:
+        it changes what is stored before the library reads it (`weights_read_by`).
+        """
         thread = threading.get_ident()
 
         def joins(parent: nn.Module, name: str, child: nn.Module | None) -> None:
@@ -67,7 +69,7 @@ class Pouring:
             register_module_parameter_registration_hook(is_set),
         ]
         try:
-            with weights_read_by(self._reading.read):
+            with weights_read_by(self._reading.read, prepared):
                 yield
         finally:
             for hook in hooks:

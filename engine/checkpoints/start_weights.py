@@ -63,12 +63,23 @@ def fill_start(
         initialise(model, store, seed, device, progress)
     else:
         load_pretrained(model, config.model.source, store, progress)
+    told = [*_dequantised(config, model), *_left_out(model)]
     initialise_adapters(model, store, seed)
     if place is None:
-        return _left_out(model)
+        return told
     folder = PeftFolder.read(place)
     load_adapters(folder, model, store)
-    return [f"The adapters are those of {folder.path}.", *_left_out(model)]
+    return [f"The adapters are those of {folder.path}.", *told]
+
+
+def _dequantised(config: TrainConfig, model: StreamedModel) -> list[str]:
+    """Says that the weights were dequantised, where they were."""
+    if model.quantised is None or config.model.init == "random":
+        return []
+    return [
+        f"The weights of {config.model.source} are stored in {model.quantised.method.words}. They "
+        "were dequantised on loading."
+    ]
 
 
 def _left_out(model: StreamedModel) -> list[str]:

@@ -14,29 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from engine.errors import ModelError, RunError, first_line
-from engine.model.hub_cache import cached_weights, weight_files
+from engine.model.hub_cache import cached_weights
 from engine.model.library import names_in_model
-from engine.model.stored_dtype import read_header
 from engine.model.units import StreamedModel
 from engine.paths import resolve_source
+from engine.stored.tensor_files import Stored, files_with_weights, read_tensor, stored_in
 
 _WEIGHTS = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
 """Files with these endings hold weights, or list them."""
 _WRITTEN_ANEW = ("readme.md", "modelfile")
 _WITH_DTYPE = ("dtype", "torch_dtype")
 """A configuration names the dtype of its weights in one of these fields."""
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """A tensor is stored in this file of the source, in so many bytes."""
-
-    file: Path
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -76,15 +67,11 @@ class Source:
         return found
 
     @cached_property
-    def _stored(self) -> dict[str, _Stored]:
+    def _stored(self) -> dict[str, Stored]:
         """Returns the tensors of the files, by name."""
-        names = [path.name for path in self.folder.iterdir()]
-        files = weight_files(names, lambda name: (self.folder / name).read_text(encoding="utf-8"))
-        found = {}
-        for file in (self.folder / name for name in files if not name.endswith(".json")):
-            for name, entry in read_header(file).items():
-                start, stop = entry["data_offsets"]
-                found[name] = _Stored(file, stop - start)
+        found: dict[str, Stored] = {}
+        for file in files_with_weights(self.folder):
+            found |= stored_in(file)
         return found
 
     @cached_property
@@ -138,8 +125,7 @@ class Source:
         tensors: dict[str, torch.Tensor] = {}
         count = 0
         for at, name in enumerate(self.untouched):
-            with safe_open(self._stored[name].file, framework="pt") as opened:
-                tensors[name] = opened.get_tensor(name)
+            tensors[name] = read_tensor(self._stored[name].file, name)
             following = self.untouched[at + 1 : at + 2]
             size = sum(self._stored[each].bytes for each in (*tensors, *following))
             if not following or size > file_bytes:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,10 +20,12 @@ from engine.host.host_store import HostStore
 from engine.model.hub_cache import cached_weights
 from engine.model.library import auto_class, errors_only, no_progress_bars, told_progress
 from engine.model.read_ahead import most_read_ahead_bytes, read_ahead_numel
-from engine.model.stored_dtype import reading_dtype
 from engine.model.units import StreamedModel, Unit
 from engine.paths import resolve_source
 from engine.progress import Progress, untold
+from engine.stored.dequantised import with_coded
+from engine.stored.pickled import is_pickled
+from engine.stored.tensor_files import files_with_weights, reading_dtype
 
 
 def reading_bytes(model: StreamedModel) -> int:
@@ -34,22 +38,23 @@ def reading_bytes(model: StreamedModel) -> int:
 def load_pretrained(
     model: StreamedModel, source: str, store: HostStore, progress: Progress = untold
 ) -> None:
-    """Copies a Hugging Face checkpoint (safetensors; local folder or hub id) into the weight
-    planes, tensor by tensor. Files that `engine.model.hub.fetch` has downloaded are read from the
-    hub's cache, without a network request.
+    """Copies a Hugging Face checkpoint (safetensors, or else pytorch_model.bin; local folder or hub
+    id) into the weight planes, tensor by tensor. Files that `engine.model.hub.fetch` has downloaded
+    are read from the hub's cache, without a network request.
 
     Weights in fp32 and fp16 fill both planes of the masters, so that no bit of them is lost. Beside
     the planes, host memory holds `reading_bytes`: one tensor at a time, or the experts of a block.
     `progress` counts the bytes of what is read. An exception from `progress` ends the loading.
-    Raises ModelError when weights are missing or have another shape.
+    Raises ModelError when weights are missing, have another shape, or come with pickled code.
     """
     path = resolve_source(source) or cached_weights(source)
     dtype = reading_dtype(path)
     size = model.parameter_count * dtype.itemsize
     pouring = Pouring(model, store)
-    with pouring.while_reading():
+    how = model.quantised
+    with pouring.while_reading(None if how is None else partial(with_coded, how=how)):
         loaded = _read_pretrained(
-            model, source, _Reading(str(path or source), dtype, size, progress)
+            model, source, _Reading(str(path or source), dtype, _is_safe(path), size, progress)
         )
     pouring.pour_rest(loaded)
     progress(size, size)
@@ -59,6 +64,10 @@ def load_pretrained(
             buffer.copy_(found[name])
 
 
+def _is_safe(folder: Path | None) -> bool:
+    return not any(is_pickled(file) for file in files_with_weights(folder))
+
+
 @dataclass(frozen=True)
 class _Reading:
     """A checkpoint is read in this way."""
@@ -66,6 +75,8 @@ class _Reading:
     path: str
     """The library is given this folder or hub id."""
     dtype: torch.dtype
+    is_safe: bool
+    """The files are safetensors; otherwise `torch.save` wrote them."""
     size: int
     """The weights have this many bytes in that dtype."""
     progress: Progress
@@ -82,16 +93,22 @@ def _read_pretrained(model: StreamedModel, source: str, reading: _Reading) -> An
             refusal.append(error)
             raise
 
+    # A configuration without quantisation keeps the library from undoing it in its own way.
+    own = {} if model.quantised is None else {"config": copy.deepcopy(model.config)}
     try:
         with no_progress_bars(), errors_only(), told_progress(told):
             loaded, info = auto_class(model.config).from_pretrained(
                 reading.path,
                 dtype=reading.dtype,
-                use_safetensors=True,
+                use_safetensors=reading.is_safe,
+                weights_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are reported below, by name
+                **own,
             )
+    except ModelError:
+        raise
     except Exception as error:
         # The library raises many kinds of errors, and wraps some. An exception from `progress` is
         # re-raised unchanged; every other error means that these weights cannot be used.
@@ -99,7 +116,8 @@ def _read_pretrained(model: StreamedModel, source: str, reading: _Reading) -> An
             raise refusal[0] from None
         raise ModelError(
             f"model.source: the weights of {source} cannot be loaded ({first_line(error)}); give a "
-            "folder or hub id with safetensors weights, or set model.init to random."
+            "folder or hub id with safetensors weights or pytorch_model.bin, or set model.init to "
+            "random."
         ) from error
     missing = sorted(set(info["missing_keys"]) - set(model.aliases))
     mismatched = sorted(key for key, *_ in info["mismatched_keys"])

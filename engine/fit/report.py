@@ -270,6 +270,12 @@ def _warnings(needs: Needs) -> list[str]:
             "This model also reads images or sound. Its language model is trained on text; its "
             f"other parts ({untouched:,} parameters) stay as they are and go into the export."
         )
+    stored_as = needs.shape.stored_as
+    if stored_as is not None and needs.config.model.init == "pretrained":
+        warnings.append(
+            f"The weights of this model are stored in {stored_as.words}. They are dequantised on "
+            f"loading, and exported without quantisation."
+        )
     known, length = needs.shape.max_position_embeddings, needs.config.data.max_seq_len
     if known is not None and length > known:
         warnings.append(

@@ -346,7 +346,7 @@ class HostStore:
         Values of fp32 are kept exactly in both modes, except for the two kinds that
         `engine.host.host_kernels` names; fp64 is rounded to fp32. A NaN or an infinity is also
         one in weight_high, where a sum over the plane reveals it. Raises ModelError for a wrong
-        shape or a tensor that is not float.
+        shape or type: not float, or in 8 bits without scales.
         """
         offset, spec = self._places[unit, name]
         if tuple(tensor.shape) != spec.shape:
@@ -354,10 +354,10 @@ class HostStore:
                 f"{spec.full_name} has the shape {tuple(tensor.shape)} in the weights but "
                 f"{spec.shape} in the model; use the configuration that belongs to these weights."
             )
-        if not tensor.is_floating_point():
+        if not tensor.is_floating_point() or tensor.itemsize < 2:
             raise ModelError(
                 f"{spec.full_name} is stored as {str(tensor.dtype).removeprefix('torch.')}, which "
-                "is not a floating-point type; use weights that are not quantised."
+                "is no floating-point type of 16 bits or more; use weights that are not quantised."
             )
         source = tensor.detach()
         if self._is_high_only(unit, offset):

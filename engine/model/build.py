@@ -21,6 +21,7 @@ from engine.errors import ModelError, RamstreamError, first_line
 from engine.model.block_trial import HollowProducts, Trial, plain_attributes
 from engine.model.library import empty_model, family_of, reads_more_than_text, transformers
 from engine.model.packing_trial import packing_of
+from engine.model.quantised import quantised, unquantised
 from engine.model.skeleton import Skeleton, find_layers, parameters_reached
 from engine.model.units import TORCH_DTYPES, RouterLoss, StreamedModel, Unit
 from engine.plan.buffers import EMBED, HEAD
@@ -97,10 +98,10 @@ def refuse_family(config: Any) -> None:
         raise ModelError(
             f"{family} has no causal language model in transformers; choose a decoder-only model."
         )
-    if getattr(config, "quantization_config", None) is not None:
+    if quantised(config) is not None and reads_more_than_text(config):
         raise ModelError(
-            f"{family} is a quantised checkpoint; Ramstream trains at full precision, so give "
-            "the unquantised model."
+            f"{family} is a quantised checkpoint of a model that reads more than text; its other "
+            "weights are copied as they are stored, so give the unquantised model."
         )
     text = config.get_text_config()
     if getattr(text, "output_router_logits", False) and family not in _BALANCED:
@@ -122,7 +123,8 @@ def refuse_family(config: Any) -> None:
 
 
 def _build(config: Any, model: ModelConfig) -> StreamedModel:
-    config = copy.deepcopy(config)
+    config, stored_as = copy.deepcopy(config), quantised(config)
+    unquantised(config)
     config.use_cache = False
     packing = packing_of(config, model.attention)
     module = _empty_module(config, model, packing.attention or "sdpa")
@@ -149,6 +151,7 @@ def _build(config: Any, model: ModelConfig) -> StreamedModel:
         aliases=probed.aliases,
         untouched=probed.untouched,
         router_loss=_router_loss(module, blocks),
+        quantised=stored_as,
     )
 
 

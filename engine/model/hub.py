@@ -42,9 +42,9 @@ _fetched: dict[str, dict[str, Path]] = {}
 def fetch(source: str, weights: bool, progress: Progress, check: Callable[[], None]) -> None:
     """Copies the missing files of a model from the hub into the hub's cache.
 
-    These are the configuration, the tokenizer and, with `weights`, the safetensors. Nothing is done
-    for a source that is not a hub id. It is not an error if the hub does not answer but the cache
-    has all that is needed.
+    These are the configuration, the tokenizer and, with `weights`, the weight files. Nothing is
+    done for a source that is not a hub id. It is not an error if the hub does not answer but the
+    cache has all that is needed.
 
     `check` is called several times a second until it is known whether anything must be downloaded,
     and after that `progress`. An exception from either cancels the transfer at once; downloaded

@@ -71,6 +71,12 @@ def cached_files(source: str) -> dict[str, Path]:
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 """The index lists the weight files when the weights are split into several files."""
+PICKLED = "pytorch_model.bin"
+PICKLED_INDEX = "pytorch_model.bin.index.json"
+"""Weights that `torch.save` wrote have these names. They are read where there are no safetensors.
+"""
+LISTED = (WEIGHTS, INDEX, PICKLED, PICKLED_INDEX)
+"""The first of these files that a folder has says where its weights are."""
 
 
 def weight_files(names: Collection[str], read: Callable[[str], str]) -> list[str]:
@@ -78,12 +84,12 @@ def weight_files(names: Collection[str], read: Callable[[str], str]) -> list[str
 
     `names` are the names of the files in the model's folder, and `read` returns the text of one. An
     index comes first, followed by the files that it lists. The result is empty if the folder has no
-    safetensors.
+    weights.
     """
     try:
         config = json.loads(read("config.json")) if "config.json" in names else {}
         own = config.get("transformers_weights")
-        wanted = [own] if own else [WEIGHTS, INDEX]
+        wanted = [own] if own else LISTED
         there = [name for name in wanted if name in names]
         if not there:
             return []

@@ -31,7 +31,7 @@ from typing import Any, BinaryIO
 from engine.errors import first_line
 from engine.files import disk_free
 from engine.helper_process import take_output
-from engine.model.hub_cache import INDEX, WEIGHTS, weight_files
+from engine.model.hub_cache import LISTED, weight_files
 from engine.words import in_gib
 
 ANSWER_SECONDS = 10
@@ -47,6 +47,8 @@ _SMALL = re.compile(
     r"[^/]+\.(json|txt|model|jinja|tiktoken|spm|codes)|additional_chat_templates/[^/]+\.jinja"
 )
 """Files with these names hold the configuration, or may belong to a tokenizer."""
+_LARGE = (".safetensors", ".bin")
+"""Files with these endings hold weights. Their downloads go on where they were given up."""
 _NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 """The cache names contents by hashes of this form."""
 
@@ -115,10 +117,10 @@ class _Transfer:
 
     def _weights(self) -> list[str]:
         """Returns the names of the weight files. Raises Refused if the hub lacks one."""
-        # These files list the weights. An index is ignored if there is also a single file with all
-        # weights.
-        for name in ("config.json", INDEX):
-            if name in self._files and not (name == INDEX and WEIGHTS in self._files):
+        # The first of LISTED that is there is the only one that is read.
+        first = next((name for name in LISTED if name in self._files), "")
+        for name in ("config.json", first):
+            if name in self._files and name.endswith(".json"):
                 self._library_download(name, self._commit)
         found = weight_files(
             self._files, lambda name: (self._folder / name).read_text(encoding="utf-8")
@@ -165,7 +167,7 @@ class _Transfer:
             )
 
     def _bring(self, name: str) -> None:
-        if name.endswith(".safetensors"):
+        if name.endswith(_LARGE):
             self._bring_content(name)
         # The library finds the content in its cache, or downloads it, and links the file's name to
         # it.

@@ -23,12 +23,14 @@ from typing import Any
 from engine.config.adapters import Adapters
 from engine.config.trained_parts import Parts
 from engine.files import write_whole
+from engine.model.quantised import Method
 from engine.model.shape import ModelShape
 from engine.model.shape_rows import (
     ACTIVATION_FIELDS,
     EXACT,
     FROZEN,
     NOT_TRAINED,
+    STORED_AS,
     STREAMS,
     UNTOUCHED,
     WORK,
@@ -223,6 +225,7 @@ def _is_row(row: Any, dtype: str) -> bool:
         and _is_count(row.get(STREAMS, 1), 1)
         and _is_count(row.get(WORK, 0))
         and _is_count(row.get(UNTOUCHED, 0))
+        and row.get(STORED_AS) in (None, *Method)
         and all(name in row and (row[name] is None or _is_count(row[name])) for name in optional)
     )
 

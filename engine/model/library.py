@@ -77,6 +77,7 @@ def _import() -> ModuleType:
     for name in _NAMES:
         getattr(module, name)
     _let_weights_be_read(importlib.import_module("transformers.core_model_loading"))
+    _let_weights_be_prepared(importlib.import_module("transformers.modeling_utils"))
     importlib.import_module("transformers.trainer_pt_utils")
     importlib.import_module("transformers.models.auto.modeling_auto")
     # We report an unreachable hub in one sentence, so the library's warning for every attempt is
@@ -262,23 +263,29 @@ def told_progress(report: Callable[[float], None]) -> Iterator[None]:
         logging.set_tqdm_hook(before)
 
 
+Prepared = Callable[[dict[str, Any]], dict[str, Any]]
 _READING = threading.local()
 """Its `read` is the function that reads weights in this thread (`weights_read_by`)."""
 
 
 @contextmanager
-def weights_read_by(read: Callable[[Any], torch.Tensor]) -> Iterator[None]:
-    """Makes the library read each weight that it loads in this thread by calling `read(stored)`,
-    at the moment at which the model takes the weight. `stored` is a slice of safetensors.
+def weights_read_by(
+    read: Callable[[Any], torch.Tensor], prepared: Prepared | None = None
+) -> Iterator[None]:
+    """Makes the library read each weight that it loads in this thread by calling `read(stored)`, at
+    the moment at which the model takes the weight. `stored` is a slice of safetensors, or a tensor
+    of a mapped file, or what `prepared` puts in their place: before the library asks which weight
+    of the model is made of which tensors, `prepared` is given all of them by name, and returns
+    those that the library is to see.
 
     Otherwise the library's own threads read all weights at once, in the dtype of the model, ahead
     of those that the model has taken.
     """
-    _READING.read = read
+    _READING.read, _READING.prepared = read, prepared
     try:
         yield
     finally:
-        del _READING.read
+        del _READING.read, _READING.prepared
 
 
 def _let_weights_be_read(module: Any) -> None:
@@ -293,6 +300,20 @@ def _let_weights_be_read(module: Any) -> None:
         return functools.partial(read, stored)
 
     module.spawn_materialize = spawn_materialize
+
+
+def _let_weights_be_prepared(module: Any) -> None:
+    """Makes `module`, which has the library's models, give all that is stored to `weights_read_by`
+    before it is read.
+    """
+    convert = module.convert_and_load_state_dict_in_model
+
+    def convert_prepared(model: Any, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        prepared = getattr(_READING, "prepared", None)
+        stored = state_dict if prepared is None else prepared(state_dict)
+        return convert(model, stored, *args, **kwargs)
+
+    module.convert_and_load_state_dict_in_model = convert_prepared
 
 
 def _told(items: Collection[Any], report: Callable[[float], None]) -> Iterator[Any]:

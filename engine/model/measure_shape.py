@@ -70,6 +70,7 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
         attention_heads=attention.heads,
         attention_width=attention.width,
         untouched_numel=sum(model.untouched.values()),
+        stored_as=None if model.quantised is None else model.quantised.method,
     )
 
 

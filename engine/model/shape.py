@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from engine.config.output_settings import CheckpointKind
 from engine.config.settings import Optimizer
 from engine.model.activation_sizes import DOCUMENTS, MASK_ELEMENTS, Activations
+from engine.model.quantised import Method
 from engine.model.read_ahead import read_ahead_numel
 from engine.plan.buffers import EMBED
 from engine.plan.pieces import largest_updated
@@ -126,11 +127,11 @@ class ModelShape:
     """A block's input has this many hidden states per token."""
     attention_heads: int = 1
     attention_width: int = 1
-    """This is the number of features in all heads together: the mean of the widths of queries and
-    of values.
-    """
+    """All heads together have so many features: the mean of those of queries and of values."""
     untouched_numel: int = 0
     """Parts that text does not reach have this many elements. They are copied into an export."""
+    stored_as: Method | None = None
+    """The checkpoint's weights are quantised so."""
 
     @property
     def compiled_logit_bytes(self) -> int:

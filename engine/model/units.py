@@ -16,6 +16,7 @@ from engine.adapters.place_adapters import Adaptable, Block, Family, place_adapt
 from engine.config.adapters import Adapters
 from engine.config.trained_parts import Parts
 from engine.model.packing_trial import Packing
+from engine.model.quantised import Quantised
 from engine.model.skeleton import Skeleton
 from engine.planes.freezing import with_frozen
 from engine.planes.layout import Dtype, UnitLayout
@@ -113,6 +114,8 @@ class StreamedModel:
     """
     router_loss: RouterLoss | None = None
     """Training has this loss, too; None where the configuration asks for none."""
+    quantised: Quantised | None = None
+    """The weights of the checkpoint are stored so. They are dequantised on loading."""
 
     @property
     def blocks(self) -> list[Unit]:

@@ -31,6 +31,10 @@ _API, _FILE = (
 )
 
 
+LARGE = (".safetensors", ".bin")
+"""Weights are in files with these endings, which it keeps outside of git."""
+
+
 @dataclass
 class FakeHub:
     """`models`: folders by id. `gated`: ids whose files nobody may have. `pause`: seconds before
@@ -78,7 +82,7 @@ class FakeHub:
         return [
             asked
             for method, path, asked in self.requests
-            if method == "GET" and path.endswith(".safetensors")
+            if method == "GET" and path.endswith(LARGE)
         ]
 
     @property
@@ -108,7 +112,7 @@ def serve(hub: FakeHub):
 def content_name(path: Path) -> str:
     """SHA-256 of what the hub keeps outside of git, else git's SHA-1."""
     content = path.read_bytes()
-    if path.suffix == ".safetensors":
+    if path.suffix in LARGE:
         return hashlib.sha256(content).hexdigest()
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
@@ -147,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
             files = [
                 {
                     "path": file["path"],
-                    "uploadMode": kinds[file["path"].endswith(".safetensors")],
+                    "uploadMode": kinds[file["path"].endswith(LARGE)],
                     "shouldIgnore": False,
                 }
                 for file in json.loads(body)["files"]
@@ -260,7 +264,7 @@ class _Handler(BaseHTTPRequestHandler):
                 headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
             self._head(206 if start else 200, len(content) - start, headers)
             if self.command == "GET":
-                self._send(content[start:], path.suffix == ".safetensors")
+                self._send(content[start:], path.suffix in LARGE)
 
     def _send(self, content: bytes, is_weights: bool):
         for start in range(0, len(content), PIECE):

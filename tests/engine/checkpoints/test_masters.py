@@ -16,9 +16,9 @@ from engine.config.export_choice import ExportChoice
 from engine.errors import ConfigError
 from engine.host.host_store import HostStore
 from engine.model.pretrained_files import load_config
-from engine.model.stored_dtype import reading_dtype
 from engine.model.units import StreamedModel
 from engine.planes.layout import ParameterSpec, lay_out
+from engine.stored.tensor_files import reading_dtype
 from tests.support.checkpoints_of_families import (
     bf16_model,
     kept_in_fp32,

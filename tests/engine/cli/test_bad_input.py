@@ -218,12 +218,12 @@ MODELS = {
     ),
     "a width of another kind": (lambda f: set_config(f, hidden_size="wide"), "model.source"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "safetensors"),
-    "only pickled weights": (
+    "pickled weights with an object": (
         lambda f: (
-            torch.save(load_file(f / "model.safetensors"), f / "pytorch_model.bin"),
+            torch.save(load_file(f / "model.safetensors") | {"at": f}, f / "pytorch_model.bin"),
             (f / "model.safetensors").unlink(),
         ),
-        "safetensors",
+        "pytorch_model.bin holds pickled objects that are not tensors (pathlib.PosixPath)",
     ),
     "weights cut off": (lambda f: cut(f / "model.safetensors"), "cannot be loaded"),
     "weights that are none": (

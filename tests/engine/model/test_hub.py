@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -16,6 +17,7 @@ from engine.model.hub import fetch
 from engine.model.hub_cache import cached_weights, weight_files
 from tests.support.fake_hub import NAME, FakeHub, GivenUp, content_name, serve
 from tests.support.folders import make_model
+from tests.support.pickled_folders import pickle_weights
 
 
 @pytest.fixture
@@ -122,9 +124,54 @@ def test_only_the_weights_that_are_read_are_fetched(hub, tmp_path):
     } - {"consolidated.safetensors", "pytorch_model.bin"}
 
 
+@pytest.mark.parametrize("files", [1, 2])
+def test_pickled_weights_are_fetched_where_there_are_no_others(hub, tmp_path, files):
+    folder = make_model(tmp_path / "pickled")
+    pickle_weights(folder, files)
+    for name in ("pytorch_model.bin", "pytorch_model.bin.index.json"):
+        if not (folder / name).exists():
+            (folder / f"{name}.old").write_bytes(b"not read")
+    (folder / "training_args.bin").write_bytes(b"not read")
+    hub.models[NAME] = folder
+    fetch(NAME, True, told([]), nothing)
+    kept = cached_weights(NAME)
+    others = {"training_args.bin", "pytorch_model.bin.old", "pytorch_model.bin.index.json.old"}
+    assert contents(kept) == {k: v for k, v in contents(folder).items() if k not in others}
+    assert len(hub.weights_asked()) == files
+
+
+def test_a_download_of_pickled_weights_goes_on_where_it_was(hub, model, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "pickled")
+    pickle_weights(folder)
+    hub.models[NAME], hub.pause = folder, 0.02
+    size = (folder / "pytorch_model.bin").stat().st_size
+    with pytest.raises(GivenUp):
+        fetch(NAME, True, gives_up_after(size // 4), nothing)
+    have = (blobs(tmp_path) / f"{content_name(folder / 'pytorch_model.bin')}.incomplete").stat()
+    hub.pause = 0
+    fetch(NAME, True, told([]), nothing)
+    assert hub.weights_asked() == ["", f"bytes={have.st_size}-"] and have.st_size > 0
+    assert contents(cached_weights(NAME)) == contents(folder)
+
+
 @pytest.mark.parametrize(
     "files, expected",
     [
+        (
+            {
+                "pytorch_model.bin.index.json": '{"weight_map": {"a": "2.bin", "b": "1.bin"}}',
+                "1.bin": "",
+            },
+            ["pytorch_model.bin.index.json", "1.bin", "2.bin"],
+        ),
+        (
+            {
+                "pytorch_model.bin": "",
+                "model.safetensors.index.json": '{"weight_map": {"a": "1.safetensors"}}',
+            },
+            ["model.safetensors.index.json", "1.safetensors"],
+        ),
+        ({"pytorch_model.bin": "", "pytorch_model.bin.index.json": "{"}, ["pytorch_model.bin"]),
         (
             {"config.json": "{}", "model.safetensors": "", "model.safetensors.index.json": "{"},
             ["model.safetensors"],

@@ -13,7 +13,13 @@ FILES = "engine/files.py"
 SAVING = "engine/train/saving.py"
 SNAPSHOT = "engine/checkpoints/plane_snapshot.py"
 HELD = "engine/host/held_step.py"
+PICKLED = "engine/stored/pickled.py"
 LAYOUT = "engine/planes/layout.py"
+READ_AHEAD = "tests/engine/checkpoints/test_read_ahead.py"
+DEQUANTISED = "engine/stored/dequantised.py"
+DEQUANTISED_TESTS = "tests/engine/stored/test_dequantised.py"
+MAPPED = "engine/checkpoints/mapped_reading.py"
+PICKLED_TESTS = "tests/engine/stored/test_pickled.py"
 WEIGHT_TESTS = "tests/engine/checkpoints/test_weights.py"
 CHECKPOINTS = "tests/engine/checkpoints/test_checkpoint.py"
 KEPT = "tests/engine/checkpoints/test_kept_checkpoints.py"
@@ -74,6 +80,78 @@ CHECKPOINT = (
         "Weights of another shape are not refused where they are read.",
         (WEIGHT_TESTS,),
         survives="The store refuses them, by name, when they are written to the planes.",
+    ),
+    Change(
+        "pickled-code-run",
+        PICKLED,
+        "mmap=True, weights_only=True",
+        "mmap=True, weights_only=False",
+        "A pickled file runs whatever code it names.",
+        (PICKLED_TESTS,),
+    ),
+    Change(
+        "pickled-weights-before-safetensors",
+        "engine/model/hub_cache.py",
+        "LISTED = (WEIGHTS, INDEX, PICKLED, PICKLED_INDEX)",
+        "LISTED = (PICKLED, PICKLED_INDEX, WEIGHTS, INDEX)",
+        "Where a folder has both forms, the pickled one is read.",
+        (PICKLED_TESTS,),
+    ),
+    Change(
+        "pickled-weights-in-memory",
+        PICKLED,
+        "mmap=True, weights_only=True",
+        "mmap=False, weights_only=True",
+        "A look at a pickled file reads all of it.",
+        (f"{READ_AHEAD}::test_a_real_load_takes_less_than_the_bound_and_far_less_than_a_copy",),
+    ),
+    Change(
+        "scales-of-the-block-above",
+        DEQUANTISED,
+        "of_blocks.repeat_interleave(wide)[:columns]",
+        "factors[max(0, number - 1)].repeat_interleave(wide)[:columns]",
+        "A block of fp8 has the scale of the block above it.",
+        (DEQUANTISED_TESTS,),
+    ),
+    Change(
+        "second-value-of-a-byte-first",
+        DEQUANTISED,
+        "torch.stack([numbers[low], numbers[high]], 1)",
+        "torch.stack([numbers[high], numbers[low]], 1)",
+        "The two values of a byte of MXFP4 change places.",
+        (DEQUANTISED_TESTS,),
+    ),
+    Change(
+        "experts-not-turned",
+        DEQUANTISED,
+        "return result.transpose(1, 2)",
+        "return result.view(experts, -1, rows)",
+        "Experts in MXFP4 have rows and columns mixed up.",
+        (DEQUANTISED_TESTS,),
+    ),
+    Change(
+        "fp8-read-without-its-scales",
+        "engine/host/host_store.py",
+        "if not tensor.is_floating_point() or tensor.itemsize < 2:",
+        "if not tensor.is_floating_point():",
+        "Weights in fp8 are read as if their scales were 1.",
+        (DEQUANTISED_TESTS,),
+    ),
+    Change(
+        "exports-said-to-be-quantised",
+        "engine/model/quantised.py",
+        "            delattr(part, FIELD)\n",
+        "            pass\n",
+        "The configuration of an export says that its weights are quantised.",
+        (DEQUANTISED_TESTS,),
+    ),
+    Change(
+        "dequantised-weights-kept-by-the-allocator",
+        MAPPED,
+        "self._decoded_bytes += tensor.nbytes",
+        "self._decoded_bytes += 0",
+        "Memory of weights that were dequantised is not given back.",
+        (f"{READ_AHEAD}::test_dequantising_takes_less_than_the_bound",),
     ),
     Change(
         "damaged-buffers-accepted",

@@ -1,0 +1,103 @@
+"""These functions say which tensors the weight files of a model have, without reading them. Files
+are safetensors, or what `torch.save` wrote (`engine.stored.pickled`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from engine.model.hub_cache import weight_files
+from engine.stored.pickled import is_pickled, open_pickled
+
+_MOST_HEADER_BYTES = 100 << 20
+"""safetensors allows no longer header."""
+_FINER = {"F64", "F32", "F16"}
+"""Values of these types may have bits that bf16 does not hold."""
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+}
+"""These are the names that safetensors has for types of torch."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor is stored in `file`. `dtype` is the name of its type in safetensors."""
+
+    file: Path
+    dtype: str
+    bytes: int
+
+
+def files_with_weights(folder: Path | None) -> list[Path]:
+    """Returns the files that hold the weights of the model in `folder`, without their index. The
+    list is empty where there are none, or no folder.
+    """
+    if folder is None or not folder.is_dir():
+        return []
+    names = [path.name for path in folder.iterdir()]
+    files = weight_files(names, lambda name: (folder / name).read_text(encoding="utf-8"))
+    return [folder / name for name in files if not name.endswith(".json")]
+
+
+def reading_dtype(folder: Path | None) -> torch.dtype:
+    """Returns bfloat16 for a folder whose weights are all stored so, and float32 for any other,
+    also for one that cannot be looked at.
+
+    float32 holds every value of bf16 and fp16. Raises ModelError for a pickled file that is
+    refused.
+    """
+    try:
+        found = [stored_in(file) for file in files_with_weights(folder)]
+        stored = {each.dtype for tensors in found for each in tensors.values()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        stored = set()  # the library says what is wrong with the files
+    is_bf16 = "BF16" in stored and not stored & _FINER
+    return torch.bfloat16 if is_bf16 else torch.float32
+
+
+def stored_in(file: Path) -> dict[str, Stored]:
+    """Returns the tensors of a file by name. Raises OSError or ValueError for safetensors that
+    cannot be read, and ModelError for a pickled file that is refused.
+    """
+    if is_pickled(file):
+        return {
+            name: Stored(file, _NAMES.get(tensor.dtype, str(tensor.dtype)), tensor.nbytes)
+            for name, tensor in open_pickled(file).items()
+        }
+    found = {}
+    for name, entry in read_header(file).items():
+        start, stop = entry["data_offsets"]
+        found[name] = Stored(file, entry["dtype"], stop - start)
+    return found
+
+
+def read_tensor(file: Path, name: str) -> torch.Tensor:
+    """Returns a copy of one tensor of a file, in its own shape and type."""
+    if is_pickled(file):
+        return open_pickled(file)[name].detach().clone(memory_format=torch.contiguous_format)
+    with safe_open(file, framework="pt") as opened:
+        return opened.get_tensor(name)
+
+
+def read_header(file: Path) -> dict[str, Any]:
+    """Returns what a safetensors file says of each of its tensors, by name. The file begins with
+    the length of this header, in 8 bytes, and the header as JSON.
+
+    Raises OSError or ValueError for a file that is none.
+    """
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if length > _MOST_HEADER_BYTES:
+            raise ValueError("the header is longer than safetensors allows")
+        entries = json.loads(opened.read(length))
+    entries.pop("__metadata__", None)
+    return entries
