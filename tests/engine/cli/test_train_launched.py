@@ -178,18 +178,26 @@ def test_wrong_settings_are_told_in_one_sentence(folder, preset, arguments, told
 
 
 @pytest.mark.parametrize("shape", in_tiers([(1, 2), (2, 1)], [(1, 2)], PROCESSES), ids=str)
-def test_several_processes_that_learn_from_preferences_are_told_to_be_one(folder, shape):
+def test_several_processes_learn_from_preferences_what_one_learns(folder, shape):
     hosts, ranks = shape
     preset = folder / "pairs.yaml"
     made = folder / "pairs"
     made.mkdir(exist_ok=True)
     pair_config(made).save(preset)
-    arguments = [str(preset), "--runs-dir", str(folder / f"pairs {hosts}")]
-    with launch(hosts, ranks, [arguments] * hosts) as started:
-        codes, _, err = started.ended()
-    assert 0 not in codes
-    lines = {line for line in err.splitlines() if line.startswith("ramstream: ")}
-    assert len(lines) == 1 and "start one process" in lines.pop(), err
+    alone = start_run(pair_config(made), folder / f"pairs of one, {hosts}")
+    assert alone.execute().state == "finished"
+    runs = folder / f"pairs {hosts}"
+    with launch(hosts, ranks, [[str(preset), "--runs-dir", str(runs)]] * hosts) as started:
+        codes, out, err = started.ended()
+    assert codes == [0] * hosts and "Traceback" not in err, (out, err)
+    np.testing.assert_allclose(figures(runs), figures(alone.folder.path.parent), rtol=1e-4)
+    ours, theirs = (
+        [step.preference for step in events_in(place, StepFinished)]
+        for place in (runs, alone.folder.path.parent)
+    )
+    assert len(ours) == len(theirs) == 8
+    for mine, other in zip(ours, theirs):
+        assert mine == pytest.approx(other, rel=1e-3, abs=1e-5)
 
 
 # --------------------------------------------------------------------- restarts
