@@ -159,11 +159,12 @@ def pressed(tmp_path):
     sys.setprofile(note)
     try:
         start.fn(values)
+        sys.setprofile(None)
+        while session.active_id is not None:
+            time.sleep(0.05)
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)
-    while session.active_id is not None:
-        time.sleep(0.05)
+        threading.setprofile(None)  # a thread reads it after `start` has returned
     session.close()
     return list(called)
 
