@@ -7,6 +7,7 @@ import pytest
 from engine.checkpoints import copies, unit_files
 from engine.checkpoints.checkpoint import Contents, write_checkpoint
 from engine.host.host_store import HostStore
+from tests.support.poured import poured  # noqa: F401  a fixture
 from tests.support.stores import content, fill, layouts
 
 

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 
 from engine.checkpoints.export import TrainedModel, write_model
 from engine.checkpoints.pouring import Pouring
-from engine.checkpoints.weights import load_pretrained
 from engine.config.export_choice import ExportChoice
 from engine.errors import ConfigError
 from engine.host.host_store import HostStore
@@ -63,24 +62,6 @@ CORRECTED = (
 A_FEW = ("llama", "gpt2", "mixtral", "ernie4_5_moe", "deepseek_v3")
 SWEEP = "it sweeps over twelve families; a plain run has five"
 STORED = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-@pytest.fixture
-def poured():
-    """Returns a function that reads a folder into planes, for a model that computes in bf16."""
-    stores = []
-
-    def pour(folder: Path) -> tuple[StreamedModel, HostStore]:
-        model = bf16_model(folder, load_config(str(folder)))
-        store = HostStore(model.layouts, "bfloat16", threads=1)
-        stores.append(store)
-        store.allocate_weights()
-        load_pretrained(model, str(folder), store)
-        return model, store
-
-    yield pour
-    for store in stores:
-        store.close()
 
 
 def away_from_zero(values: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,31 @@
+"""A fixture that reads folders of models into planes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.checkpoints.weights import load_pretrained
+from engine.host.host_store import HostStore
+from engine.model.pretrained_files import load_config
+from engine.model.units import StreamedModel
+from tests.support.checkpoints_of_families import bf16_model
+
+
+@pytest.fixture
+def poured():
+    """Returns a function that reads a folder into planes, for a model that computes in bf16."""
+    stores = []
+
+    def pour(folder: Path) -> tuple[StreamedModel, HostStore]:
+        model = bf16_model(folder, load_config(str(folder)))
+        store = HostStore(model.layouts, "bfloat16", threads=1)
+        stores.append(store)
+        store.allocate_weights()
+        load_pretrained(model, str(folder), store)
+        return model, store
+
+    yield pour
+    for store in stores:
+        store.close()
