@@ -10,7 +10,7 @@ import dataclasses
 import pytest
 
 from engine.plan.ops import Lane
-from tests.engine.plan.test_laws import BASE, assert_same_bits
+from tests.engine.plan.test_laws import BASE, assert_same_bits, planes_after
 from tests.engine.runtime.test_parked_gradients import FRAMES, OUTERS, run
 from tests.support.device_homes import HOMES, at_home
 from tests.support.lanes import Lanes, find_missing_waits
@@ -70,7 +70,12 @@ def test_a_lane_that_does_not_wait_is_found(lanes, careless):
     """
     (slow,) = {Lane.GRADIENTS_OUT, Lane.HOST} - {careless}
     choices = dataclasses.replace(BASE, **PARKED)
-    find_missing_waits(lanes, careless, (slow,), choices)
+    expected = planes_after(choices, lanes(), dtype="bfloat16")
+    find_missing_waits(
+        lambda: assert_same_bits(
+            planes_after(choices, lanes((slow,), (careless,)), dtype="bfloat16"), expected
+        )
+    )
 
 
 def test_tied_embeddings_park_their_gradient_too(lanes):
