@@ -32,8 +32,8 @@ from engine.errors import first_line
 from engine.graphs.graph_recorder import Recorder, Recording, Work
 from engine.graphs.static_arguments import Sizes, StaticArguments, sizes_of
 from engine.model.attention_documents import Documents
-from engine.model.skeleton import BlockArguments
 from engine.model.units import StreamedModel
+from engine.passing.block_arguments import BlockArguments
 from engine.plan.buffers import EMBED
 from engine.plan.ops import Backward, Forward, Recompute
 from engine.plan.step_plan import StepPlan

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from engine.model.attention_documents import Documents, Pattern
-from engine.model.skeleton import BlockArguments
+from engine.passing.block_arguments import BlockArguments
 
 LEAST_PIECES = 16
 """The variable-length kernel is told of at least this many documents."""

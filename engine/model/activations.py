@@ -16,7 +16,6 @@ no weights and no arithmetic, so it works for models of any size:
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +26,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.model.activation_sizes import DOCUMENTS, Activations
 from engine.model.attention_documents import Documents, Pattern
-from engine.model.skeleton import BlockArguments, tensors_in
-from engine.model.units import StreamedModel, Unit
+from engine.model.specimens import Specimens, arguments_on_meta, on_meta
+from engine.model.units import TORCH_DTYPES, StreamedModel, Unit
+from engine.passing.block_arguments import BlockArguments, tensors_in
+from engine.passing.places import Place
 
 _LENGTHS = (32, 64, 96)
 """These are the row lengths for the three counts, in tokens, at equal distances."""
@@ -70,12 +71,9 @@ def count_activations(model: StreamedModel) -> list[Counted] | None:
     Returns None if a block's code cannot run on the meta device because it reads values.
     """
     shapes_of_blocks = [_shapes(model, unit) for unit in model.blocks]
-    first: dict[_Shapes, int] = {}
-    for position, shapes in enumerate(shapes_of_blocks):
-        first.setdefault(shapes, position)
     try:
-        plain = _by_shapes(model, first, masked=False)
-        masked = _by_shapes(model, first, masked=True)
+        plain = _by_shapes(model, shapes_of_blocks, masked=False)
+        masked = _by_shapes(model, shapes_of_blocks, masked=True)
     except Exception:  # noqa: BLE001  without values, a family's code may raise anything
         return None
     return [
@@ -100,12 +98,45 @@ def argument_numel(model: StreamedModel) -> int:
             if tensor.is_floating_point() and tensor.shape.count(tokens) == 1:
                 given[_storage(tensor)] = tensor
     given.pop(_storage(captured.hidden), None)
-    return sum(tensor.numel() for tensor in given.values()) // tokens
+    # Inputs that are trained are parts of one tensor, of which only one part is in `given`.
+    own = [tensor.untyped_storage().nbytes() // tensor.dtype.itemsize for tensor in given.values()]
+    return (sum(own) if model.handing is not None else _numel(given)) // tokens + _handed(model)
 
 
-_Shapes = tuple[bool, tuple[tuple[str, tuple[int, ...], bool], ...]]
-"""It tells whether the input of a block has a gradient, and then the names and shapes of its
-parameters and whether they are frozen.
+def _numel(given: dict[int, torch.Tensor]) -> int:
+    return sum(tensor.numel() for tensor in given.values())
+
+
+def _handed(model: StreamedModel) -> int:
+    """Counts the elements per token that stay on the device because blocks hand them to later
+    blocks, and those of gradients of what blocks are given. Returns 0 if a block's code cannot run
+    on the meta device.
+    """
+    if model.handing is None:
+        return 0
+    shapes_of_blocks = [_shapes(model, unit) for unit in model.blocks]
+    try:
+        short, long = (_handed_bytes(model, shapes_of_blocks, length) for length in _LENGTHS[:2])
+    except Exception:  # noqa: BLE001  without values, a family's code may raise anything
+        return 0
+    return (long - short) // (_LENGTHS[1] - _LENGTHS[0]) // TORCH_DTYPES[model.dtype].itemsize
+
+
+def _handed_bytes(model: StreamedModel, shapes_of_blocks: list[_Shapes], length: int) -> int:
+    specimens = Specimens(model, shapes_of_blocks)
+    with torch.no_grad(), _FusedAttention(_Origins()):
+        captured = model.skeleton.capture(torch.zeros(1, length, dtype=torch.long), None)
+        hidden = captured.hidden.to("meta")
+        for position in _first_of(shapes_of_blocks).values():
+            block = on_meta(model, model.blocks[position])
+            given = arguments_on_meta(captured.arguments[position])
+            specimens.run(position, given, block, hidden)
+    return specimens.handed_bytes(captured.arguments)
+
+
+_Shapes = tuple[bool, tuple[tuple[str, tuple[int, ...], bool], ...], tuple[tuple[Place, ...], ...]]
+"""It tells whether the input of a block has a gradient, then the names and shapes of its parameters
+and whether they are frozen, and then what it takes and gives.
 """
 
 
@@ -124,13 +155,26 @@ def _shapes(model: StreamedModel, unit: Unit) -> _Shapes:
     parameters = tuple(
         (spec.name, spec.shape, spec.frozen and not is_below) for spec in unit.layout.parameters
     )
-    return is_below or any(layout.trained for layout in layouts[:place]), parameters
+    handed: tuple[tuple[Place, ...], ...] = ()
+    if model.handing is not None:
+        own = model.handing.blocks[place - 1]  # the embed unit comes before the blocks
+        handed = tuple(take.place for take in own.takes), own.gives
+    return is_below or any(layout.trained for layout in layouts[:place]), parameters, handed
+
+
+def _first_of(shapes_of_blocks: list[_Shapes]) -> dict[_Shapes, int]:
+    """Returns the position of the first block of each kind of shapes, in order."""
+    first: dict[_Shapes, int] = {}
+    for position, shapes in enumerate(shapes_of_blocks):
+        first.setdefault(shapes, position)
+    return first
 
 
 def _by_shapes(
-    model: StreamedModel, first: dict[_Shapes, int], masked: bool
+    model: StreamedModel, shapes_of_blocks: list[_Shapes], masked: bool
 ) -> dict[_Shapes, _Both]:
-    """Counts one block for each set of shapes. `first` has the position of the first such block."""
+    """Counts one block for each set of shapes."""
+    first = _first_of(shapes_of_blocks)
     config = model.skeleton.model.config.get_text_config()
     has_windows = masked and config._attn_implementation == DOCUMENTS
     as_it_is: dict[_Shapes, list[int]] = {shapes: [] for shapes in first}
@@ -143,12 +187,13 @@ def _by_shapes(
             positions = torch.arange(length).remainder(length // 2).unsqueeze(0)
         with torch.no_grad():
             captured = model.skeleton.capture(ids, positions)
+        specimens = Specimens(model, shapes_of_blocks)
         for shapes, position in first.items():
             given = captured.arguments[position]
             if has_windows and given.kwargs.get("attention_mask") is None:
                 row = Documents.whole_rows(1, length, torch.from_numpy)
                 given.kwargs["attention_mask"] = Pattern(row, length // 2)
-            counts = _kept_bytes(model, model.blocks[position], given, captured.hidden, shapes)
+            counts = _kept_bytes(specimens, model, position, (given, captured.hidden), shapes)
             as_it_is[shapes].append(counts[0])
             compiled[shapes].append(counts[1])
     return {shapes: _Both(_fit(*as_it_is[shapes]), _fit(*compiled[shapes])) for shapes in first}
@@ -166,30 +211,25 @@ def _fit(short: int, middle: int, long: int) -> Activations:
 
 
 def _kept_bytes(
+    specimens: Specimens,
     model: StreamedModel,
-    unit: Unit,
-    arguments: BlockArguments,
-    hidden: torch.Tensor,
+    position: int,
+    entering: tuple[BlockArguments, torch.Tensor],
     shapes: _Shapes,
 ) -> tuple[int, int]:
-    """Returns the bytes that autograd keeps for a block, uncompiled and compiled.
+    """Returns the bytes that autograd keeps for the block at `position`, uncompiled and compiled.
 
-    `hidden` is the block's input [batch, tokens, width]. shapes: those of the block.
+    entering: the block's arguments and its input [batch, tokens, width]. shapes: those of the
+    block.
     """
-    template: Any = unit.block
-    config = getattr(template, "config", None) or model.config
-    # The memo makes the copy share the configuration, which may be large.
-    block = copy.deepcopy(template, {id(config): config}).to("meta")
-    block.__dict__.pop("forward", None)  # drops the recorder
-    block.train()
+    block = on_meta(model, model.blocks[position])
     parameters = dict(block.named_parameters())
-    has_input_gradient, own_shapes = shapes
+    has_input_gradient, own_shapes, _ = shapes
     for name, _, is_frozen in own_shapes:
         parameters[name].requires_grad_(not is_frozen)
-    given = BlockArguments(
-        _on_meta(arguments.args), _on_meta(arguments.kwargs), arguments.hidden_keyword
-    )
+    given = arguments_on_meta(entering[0])
     of_arguments = [tensor for _, tensor in tensors_in([given.args, given.kwargs])]
+    of_arguments += specimens.handed_to(position)
     own = {_storage(tensor) for tensor in [*block.parameters(), *block.buffers(), *of_arguments]}
     kept: dict[int, int] = {}
     origins = _Origins()
@@ -199,15 +239,15 @@ def _kept_bytes(
             kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
 
-    entering = hidden.to("meta").requires_grad_(has_input_gradient)
+    hidden = entering[1].to("meta").requires_grad_(has_input_gradient)
     with (
         torch.enable_grad(),
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         _FusedAttention(origins),
         origins,
     ):
-        out = given.call(block, entering)
-    origins.keep(entering)
+        out = specimens.run(position, given, block, hidden)
+    origins.keep(hidden)
     # With a family's own attention, everything kept is counted, since recomputation is not certain.
     compiled = origins.of(kept, own) if origins.fused else sum(kept.values())
     del out  # until here the graph kept every storage alive, and so its address unique
@@ -273,17 +313,6 @@ class _Origins(TorchDispatchMode):
 def _storage(tensor: torch.Tensor) -> int:
     """Returns the address of a tensor's storage, which views of it share."""
     return tensor.untyped_storage()._cdata
-
-
-def _on_meta(value: Any) -> Any:
-    """Returns nested tuples, lists and dicts with their tensors copied to the meta device."""
-    if isinstance(value, torch.Tensor):
-        return value.to("meta")
-    if isinstance(value, dict):
-        return {key: _on_meta(inner) for key, inner in value.items()}
-    if isinstance(value, (tuple, list)):
-        return type(value)(_on_meta(inner) for inner in value)
-    return value
 
 
 class _FusedAttention(TorchFunctionMode):

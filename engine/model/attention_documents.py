@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -146,3 +147,11 @@ class Pattern:
         self.documents = documents
         self.window = window
         self.chunk = chunk
+
+    def __getitem__(self, parts: tuple[Any, ...]) -> Pattern:
+        """Returns the pattern itself for parts that leave nothing out. Gemma 4 cuts its masks to
+        the tokens whose logits are wanted, which are all of them here.
+        """
+        if any(part not in (slice(None), slice(0, None)) for part in parts):
+            raise NotImplementedError("a pattern is of whole rows")
+        return self

@@ -1,13 +1,16 @@
 """A block of each kind is tried on two tokens, with weights that occupy no memory.
 
-The trial shows what the block returns, which of its parameters are trained, and whether it can be
-streamed at all. Blocks run separately and run again in the backward pass, so a block that passes
-state to another block or keeps state is refused by name.
+The trial shows what the block returns, what it hands to later blocks, which of its parameters are
+trained, and whether it can be streamed at all. Blocks run separately and run again in the backward
+pass, so a block that keeps state is refused by name, and so is a model whose own code computes
+something from the results of blocks.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,8 +21,18 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from engine.errors import ModelError
-from engine.model.skeleton import BlockArguments, parameters_reached, tensors_in
+from engine.model.skeleton import Answer, is_marked, parameters_reached
 from engine.model.units import Unit
+from engine.passing.block_arguments import BlockArguments, tensors_in
+from engine.passing.handing import BEFORE, OUT, Handing, Source, Take, handing_of
+from engine.passing.places import (
+    Place,
+    is_container,
+    mapped,
+    places_in,
+    tensors_of,
+    value_at,
+)
 
 
 class HollowProducts(TorchFunctionMode):
@@ -50,75 +63,202 @@ class _Zeros(torch.autograd.Function):
         raise NotImplementedError("nothing is trained while a model is tried")
 
 
-class Trial:
-    """A capture pass calls its trial for every block, in order.
+class _Passed(torch.autograd.Function):
+    """Marks in a graph that a value comes from a block."""
 
-    The answer is what the block returns in addition to its hidden state. The trial runs one block
-    of each kind to find this out. Raises ModelError for a model that cannot be streamed.
+    @staticmethod
+    def forward(_ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        """Returns the value, of any shape."""
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: torch.Tensor) -> Any:
+        raise NotImplementedError("nothing is trained while a model is tried")
+
+
+def _passed(value: torch.Tensor) -> torch.Tensor:
+    """Returns a value of a block, of any shape, as later code receives it."""
+    if not value.is_floating_point():
+        return value.clone()
+    return _Passed.apply(value if value.requires_grad else value.detach().requires_grad_())
+
+
+@dataclass
+class _Kind:
+    """A block of this kind was run."""
+
+    reached: dict[Place, set[str]] = field(default_factory=dict)
+    """Each result of the block, by its place, is computed from these parameters."""
+    names: list[str] = field(default_factory=list)
+    """The block has these parameters."""
+    extras: tuple | None = None
+    """It returns these in addition to its hidden state; None if it returns only that."""
+    writes: bool = False
+    """It leaves values in its arguments."""
+
+
+class Trial:
+    """A capture pass calls its trial for every block, in order, and goes on with its answer.
+
+    The trial runs one block of each kind to find what the block returns. Raises ModelError for a
+    model that cannot be streamed.
     """
 
     def __init__(self, module: nn.Module, blocks: list[Unit]):
         self._family = type(module).__name__
         self._blocks = blocks
-        self._extras: dict[int, tuple | None] = {}
-        self._handed_on: list[torch.Tensor] = []
-        self.untrained: dict[int, set[str]] = {}
-        """For each kind of block, these parameters get no gradient from the output. Plain training
-        leaves them unchanged, so weight decay must do so, too.
-        """
+        self._kinds: dict[int, _Kind] = {}
+        self._handed: dict[int, tuple[Any, Source]] = {}
+        """The values that blocks have handed on, by their ids."""
+        self._takes: dict[int, list[Take]] = {}
+        self.trained: list[torch.Tensor] = []
+        """These inputs of blocks, of any shapes, are computed before all blocks and are trained."""
+        self.state_bytes = 1
+        """An element of a block's hidden state has so many bytes."""
         self.unrun: dict[int, set[str]] = {}
         """In each kind of block, these modules were not run (the block may read their weights), or
         returned something else than a tensor.
         """
 
-    def __call__(
-        self, position: int, arguments: BlockArguments, hidden: torch.Tensor
-    ) -> tuple | None:
-        """Returns placeholders for what the block at `position` returns in addition to its hidden
-        state.
-
-        `hidden` is the block's input [batch, tokens, width].
+    def __call__(self, position: int, arguments: BlockArguments, hidden: torch.Tensor) -> Answer:
+        """Returns what the block at `position` hands on. `hidden` is its input, in the family's
+        shape.
         """
         unit = self._blocks[position]
-        for path, tensor in _tensors(arguments):
-            if any(tensor is placeholder for placeholder in self._handed_on):
-                raise ModelError(
-                    f"{self._family} hands {unit.name} a further result of the block before it "
-                    f"({path}); its gradient would be lost, so this model is refused."
-                )
-            if tensor.requires_grad:
-                raise ModelError(
-                    f"{self._family} gives {unit.name} a further input that is trained ({path}); "
-                    "its gradient would be lost, so this model is refused."
-                )
-        if unit.kind not in self._extras:
-            self._extras[unit.kind] = self._run(unit, arguments, hidden)
-        return self._extras[unit.kind]
+        self._note_takes(position, arguments)
+        kind = self._kinds.get(unit.kind)
+        if kind is None or kind.writes:
+            kind = self._run(position, arguments, hidden)
+        extras = None
+        if kind.extras is not None:
+            extras = mapped(kind.extras, _passed)
+            for number, extra in enumerate(extras, 1):
+                if tensors_of(extra):
+                    self._handed[id(extra)] = (extra, Source(position, (OUT, number)))
+        return Answer(_passed(hidden), extras)
 
-    def _run(self, unit: Unit, arguments: BlockArguments, hidden: torch.Tensor) -> tuple | None:
-        """Runs a copy of the block and checks its effects. Returns placeholders for what it returns
-        in addition to its hidden state, or None if it returns only that.
+    # ------------------------------------------------------------------ what a block is given
+
+    def _note_takes(self, position: int, arguments: BlockArguments) -> None:
+        """Notes which arguments of a block come from other blocks or are trained."""
+        takes: list[Take] = []
+        known: set[int] = set()
+
+        def find(value: Any, place: Place) -> None:
+            if id(value) in self._handed:
+                takes.append(Take(place, self._handed[id(value)][1]))
+                known.update(map(id, tensors_of(value)))
+            elif isinstance(value, torch.Tensor) and value.requires_grad:
+                if is_marked(value, _Passed):
+                    raise self._lost(position, "computes", place, "from the results of blocks")
+                takes.append(Take(place, Source(BEFORE, (position, *place))))
+                known.add(id(value))
+                self.trained.append(value)
+            elif is_container(value):
+                items = value.items() if hasattr(value, "items") else enumerate(value)
+                for key, inner in list(items):
+                    find(inner, (*place, key))
+
+        find(arguments.nested, ())
+        for path, tensor in _tensors(arguments):
+            if tensor.requires_grad and id(tensor) not in known:
+                raise self._lost(position, "gives", (path,), "which is trained")
+        if takes:
+            self._takes[position] = takes
+
+    def _lost(self, position: int, verb: str, place: Place, how: str) -> ModelError:
+        name = place[1] if place[0] == "kwargs" else _argument(place)
+        return ModelError(
+            f"{self._family} {verb} an input of {self._blocks[position].name} {how} ({name}); its "
+            "gradient would be lost, so this model is refused."
+        )
+
+    def handing(self) -> Handing:
+        """Returns what blocks take and give, once all of them have been tried. Raises ModelError
+        for a block that leaves state in its arguments that no block takes.
         """
+        found = handing_of(self._takes, len(self._blocks))
+        for _, source in self._handed.values():
+            if source.place[0] != OUT and source.place not in found.blocks[source.block].gives:
+                raise self._passes_state(self._blocks[source.block])
+        return found
+
+    def untrained(self, handing: Handing) -> dict[int, set[str]]:
+        """Returns, for each kind of block, the parameters that get no gradient. Plain training
+        leaves them unchanged, so weight decay must do so, too. Raises ModelError if the family
+        itself excludes other parameters from training.
+        """
+        found: dict[int, set[str]] = {}
+        for unit, block in zip(self._blocks, handing.blocks, strict=True):
+            kind = self._kinds[unit.kind]
+            reached = set[str]().union(
+                *(names for place, names in kind.reached.items() if place in ((), *block.gives))
+            )
+            missing = {name for name in kind.names if name not in reached and not _in_list(name)}
+            found[unit.kind] = found.get(unit.kind, missing) & missing
+        for unit in self._blocks:
+            self._refuse_frozen(unit, found[unit.kind])
+        return found
+
+    def placeholders(self) -> list[tuple | None]:
+        """Returns for each block what recorders return in addition to its hidden state."""
+        nothing = partial(torch.empty_like, device="meta")
+        return [mapped(self._kinds[unit.kind].extras, nothing) for unit in self._blocks]
+
+    def refuse_computed(self, arguments: Sequence[BlockArguments], handing: Handing) -> None:
+        """Raises ModelError where an argument of a block was computed from placeholders: then the
+        model's code changes what one block hands to another.
+        """
+        for position, given in enumerate(arguments):
+            taken = {take.place for take in handing.blocks[position].takes}
+            for place, value in places_in(given.nested):
+                inside = any(place[: len(each)] == each for each in taken)
+                if isinstance(value, torch.Tensor) and value.is_meta and not inside:
+                    raise self._lost(position, "computes", place, "from the results of blocks")
+
+    # ------------------------------------------------------------------ running a block
+
+    def _run(self, position: int, arguments: BlockArguments, hidden: torch.Tensor) -> _Kind:
+        """Runs a copy of the block and checks its effects. Returns what it returns."""
+        unit = self._blocks[position]
         block = self._hollow_copy(unit)
-        contents = _contents(arguments)
-        own_state = _own_state(block)
+        before = {place: id(value) for place, value in places_in(arguments.nested)}
+        contents, own_state = _contents(arguments), _own_state(block)
         with torch.enable_grad(), _RunsNoted(block) as noted:
             leaf = hidden.detach().requires_grad_()
             out = arguments.call_for_all(block, leaf)
-        self.unrun[unit.kind] = noted.unrun
-        self._refuse_state(unit, _contents(arguments) != contents, own_state, _own_state(block))
-        state = out[0] if isinstance(out, (tuple, list)) else out
-        self._note_untrained(unit, block, state)
-        if state is out:
-            return None
-        placeholders: list[torch.Tensor | None] = []
-        for extra in out[1:]:
-            placeholder = None
-            if extra is not None:
-                placeholder = torch.empty(0, device="meta")
-                self._handed_on.append(placeholder)
-            placeholders.append(placeholder)
-        return tuple(placeholders)
+        self.unrun.setdefault(unit.kind, noted.unrun)
+        written = _written(before, arguments)
+        self._refuse_state(
+            unit,
+            _contents(arguments, without=written) != contents,
+            own_state,
+            _own_state(block),
+        )
+        names = {id(parameter): name for name, parameter in block.named_parameters()}
+        kind = _Kind(names=list(names.values()), writes=bool(written))
+        several = isinstance(out, (tuple, list))
+        results: dict[Place, Any] = {(): out[0] if several else out}
+        self.state_bytes = max(
+            self.state_bytes, *(each.itemsize for each in tensors_of(results[()]))
+        )
+        if several:
+            results |= {(OUT, number): extra for number, extra in enumerate(out[1:], 1)}
+            kind.extras = mapped(tuple(out[1:]), lambda extra: torch.zeros_like(extra.detach()))
+        results |= written
+        for place, value in results.items():
+            reached = set[int]().union(*(parameters_reached(each) for each in tensors_of(value)))
+            kind.reached[place] = {names[each] for each in reached if each in names}
+        self._hand_on(position, arguments, written)
+        self._kinds.setdefault(unit.kind, kind)
+        return kind
+
+    def _hand_on(self, position: int, arguments: BlockArguments, written: dict[Place, Any]) -> None:
+        """Marks the values that a block has left in its arguments, at their places."""
+        for place, value in written.items():
+            marked = mapped(value, _passed)
+            value_at(arguments.nested, place[:-1])[place[-1]] = marked
+            self._handed[id(marked)] = (marked, Source(position, place))
 
     def _hollow_copy(self, unit: Unit) -> nn.Module:
         """Returns a copy of the block whose weights are zeros that occupy no memory."""
@@ -138,12 +278,9 @@ class Trial:
     def _refuse_state(
         self, unit: Unit, changed_arguments: bool, before: dict[str, Any], after: dict[str, Any]
     ) -> None:
-        """Raises ModelError for a block that passes state on or keeps it."""
+        """Raises ModelError for a block that changes its arguments or keeps state."""
         if changed_arguments:
-            raise ModelError(
-                f"{self._family} passes state from block to block ({unit.name} changes its own "
-                "arguments); its gradients would be wrong, so this model is refused."
-            )
+            raise self._passes_state(unit)
         changed = sorted(name for name, value in after.items() if before.get(name) != value)
         if changed:
             raise ModelError(
@@ -151,17 +288,13 @@ class Trial:
                 "as it runs); a recompute would change it twice, so this model is refused."
             )
 
-    def _note_untrained(self, unit: Unit, block: nn.Module, state: torch.Tensor) -> None:
-        """Records the parameters without a gradient. Raises ModelError if the family itself
-        excludes other parameters from training.
-        """
-        reached = parameters_reached(state)
-        untrained = {
-            name
-            for name, parameter in block.named_parameters()
-            if id(parameter) not in reached and not _in_list(name)
-        }
-        self.untrained[unit.kind] = untrained
+    def _passes_state(self, unit: Unit) -> ModelError:
+        return ModelError(
+            f"{self._family} passes state from block to block ({unit.name} changes its own "
+            "arguments); its gradients would be wrong, so this model is refused."
+        )
+
+    def _refuse_frozen(self, unit: Unit, untrained: set[str]) -> None:
         template: Any = unit.block
         frozen = [
             name
@@ -173,6 +306,18 @@ class Trial:
                 f"{self._family} keeps {frozen[0]} of its blocks from being trained, which is not "
                 "streamed; choose another model."
             )
+
+
+def _written(before: dict[Place, int], arguments: BlockArguments) -> dict[Place, Any]:
+    """Returns what a block has put into containers among its arguments, by place. `before` has the
+    ids of all values before it ran.
+    """
+    written: dict[Place, Any] = {}
+    for place, value in places_in(arguments.nested):
+        is_inside = any(place[: len(outer)] == outer for outer in written)
+        if not is_inside and before.get(place) != id(value) and tensors_of(value):
+            written[place] = value
+    return written
 
 
 class _RunsNoted:
@@ -216,9 +361,21 @@ def _tensors(arguments: BlockArguments) -> list[tuple[str, torch.Tensor]]:
     return found
 
 
-def _contents(arguments: BlockArguments) -> list[tuple]:
-    """Returns which tensors are in the arguments, and how often each was written to."""
-    return [(path, id(tensor), tensor._version) for path, tensor in _tensors(arguments)]
+def _argument(place: Place) -> str:
+    """Returns the name that a message gives to the argument at a place."""
+    return f"argument {place[1] + 1}" if place[0] == "args" else str(place[0])
+
+
+def _contents(arguments: BlockArguments, without: Iterable[Place] = ()) -> list[tuple]:
+    """Returns which tensors are in the arguments, and how often each was written to; `without`
+    those at some places.
+    """
+    left_out = {id(each) for at in without for each in tensors_of(value_at(arguments.nested, at))}
+    return [
+        (path, id(tensor), tensor._version)
+        for path, tensor in _tensors(arguments)
+        if id(tensor) not in left_out
+    ]
 
 
 def _own_state(block: nn.Module) -> dict[str, Any]:

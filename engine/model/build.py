@@ -8,23 +8,22 @@ anything is allocated.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
 from engine.errors import ModelError, RamstreamError, first_line
-from engine.model.block_trial import HollowProducts, Trial, plain_attributes
+from engine.model.block_trial import plain_attributes
 from engine.model.library import empty_model, family_of, reads_more_than_text, transformers
 from engine.model.packing_trial import packing_of
+from engine.model.parameter_names import ParameterNames
+from engine.model.probe import Probed, probe
 from engine.model.quantised import quantised, unquantised
-from engine.model.skeleton import Skeleton, find_layers, parameters_reached
+from engine.model.skeleton import Skeleton, find_layers
 from engine.model.units import TORCH_DTYPES, RouterLoss, StreamedModel, Unit
-from engine.plan.buffers import EMBED, HEAD
 from engine.planes.active_parameters import active_parameters, work_parameters
 from engine.planes.layout import ParameterSpec, lay_out
 
@@ -134,9 +133,9 @@ def _build(config: Any, model: ModelConfig) -> StreamedModel:
     layers = find_layers(module, config)
     _refuse_bidirectional(module, layers)
     _store_nothing_unread(layers)
-    names = _Names(module, TORCH_DTYPES[model.dtype])
+    names = ParameterNames(module, TORCH_DTYPES[model.dtype])
     blocks = _block_units(module, layers, names)
-    probed = _probe(module, Skeleton(module, layers), blocks, names)
+    probed = probe(module, Skeleton(module, layers), blocks, names)
     units = [probed.embed, *blocks, probed.head]
     return StreamedModel(
         config=config,
@@ -146,13 +145,21 @@ def _build(config: Any, model: ModelConfig) -> StreamedModel:
         dtype=model.dtype,
         active_parameters=active_parameters(config, [unit.layout for unit in units]),
         work_parameters=None,
-        residual_streams=-(-probed.entering_width // config.get_text_config().hidden_size),
+        residual_streams=_streams(config, probed),
+        state_items=probed.state_items,
         packing=packing.of(module),
         aliases=probed.aliases,
         untouched=probed.untouched,
         router_loss=_router_loss(module, blocks),
         quantised=stored_as,
+        handing=probed.handing,
     )
+
+
+def _streams(config: Any, probed: Probed) -> int:
+    """Returns how many hidden states of the model's dtype are as large as a block's state."""
+    width = probed.entering_width * probed.state_items
+    return -(-width // config.get_text_config().hidden_size)
 
 
 def _router_loss(module: Any, blocks: list[Unit]) -> RouterLoss | None:
@@ -210,38 +217,10 @@ def _store_nothing_unread(layers: nn.ModuleList) -> None:
             setattr(part, "store_full_length_kv", False)  # noqa: B010  `part` is of any class
 
 
-class _Names:
-    """The names of a module's parameters, and which of the parameters AdamW decays.
-
-    The model computes in `dtype`.
-    """
-
-    def __init__(self, module: nn.Module, dtype: torch.dtype):
-        self._dtype = dtype
-        self.of: dict[int, list[str]] = {}
-        """All names of each parameter, by the parameter's id, the owning name first."""
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            self.of.setdefault(id(parameter), []).append(name)
-        # Transformers' rule: no weight decay for a LayerNorm, nor for parameters with the name of a
-        # bias or a norm.
-        spared = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
-        find = transformers().trainer_pt_utils.get_parameter_names
-        self._decayed = set(find(module, [nn.LayerNorm], spared))
-
-    def spec(self, name: str, full_name: str, parameter: torch.Tensor) -> ParameterSpec:
-        """Returns the specification of a parameter, of any shape, with the name `name` in its
-        unit.
-        """
-        # `empty_model` gives fp32 to the parameters that transformers keeps in it.
-        exact = parameter.dtype == torch.float32 and self._dtype != torch.float32
-        decays = full_name in self._decayed
-        return ParameterSpec(name, full_name, tuple(parameter.shape), decays, exact)
-
-
 # ---------------------------------------------------------------------- blocks
 
 
-def _block_units(module: nn.Module, layers: nn.ModuleList, names: _Names) -> list[Unit]:
+def _block_units(module: nn.Module, layers: nn.ModuleList, names: ParameterNames) -> list[Unit]:
     place = next(name for name, part in module.named_modules() if part is layers)
     kinds: dict[tuple, int] = {}
     units = []
@@ -268,7 +247,7 @@ def _block_units(module: nn.Module, layers: nn.ModuleList, names: _Names) -> lis
 
 
 def _block_specs(
-    module: nn.Module, block: nn.Module, prefix: str, names: _Names
+    module: nn.Module, block: nn.Module, prefix: str, names: ParameterNames
 ) -> list[ParameterSpec]:
     """Returns the specifications of a block's parameters. Raises ModelError for a parameter that
     another part of the model shares.
@@ -299,145 +278,3 @@ def _kind_of(block: nn.Module) -> tuple:
     tensors = [*block.named_parameters(), *block.named_buffers()]
     shapes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
     return parts, shapes
-
-
-# ---------------------------------------------------------------------- embed and head
-
-
-@dataclass
-class _Outer:
-    """The parameters outside the blocks, bound to weights that occupy no memory."""
-
-    kept: list[str]
-    """The family keeps these parameters of the model from being trained."""
-    parameters: dict[str, nn.Parameter] = field(default_factory=dict)
-    bindings: dict[str, list[tuple[nn.Module, str]]] = field(default_factory=dict)
-    """The modules and attributes to which each parameter is bound."""
-    aliases: dict[str, str] = field(default_factory=dict)
-    """The first name of each tied parameter, by its second name."""
-
-    def add(self, group: list[str], hollow: nn.Parameter, modules: dict[str, nn.Module]) -> None:
-        """Binds `hollow` to all names of a parameter, the owning one first."""
-        first, *others = group
-        self.parameters[first] = hollow
-        self.aliases.update(dict.fromkeys(others, first))
-        bound = self.bindings.setdefault(first, [])
-        for name in group:
-            owner, _, attribute = name.rpartition(".")
-            modules[owner]._parameters[attribute] = hollow
-            bound.append((modules[owner], attribute))
-
-    def unit(self, name: str, chosen: list[str], names: _Names) -> Unit:
-        """Returns a unit of the `chosen` parameters."""
-        specs = [names.spec(each, each, self.parameters[each]) for each in chosen]
-        bindings = {each: self.bindings[each] for each in chosen}
-        return Unit(name, lay_out(name, specs), bindings=bindings)
-
-
-@dataclass(frozen=True)
-class _Probed:
-    """The result of the probe: the units outside the blocks."""
-
-    skeleton: Skeleton
-    embed: Unit
-    head: Unit
-    tied: bool
-    aliases: dict[str, str]
-    untouched: dict[str, int]
-    """No text passes through these parameters; they have so many elements."""
-    entering_width: int
-    """The first block's input has this many elements per token."""
-
-
-def _probe(
-    module: nn.Module,
-    skeleton: Skeleton,
-    blocks: list[Unit],
-    names: _Names,
-) -> _Probed:
-    """Runs the capture pass, one block of each kind and the tail on two tokens, with weights that
-    occupy no memory.
-
-    Finds which parameters the embed unit and the head unit own, and what each block returns.
-    Refuses block arguments that carry gradients or state from one block to another.
-    """
-    outer = _bind_hollow(module, blocks, names)
-    with torch.enable_grad(), HollowProducts():
-        trial = Trial(module, blocks)
-        entering = _first_hidden(module, skeleton, trial)
-        embed_ids = parameters_reached(entering)
-        hidden = torch.zeros(2, entering.shape[-1], dtype=entering.dtype, requires_grad=True)
-        head_ids = parameters_reached(skeleton.probe_tail(hidden))
-    for unit in blocks:
-        _spare_from_decay(unit, trial.untrained[unit.kind])
-        unit.note_trial(trial.unrun[unit.kind], trial.untrained[unit.kind])
-    ids = {name: id(parameter) for name, parameter in outer.parameters.items()}
-    embed = [name for name in ids if ids[name] in embed_ids]
-    head = [name for name in ids if ids[name] in head_ids and name not in embed]
-    unused = [name for name in ids if name not in embed and name not in head]
-    if unused and not reads_more_than_text(module.config):
-        raise ModelError(
-            f"{type(module).__name__} has parameters that take no part in its forward pass "
-            f"({', '.join(unused[:3])}), so it cannot be trained by streaming."
-        )
-    kept = [name for name in outer.kept if name in embed or name in head]
-    _refuse_kept_from_training(module, kept)
-    return _Probed(
-        skeleton,
-        embed=outer.unit(EMBED, embed, names),
-        head=outer.unit(HEAD, head, names),
-        tied=any(ids[name] in head_ids for name in embed),
-        aliases={name: first for name, first in outer.aliases.items() if first not in unused},
-        untouched={name: outer.parameters[name].numel() for name in unused},
-        entering_width=entering.shape[-1],
-    )
-
-
-def _bind_hollow(module: nn.Module, blocks: list[Unit], names: _Names) -> _Outer:
-    """Binds every parameter outside the blocks to a zero expanded to the parameter's shape."""
-    in_blocks = {spec.full_name for unit in blocks for spec in unit.layout.parameters}
-    modules = dict(module.named_modules())
-    outer = _Outer([name for name, each in module.named_parameters() if not each.requires_grad])
-    for group in names.of.values():
-        if group[0] in in_blocks:
-            continue
-        meta = module.get_parameter(group[0])
-        hollow = nn.Parameter(torch.zeros((), dtype=meta.dtype).expand(meta.shape))
-        outer.add(group, hollow, modules)
-    if not reads_more_than_text(module.config):
-        _refuse_kept_from_training(module, [name for name in outer.kept if name not in in_blocks])
-    return outer
-
-
-def _refuse_kept_from_training(module: nn.Module, names: list[str]) -> None:
-    if names:
-        raise ModelError(
-            f"{type(module).__name__} keeps {names[0]} from being trained, which is not "
-            "streamed; choose another model."
-        )
-
-
-def _first_hidden(module: nn.Module, skeleton: Skeleton, trial: Trial) -> torch.Tensor:
-    """Tries all blocks, and returns the input of the first one [1, 2, width]."""
-    ids = torch.zeros(1, 2, dtype=torch.long)
-    hidden = skeleton.ask_blocks(ids, trial).hidden
-    if hidden.dim() != 3 or hidden.shape[:2] != ids.shape:
-        raise ModelError(
-            f"{type(module).__name__} gives its blocks {tuple(hidden.shape)} for a "
-            "row of two tokens instead of one state a token, which cannot be streamed; choose "
-            "another model."
-        )
-    return hidden
-
-
-def _spare_from_decay(unit: Unit, untrained: set[str]) -> None:
-    """Replaces the unit's layout by one without weight decay for parameters that are not trained.
-
-    Plain training gives them no gradient and so leaves them unchanged; weight decay must do so,
-    too.
-    """
-    specs = [
-        replace(spec, decay=spec.decay and spec.name not in untrained)
-        for spec in unit.layout.parameters
-    ]
-    unit.lay_out_as(lay_out(unit.name, specs))

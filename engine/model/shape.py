@@ -124,7 +124,7 @@ class ModelShape:
     optimizer: Optimizer = FP32_MOMENTS
     """The host keeps the moments of this optimizer."""
     residual_streams: int = 1
-    """A block's input has this many hidden states per token."""
+    """A block's input is as large as this many hidden states per token."""
     attention_heads: int = 1
     attention_width: int = 1
     """All heads together have so many features: the mean of those of queries and of values."""

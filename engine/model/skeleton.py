@@ -27,7 +27,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -36,42 +36,27 @@ from engine.errors import ModelError
 from engine.model import attention_masks
 from engine.model.attention_documents import Documents
 from engine.model.library import reads_more_than_text, transformers
+from engine.passing.block_arguments import BlockArguments
+from engine.passing.state_form import StateForm
 
 
 class _Captured(Exception):
     """The last recorder raises this, so that the norm and the head do not run in a capture pass."""
 
 
-@dataclass
-class BlockArguments:
-    """A block is called with these arguments in addition to its hidden state."""
+Ask = Callable[[int, BlockArguments, torch.Tensor], "Answer"]
+"""This function receives a block's position, its arguments and its input, in the family's shape."""
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    hidden_keyword: str | None
-    """The block receives its hidden state under this keyword, or as its first argument if this is
-    None.
+
+class Answer(NamedTuple):
+    """A trial answers so for a block."""
+
+    hidden: torch.Tensor
+    """The model's code goes on with this state, in the family's shape."""
+    extras: tuple | None
+    """The model's code receives these values in addition to it; None for a block that returns only
+    a tensor.
     """
-
-    def call(self, block: Callable[..., Any], hidden: torch.Tensor) -> torch.Tensor:
-        """Runs `block` on `hidden` [batch, tokens, width] and returns the block's hidden state
-        [batch, tokens, width], whether or not the block returns more.
-        """
-        out = self.call_for_all(block, hidden)
-        return out[0] if isinstance(out, (tuple, list)) else out
-
-    def call_for_all(self, block: Callable[..., Any], hidden: torch.Tensor) -> Any:
-        """Runs `block` on `hidden` [batch, tokens, width] and returns its full result."""
-        if self.hidden_keyword is None:
-            return block(hidden, *self.args, **self.kwargs)
-        return block(*self.args, **{self.hidden_keyword: hidden}, **self.kwargs)
-
-
-Ask = Callable[[int, BlockArguments, torch.Tensor], "tuple | None"]
-"""This function receives a block's position, its arguments and its input [batch, tokens, width]. It
-returns placeholders for what the block returns in addition to its hidden state, or None for a block
-that returns only a tensor.
-"""
 
 
 @dataclass
@@ -81,6 +66,7 @@ class Capture:
     """
 
     hidden: torch.Tensor
+    """It is [batch, tokens, width]."""
     arguments: list[BlockArguments]
 
 
@@ -90,11 +76,10 @@ class _Recording:
     def __init__(self, ask: Ask | None) -> None:
         self.ask = ask
         self.arguments: list[BlockArguments] = []
-        self.inputs: list[torch.Tensor] = []
-
-    def add(self, arguments: BlockArguments, hidden: torch.Tensor) -> None:
-        self.arguments.append(arguments)
-        self.inputs.append(hidden)
+        self.first: torch.Tensor | None = None
+        """The first block received this state, in the family's shape."""
+        self.returned: torch.Tensor | None = None
+        """The last recorder has returned this state."""
 
 
 class Skeleton:
@@ -111,6 +96,8 @@ class Skeleton:
         """For each block, these are placeholders for what it returns in addition to its hidden
         state; None for a block that returns only a tensor.
         """
+        self.form: StateForm | None = None
+        """Blocks pass a state of this form; None for [batch, tokens, width]."""
         self._recording: _Recording | None = None
         """It is set while a capture pass is running."""
         self._hidden: torch.Tensor | None = None
@@ -137,20 +124,19 @@ class Skeleton:
                 self._ran.append(position)
                 if self._entering is not None:
                     self._entering.append(args[0] if args else kwargs["hidden_states"])
-                hidden = self._hidden
+                hidden, extras = self._hidden, self.extras[position]
             else:
-                hidden = self._record(self._recording, position, args, kwargs)
+                hidden, extras = self._record(self._recording, position, args, kwargs)
                 if position == last:
                     raise _Captured
-            extras = self.extras[position]
             return hidden if extras is None else (hidden, *extras)
 
         return forward
 
     def _record(
         self, recording: _Recording, position: int, args: tuple, kwargs: dict[str, Any]
-    ) -> torch.Tensor:
-        """Records the arguments of a block, and returns its input [batch, tokens, width]."""
+    ) -> Answer:
+        """Records the arguments of a block, and returns its input and its extras."""
         if not args and "hidden_states" not in kwargs:
             raise ModelError(
                 f"{type(self.model).__name__} calls its blocks without a hidden state, "
@@ -158,23 +144,27 @@ class Skeleton:
             )
         if args:
             hidden = args[0]
-            arguments = BlockArguments(args[1:], dict(kwargs), None)
+            arguments = BlockArguments(args[1:], dict(kwargs), None, self.form)
         else:
             rest = {name: value for name, value in kwargs.items() if name != "hidden_states"}
             hidden = kwargs["hidden_states"]
-            arguments = BlockArguments((), rest, "hidden_states")
+            arguments = BlockArguments((), rest, "hidden_states", self.form)
         if len(recording.arguments) != position:
             raise self._runs_out_of_order()
-        if recording.inputs and hidden is not recording.inputs[-1]:
+        if position > 0 and not _is_whole(hidden, recording.returned):
             raise ModelError(
                 f"{type(self.model).__name__} changes the hidden state between block "
                 f"{position - 1} and block {position}, which cannot be streamed; choose another "
                 "model."
             )
-        recording.add(arguments, hidden)
+        answer = Answer(hidden, self.extras[position])
         if recording.ask is not None:
-            self.extras[position] = recording.ask(position, arguments, hidden)
-        return hidden
+            answer = recording.ask(position, arguments, hidden)
+        if position == 0:
+            recording.first = hidden
+        recording.arguments.append(arguments)
+        recording.returned = answer.hidden
+        return answer
 
     def _runs_out_of_order(self) -> ModelError:
         return ModelError(
@@ -186,7 +176,7 @@ class Skeleton:
 
     def ask_blocks(self, input_ids: torch.Tensor, ask: Ask) -> Capture:
         """Runs a capture pass on `input_ids` (int64 [batch, tokens]) that calls `ask` for every
-        block, in order, and keeps the answers as `extras`.
+        block, in order.
         """
         return self._capture(input_ids, {}, None, ask)
 
@@ -225,7 +215,10 @@ class Skeleton:
         try:
             attention_masks.forward(self.model, input_ids, documents, self._local_kinds, **given)
         except _Captured:
-            return Capture(recording.inputs[0], recording.arguments)
+            assert recording.first is not None  # the last recorder follows the first
+            first = recording.first
+            hidden = first if self.form is None else self.form.flat(first)
+            return Capture(hidden, recording.arguments)
         finally:
             self._recording = None
         raise ModelError(
@@ -247,7 +240,8 @@ class Skeleton:
         """Runs the model's own tail on `hidden` [tokens, width] (any tokens, in any order) and
         returns the logits [tokens, vocabulary].
         """
-        self._hidden = hidden.unsqueeze(0)
+        state = hidden.unsqueeze(0)
+        self._hidden = state if self.form is None else self.form.own(state)
         self._ran = []
         # The model looks up token ids before its blocks; the tail does not depend on them.
         ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)
@@ -307,6 +301,24 @@ def parameters_reached(output: torch.Tensor) -> set[int]:
     return {id(node.variable) for node in _graph(output) if hasattr(node, "variable")}
 
 
+def _is_whole(view: torch.Tensor, state: torch.Tensor | None) -> bool:
+    """Returns whether `view` is `state`, or all of it as a view; both are of any shape."""
+    if state is None or view is state:
+        return view is state
+    return view._base is not None and _place(view) == _place(state)
+
+
+def _place(tensor: torch.Tensor) -> tuple:
+    """Returns what is equal for tensors of any shape that are the same elements of a memory."""
+    memory = tensor.untyped_storage()._cdata
+    return memory, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def is_marked(output: torch.Tensor, mark: type[torch.autograd.Function]) -> bool:
+    """Returns whether `mark` is in the autograd graph of `output`, of any shape."""
+    return any(node.name() == f"{mark.__name__}Backward" for node in _graph(output))
+
+
 def _graph(output: torch.Tensor) -> set[Any]:
     """Returns all nodes of `output`'s autograd graph."""
     seen: set[Any] = set()
@@ -317,19 +329,3 @@ def _graph(output: torch.Tensor) -> set[Any]:
             seen.add(node)
             waiting.extend(parent for parent, _ in node.next_functions)
     return seen
-
-
-def tensors_in(value: Any, path: str = "") -> list[tuple[str, torch.Tensor]]:
-    """Returns every tensor in nested tuples, lists, dicts and plain objects, each with the path to
-    it.
-    """
-    if isinstance(value, torch.Tensor):
-        return [(path, value)]
-    inside: list[tuple[str, Any]] = []
-    if isinstance(value, dict):
-        inside = [(f"{path}[{key!r}]", inner) for key, inner in value.items()]
-    elif isinstance(value, (tuple, list)):
-        inside = [(f"{path}[{index}]", inner) for index, inner in enumerate(value)]
-    elif hasattr(value, "__dict__") and not callable(value) and not isinstance(value, type):
-        inside = [(f"{path}.{key}", inner) for key, inner in vars(value).items()]
-    return [item for where, inner in inside for item in tensors_in(inner, where)]

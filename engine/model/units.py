@@ -18,6 +18,7 @@ from engine.config.trained_parts import Parts
 from engine.model.packing_trial import Packing
 from engine.model.quantised import Quantised
 from engine.model.skeleton import Skeleton
+from engine.passing.handing import Handing
 from engine.planes.freezing import with_frozen
 from engine.planes.layout import Dtype, UnitLayout
 
@@ -101,8 +102,8 @@ class StreamedModel:
     many FLOPs for a step; None where this one is trained whole.
     """
     residual_streams: int
-    """A block's input has this many hidden states per token: one, but several with
-    hyper-connections.
+    """A block's input is as large as this many hidden states per token: one, but several with
+    hyper-connections, and two in float32 beside bfloat16 weights.
     """
     packing: Packing
     """It says whether documents may share a row, and if not, why."""
@@ -116,6 +117,10 @@ class StreamedModel:
     """Training has this loss, too; None where the configuration asks for none."""
     quantised: Quantised | None = None
     """The weights of the checkpoint are stored so. They are dequantised on loading."""
+    state_items: int = 1
+    """An element of a block's state takes as many bytes as so many elements of `dtype`."""
+    handing: Handing | None = None
+    """This passes between blocks in addition to the hidden state; None for nothing."""
 
     @property
     def blocks(self) -> list[Unit]:
@@ -171,9 +176,9 @@ class StreamedModel:
     @property
     def unrecordable(self) -> str:
         """Returns why no block can be recorded as a CUDA graph; it is empty where blocks can."""
-        if self.router_loss is None:
-            return ""
-        return "what its router has chosen is counted for the loss of output_router_logits"
+        if self.router_loss is not None:
+            return "what its router has chosen is counted for the loss of output_router_logits"
+        return "its blocks hand values to later blocks" if self.handing is not None else ""
 
     @property
     def counted_parameters(self) -> int:

@@ -148,14 +148,14 @@ def _prefetch(context: OpContext, op: Prefetch, _step: StepUnderWay) -> None:
 
 
 def _store_boundary(context: OpContext, op: StoreBoundary, step: StepUnderWay) -> None:
-    numel = step.shapes[op.micro_batch].numel()
+    numel = context.boundary_numel(step.shapes[op.micro_batch])
     context.boundaries.on_host(op)[:numel].copy_(
         context.state.rings[op.ring][:numel], non_blocking=True
     )
 
 
 def _fetch_boundary(context: OpContext, op: FetchBoundary, step: StepUnderWay) -> None:
-    numel = step.shapes[op.micro_batch].numel()
+    numel = context.boundary_numel(step.shapes[op.micro_batch])
     host = context.boundaries.on_host(op)
     context.state.rings[op.ring][:numel].copy_(host[:numel], non_blocking=True)
 
@@ -262,11 +262,11 @@ def _portion(context: OpContext, op: Update) -> Portion | None:
 
 
 def _write_boundary(context: OpContext, op: WriteBoundary, step: StepUnderWay) -> None:
-    context.boundaries.write(op, step.shapes[op.micro_batch].numel())
+    context.boundaries.write(op, context.boundary_numel(step.shapes[op.micro_batch]))
 
 
 def _read_boundary(context: OpContext, op: ReadBoundary, step: StepUnderWay) -> None:
-    context.boundaries.read(op, step.shapes[op.micro_batch].numel())
+    context.boundaries.read(op, context.boundary_numel(step.shapes[op.micro_batch]))
 
 
 WORK: dict[OpKind, Work] = {

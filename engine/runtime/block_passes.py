@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -53,13 +54,17 @@ def _run(
         block = context.state.compiled[op.slot, unit.kind]
     elif context.plan.compiled:
         block = context.state.compiled_alone(op.slot, unit)
+    call: Callable[[Any, torch.Tensor], torch.Tensor] = arguments.call
+    if op.micro_batch in step.handed:
+        handed = step.handed[op.micro_batch]
+        call = partial(handed.run, context.block_positions[op.unit], arguments)
     gave_up = getattr(block, "problem", "")
-    out = arguments.call(block, hidden)
+    out = call(block, hidden)
     if getattr(block, "problem", "") != gave_up:
         # The block may have drawn random numbers before it could not be compiled further. A
         # recompute draws from the seed.
         seed(context, op, step)
-        out = arguments.call(block, hidden)
+        out = call(block, hidden)
     return out
 
 
@@ -111,6 +116,8 @@ def _forward(context: OpContext, op: Forward, step: StepUnderWay) -> None:
         step.saved[op.unit, op.micro_batch] = (leaf, out)
     else:
         _keep_boundary(context, op, step, hidden)
+        if op.micro_batch in step.handed:
+            step.handed[op.micro_batch].forget_run(context.block_positions[op.unit])
     step.hidden[op.micro_batch] = out.detach()
 
 
@@ -121,7 +128,11 @@ def _keep_boundary(
     host, or as the tensor itself.
     """
     if op.ring is not None:
-        context.state.rings[op.ring][: hidden.numel()].copy_(hidden.reshape(-1))
+        # The ring holds the bits: a state may be in float32 beside weights in bfloat16.
+        ring = context.state.rings[op.ring]
+        bits = hidden.reshape(-1).view(ring.dtype)
+        ring[: bits.numel()].copy_(bits)
+        step.state_dtypes[op.unit] = hidden.dtype
     elif op.keeps == Keeps.BOUNDARY:
         step.saved[op.unit, op.micro_batch] = (hidden,)
 
@@ -189,8 +200,9 @@ def _leaf(context: OpContext, op: BlockOp, hidden: torch.Tensor) -> torch.Tensor
 def _boundary(context: OpContext, op: Backward | Recompute, step: StepUnderWay) -> torch.Tensor:
     """Returns the input [rows, tokens, width] that the block had in forward."""
     if op.ring is not None:
-        shape = step.shapes[op.micro_batch]
-        return context.state.rings[op.ring][: shape.numel()].view(shape)
+        shape, ring = step.shapes[op.micro_batch], context.state.rings[op.ring]
+        dtype = step.state_dtypes[op.unit]
+        return ring[: shape.numel() * dtype.itemsize // ring.itemsize].view(dtype).view(shape)
     (boundary,) = step.saved.pop((op.unit, op.micro_batch))
     return boundary
 
@@ -206,8 +218,23 @@ def _block_gradients(
     """
     leaf, out = ends
     parameters = context.state.parameters(op.slot, context.units[op.unit])
-    if not out.requires_grad:  # no parameter that is trained takes part
-        return None, [None] * len(parameters)
-    inputs = [leaf, *parameters] if leaf.requires_grad else parameters
-    found = torch.autograd.grad(out, inputs, step.hidden[op.micro_batch], allow_unused=True)
-    return (found[0], found[1:]) if leaf.requires_grad else (None, found)
+    handed, place = step.handed.get(op.micro_batch), context.block_positions[op.unit]
+    taken: list[torch.Tensor] = []
+    outputs, output_gradients = [out], [step.hidden[op.micro_batch]]
+    if handed is not None:
+        taken = handed.leaves(place)
+        given, given_gradients = handed.outputs(place)
+        outputs, output_gradients = outputs + given, output_gradients + given_gradients
+    found: list[torch.Tensor | None] = [None] * (1 + len(parameters) + len(taken))
+    inputs = [leaf, *parameters, *taken]
+    wanted = [number for number, each in enumerate(inputs) if each.requires_grad]
+    # Without the gradient of a leaf, no parameter that is trained may take part.
+    if wanted and out.requires_grad:
+        gradients = torch.autograd.grad(
+            outputs, [inputs[number] for number in wanted], output_gradients, allow_unused=True
+        )
+        for number, gradient in zip(wanted, gradients, strict=True):
+            found[number] = gradient
+    if handed is not None:
+        handed.end_backward(place, found[1 + len(parameters) :])
+    return found[0], found[1 : 1 + len(parameters)]

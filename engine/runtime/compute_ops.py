@@ -13,6 +13,7 @@ import torch
 from engine.embedding.embed_rows import LookupWatch
 from engine.errors import CacheError
 from engine.model.skeleton import Capture
+from engine.passing.handed_values import HandedValues
 from engine.plan.buffers import EMBED, HEAD
 from engine.plan.ops import Embed, EmbedBackward, Loss
 from engine.runtime.block_passes import seed
@@ -64,6 +65,8 @@ def embed(context: OpContext, op: Embed, step: StepUnderWay) -> None:
     step.hidden[op.micro_batch] = captured.hidden
     step.shapes[op.micro_batch] = captured.hidden.shape
     step.arguments[op.micro_batch] = captured.arguments
+    if context.model.handing is not None:
+        step.handed[op.micro_batch] = HandedValues(context.model.handing, context.lowest_block)
     if step.graphs is not None:
         step.graphs.enter(op.micro_batch, step)
 
@@ -78,11 +81,12 @@ def embed_backward(context: OpContext, op: EmbedBackward, step: StepUnderWay) ->
     unit = context.units[EMBED]
     with torch.enable_grad():
         captured = _capture(context, op, step)
+    outputs, output_gradients = [captured.hidden], [step.hidden[op.micro_batch]]
+    if op.micro_batch in step.handed:
+        taken, taken_gradients = step.handed[op.micro_batch].of_embed(captured.arguments)
+        outputs, output_gradients = outputs + taken, output_gradients + taken_gradients
     gradients = torch.autograd.grad(
-        captured.hidden,
-        context.state.trained_outer(EMBED),
-        step.hidden[op.micro_batch],
-        allow_unused=True,
+        outputs, context.state.trained_outer(EMBED), output_gradients, allow_unused=True
     )
     step.end_backward(op.micro_batch)
     add_to_sum(unit.layout, sum_of(context, EMBED, op, EMBED), gradients, op.first)
@@ -100,7 +104,7 @@ def _rows_backward(
         (step.hidden[op.micro_batch],) = torch.autograd.grad(
             captured.hidden, [vectors], step.hidden[op.micro_batch]
         )
-        del step.arguments[op.micro_batch]  # the masks and rotary tables are no longer needed
+        step.forget_arguments(op.micro_batch)
     start, stop = piece
     rows, width = table.shape
     first = start // width
@@ -135,8 +139,7 @@ def loss(context: OpContext, op: Loss, step: StepUnderWay) -> None:
 
 def _loss_alone(context: OpContext, op: Loss, step: StepUnderWay) -> None:
     """Computes the loss of a micro-batch of a pass without gradients."""
-    hidden = step.hidden.pop(op.micro_batch)
-    del step.arguments[op.micro_batch]  # the next group of micro-batches needs the memory
+    hidden = step.end_forward(op.micro_batch)
     total, each = loss_without_gradients(
         context.model.skeleton, hidden, _targets(op, step), _chunks(context)
     )
@@ -146,8 +149,7 @@ def _loss_alone(context: OpContext, op: Loss, step: StepUnderWay) -> None:
 
 def _scores(context: OpContext, op: Loss, step: StepUnderWay) -> None:
     """Computes the cross-entropy of each label, and whether it is the likeliest token."""
-    hidden = step.hidden.pop(op.micro_batch)
-    del step.arguments[op.micro_batch]
+    hidden = step.end_forward(op.micro_batch)
     step.position_losses[op.micro_batch], step.likeliest[op.micro_batch] = scores(
         context.model.skeleton, hidden, _targets(op, step), context.loss_chunk
     )
@@ -211,8 +213,7 @@ def _loss_with_gradients(context: OpContext, op: Loss, step: StepUnderWay) -> No
 
 def _logits(context: OpContext, op: Loss, step: StepUnderWay, at: torch.Tensor) -> None:
     """Computes the logits at the flat positions `at`, int64 [n]."""
-    hidden = step.hidden.pop(op.micro_batch)
-    del step.arguments[op.micro_batch]
+    hidden = step.end_forward(op.micro_batch)
     states = hidden.reshape(-1, hidden.shape[-1]).index_select(0, at)
     with torch.no_grad():
         step.logits[op.micro_batch] = context.model.skeleton.logits(states).float()

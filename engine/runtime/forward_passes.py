@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from engine.model.skeleton import tensors_in
+from engine.passing.block_arguments import tensors_in
 from engine.plan.assign_slots import slot_of
 from engine.plan.buffers import EMBED
 from engine.plan.build_step import build_forward_plan

@@ -63,6 +63,8 @@ class OpContext:
         """Backward ends with this unit, below which nothing is trained."""
         self.block_positions = {unit.name: place for place, unit in enumerate(parts.model.blocks)}
         """Each block has this index among the blocks."""
+        self.lowest_block = min(self.positions[self.lowest] - 1, len(self.block_positions))
+        """`lowest` has this index among the blocks: -1 for the embed unit."""
         self.summary = parts.backend.host_buffer(len(parts.model.units) + 2, torch.float32)
         """The host reads `DeviceState.norms`, float32 [units + 1], and the clip factor from this
         pinned copy.
@@ -76,6 +78,10 @@ class OpContext:
         if self._sums is None or len(self._sums) != lines:
             self._sums = self.backend.host_buffer(2 * lines, torch.float32).view(lines, 2)
         return self._sums
+
+    def boundary_numel(self, shape: torch.Size) -> int:
+        """Returns how many elements of a ring buffer hold a boundary of this shape."""
+        return shape.numel() * self.model.state_items
 
     @property
     def exchange(self) -> Exchange:

@@ -16,7 +16,8 @@ from engine.embedding.embed_rows import Lookup
 from engine.embedding.embedding_noise import RowNoise, StepNoise
 from engine.graphs.block_graphs import StepGraphs
 from engine.model.attention_documents import Documents
-from engine.model.skeleton import BlockArguments
+from engine.passing.block_arguments import BlockArguments
+from engine.passing.handed_values import HandedValues
 from engine.plan.shards import Shards
 from engine.runtime.router_balance import BalancedTokens
 
@@ -272,8 +273,12 @@ class StepUnderWay:
     """
     shapes: dict[int, torch.Size] = field(default_factory=dict)
     """Each micro-batch's hidden state has this shape."""
+    state_dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    """The inputs of a block have this data type, if they wait in ring buffers."""
     arguments: dict[int, list[BlockArguments]] = field(default_factory=dict)
     """Each micro-batch calls the blocks with these arguments, in forward order."""
+    handed: dict[int, HandedValues] = field(default_factory=dict)
+    """Each micro-batch has here what its blocks hand to later blocks, if they hand on anything."""
     lookups: dict[int, Lookup] = field(default_factory=dict)
     """Each micro-batch has its token ids here while rows of the embedding get their gradients."""
     saved: dict[tuple[str, int], tuple[torch.Tensor, ...]] = field(default_factory=dict)
@@ -327,10 +332,23 @@ class StepUnderWay:
         return self._balanced[micro_batch]
 
     def end_backward(self, micro_batch: int) -> None:
-        """Frees the gradient of a micro-batch's hidden states, and the masks and rotary tables of
-        its blocks, which are no longer needed.
+        """Frees the gradient of a micro-batch's hidden states, and what its blocks were given, such
+        as masks and rotary tables, which are no longer needed.
         """
-        del self.hidden[micro_batch], self.arguments[micro_batch]
+        del self.hidden[micro_batch]
+        self.forget_arguments(micro_batch)
+
+    def end_forward(self, micro_batch: int) -> torch.Tensor:
+        """Returns a micro-batch's last hidden states [rows, tokens, width], and frees them and what
+        its blocks were given: the next group of micro-batches needs the memory.
+        """
+        self.forget_arguments(micro_batch)
+        return self.hidden.pop(micro_batch)
+
+    def forget_arguments(self, micro_batch: int) -> None:
+        """Frees what the blocks of a micro-batch were given."""
+        del self.arguments[micro_batch]
+        self.handed.pop(micro_batch, None)
 
     def keep_sums(self, micro_batch: int, sums: torch.Tensor) -> None:
         """Keeps the sums of a micro-batch of pairs, float32 [lines, 2]."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from engine.errors import CacheError
-from engine.model.skeleton import tensors_in
+from engine.passing.block_arguments import tensors_in
 from engine.runtime.streaming_engine import StreamingEngine
 
 _TRIAL_TOKENS, _TRIAL_STEPS = 16, 2

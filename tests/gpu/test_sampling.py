@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.model.skeleton import BlockArguments
+from engine.passing.block_arguments import BlockArguments
 from engine.plan.choices import PlanChoices
 from engine.runtime.cuda_backend import CudaBackend
 from engine.sampling.generate import AnswerLimits

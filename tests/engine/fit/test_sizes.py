@@ -27,7 +27,7 @@ from engine.model.build import build_model
 from engine.model.find_shape import shape_from_source
 from engine.model.measure_shape import shape_of
 from engine.model.pretrained_files import load_config
-from engine.model.skeleton import tensors_in
+from engine.passing.block_arguments import tensors_in
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes, settled_of
 from engine.runtime.cpu_backend import CpuBackend

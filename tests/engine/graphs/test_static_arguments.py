@@ -8,7 +8,7 @@ import torch
 
 from engine.graphs.static_arguments import FixedDocuments, Sizes, StaticArguments, sizes_of
 from engine.model.attention_documents import Documents, Pattern
-from engine.model.skeleton import BlockArguments
+from engine.passing.block_arguments import BlockArguments
 
 KIND = object()
 SIZES = Sizes(16, 8)

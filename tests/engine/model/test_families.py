@@ -35,8 +35,7 @@ pytestmark = pytest.mark.computing
 
 ENCODER_DECODER = "is an encoder-decoder model"
 ENCODER = "sees the tokens after each token"
-CARRIED = "further input that is trained"
-HANDED_ON = "further result of the block before it"
+COMPUTED = "from the results of blocks"
 SHARED = "shares model.layers.1"
 REFUSED = {
     **dict.fromkeys(
@@ -78,13 +77,10 @@ REFUSED = {
         ),
         ENCODER,
     ),
-    **dict.fromkeys(
-        ("cpmant", "gemma3n_text", "gemma4_text", "inkling2_loop_text", "inkling2_text"), CARRIED
-    ),
-    **dict.fromkeys(("glm_moe_dsa", "hy_v4", "zaya"), HANDED_ON),
+    **dict.fromkeys(("inkling2_loop_text", "inkling2_text"), COMPUTED),
     **dict.fromkeys(("zamba", "zamba2"), SHARED),
     "mllama": "did not run its blocks",
-    **dict.fromkeys(("deepseek_v4", "xlnet"), "instead of one state a token"),
+    **dict.fromkeys(("cpmant", "xlnet"), "instead of one state a token"),
     **dict.fromkeys(("blt", "hrm_text"), "from being trained"),
     **dict.fromkeys(
         ("gemma4_assistant", "gemma4_unified_assistant", "reformer"),
@@ -97,7 +93,7 @@ REFUSED = {
 """Every family that is refused, and why."""
 ONE_PER_REASON = {why: family for family, why in REFUSED.items()}.values()
 
-AMPLIFIES = ("gemma4_unified_text",)
+AMPLIFIES = ("gemma3n_text", "gemma4_text", "gemma4_unified_text")
 """Attention that is not scaled turns the rounding of one step into far more in the next: plain
 training starts each step from the streamed weights, once they are compared.
 """
@@ -171,7 +167,7 @@ def law_one(
                 error = (mine - true).norm() / norm
                 # After the first step the two sets of weights differ by rounding, which training
                 # amplifies.
-                assert error < (1e-6 if step == 1 else 2e-5), (
+                assert error < (1e-6 if step == 1 and not resync else 2e-5), (
                     f"step {step}: gradient of {name} is off by {error:.1e} of the global norm"
                 )
                 if parameter.grad is not None:
@@ -319,7 +315,7 @@ def test_dropout_draws_the_same_numbers_in_the_recompute(family):
     run.close()
 
 
-@pytest.mark.parametrize("family, code", [("jamba", 0), ("gemma4_text", 2)])
+@pytest.mark.parametrize("family, code", [("jamba", 0), ("inkling2_text", 2)])
 def test_check_says_whether_a_family_is_supported(family, code, tmp_path, capsys):
     tiny_family_config(family).save_pretrained(tmp_path)
     assert launch.main(["check", "--model", str(tmp_path / "config.json")]) == code

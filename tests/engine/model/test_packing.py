@@ -18,7 +18,7 @@ from engine.model.attention import Heads, group_by_group
 from engine.model.attention_documents import Documents, Pattern
 from engine.model.build import build_model
 from engine.model.packing_trial import Packing, packing_of
-from engine.model.skeleton import tensors_in
+from engine.passing.block_arguments import tensors_in
 from engine.plan.choices import PlanChoices
 from tests.support.families import tiny_family_config
 from tests.support.library_version import (
@@ -67,6 +67,8 @@ PACKED = (
     "gemma",
     "gemma2",
     "gemma3_text",
+    "gemma3n_text",
+    "gemma4_text",
     "gemma4_unified_text",
     "glm",
     "glm4",
@@ -142,12 +144,15 @@ NOT_PACKED = (
     "bamba",
     "bloom",
     "deepseek_v32",
+    "deepseek_v4",
     "doge",
     "dots3_note",
     "dots3_note_text",
     "falcon_h1",
     "falcon_mamba",
+    "glm_moe_dsa",
     "granitemoehybrid",
+    "hy_v4",
     "inkling_text",
     "jamba",
     "kimi_linear",
@@ -173,6 +178,7 @@ NOT_PACKED = (
     "trocr",
     "xglm",
     "xlstm",
+    "zaya",
 )
 """Families in which one document of a row reaches another."""
 WHY_NOT_PACKED = "documents that share a row see each other"

@@ -18,7 +18,7 @@ from engine.model.activation_sizes import DOCUMENTS
 from engine.model.activations import count_activations
 from engine.model.build import build_model
 from engine.model.library import transformers
-from engine.model.skeleton import BlockArguments, tensors_in
+from engine.passing.block_arguments import BlockArguments, tensors_in
 from engine.plan.assign_slots import slot_of
 from engine.runtime import compiled, loss
 from engine.runtime.compiled import CompiledBlock, CompiledFunction, set_up_compiler

@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicLayer
 from engine.config.settings import ModelConfig
 from engine.errors import CacheError
 from engine.model.build import build_model
-from engine.model.skeleton import BlockArguments
+from engine.passing.block_arguments import BlockArguments
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import Lane
 from engine.sampling.generate import AnswerLimits, Drawing, pick
