@@ -17,6 +17,7 @@ imports from its own room and from rooms listed before it. `tests/test_rooms.py`
     sources         data sets as rows: files, folders, registries, the hub; no torch
     examples        rows as conversations, pairs and texts; no torch
     data            examples as rows of tokens; no torch
+    hub             models on the hub: their files, here and there, and downloads
     passing         what passes between the blocks of a model
     model           a Hugging Face model as units, and as a shape that the planner sees
     stored          the weights in the files of a model, as they were published

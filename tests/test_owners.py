@@ -82,10 +82,8 @@ REASONS: dict[str, dict[str, str]] = {
         "os._exit is private": "a public function of Python, in spite of its name"
     },
     "engine/model/activations.py": {
-        "block.__dict__ is changed": TORCH_MODULE,
         "tensor.untyped_storage()._cdata is private": "torch tells it in no other way",
         "config._attn_implementation is private": TRANSFORMERS,
-        "block.__dict__ is private": TORCH_MODULE,
         "given.kwargs is changed": "the arguments were copied for this trial",
         "func._overloadpacket is private": "torch tells it in no other way",
     },
@@ -106,6 +104,8 @@ REASONS: dict[str, dict[str, str]] = {
     "engine/model/build.py": {
         "setattr of part": TRANSFORMERS,
         "config.use_cache is set": TRANSFORMERS,
+    },
+    "engine/model/probe.py": {
         "modules[owner]._parameters is changed": TORCH_MODULE,
         "modules[owner]._parameters is private": TORCH_MODULE,
     },
@@ -113,10 +113,10 @@ REASONS: dict[str, dict[str, str]] = {
         "_failures of the module is changed": "a cache of answers, under a lock",
         "_known of the module is changed": "a cache of answers, under a lock",
     },
-    "engine/model/hub.py": {
+    "engine/hub/hub.py": {
         "_fetched of the module is changed": "a cache: files that this process has found whole"
     },
-    "engine/model/hub_download.py": {
+    "engine/hub/hub_download.py": {
         "constants.DOWNLOAD_CHUNK_SIZE is set": "huggingface_hub takes it in no other way",
         "os._exit is private": "a public function of Python, in spite of its name",
     },
@@ -151,15 +151,25 @@ REASONS: dict[str, dict[str, str]] = {
         "model.get_submodule(owner)._parameters is changed": TORCH_MODULE,
         "model.get_submodule(owner)._parameters is private": TORCH_MODULE,
     },
-    "engine/model/skeleton.py": {"block.forward is set": TORCH_MODULE},
+    "engine/model/skeleton.py": {
+        "block.forward is set": TORCH_MODULE,
+        "tensor.untyped_storage()._cdata is private": "torch tells it in no other way",
+        "view._base is private": "torch tells it in no other way",
+    },
+    "engine/model/specimens.py": {
+        "block.__dict__ is changed": TORCH_MODULE,
+        "block.__dict__ is private": TORCH_MODULE,
+    },
     "engine/runs/folder.py": {
         "_held of the module is changed": "the process's own locks, which a forked child must close"
     },
     "engine/runtime/block_passes.py": {
+        "step.state_dtypes is changed": HANDED_ON,
         "step.hidden is changed": HANDED_ON,
         "step.saved is changed": HANDED_ON,
     },
     "engine/runtime/compute_ops.py": {
+        "step.handed is changed": HANDED_ON,
         "step.inputs.caches is changed": HANDED_ON,
         "step.hidden is changed": HANDED_ON,
         "step.shapes is changed": HANDED_ON,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.checkpoints.adapter_weights import merged
 from engine.host.host_store import HostStore
-from engine.model.hub_cache import INDEX, WEIGHTS
+from engine.hub.hub_cache import INDEX, WEIGHTS
 from engine.model.units import TORCH_DTYPES, StreamedModel
 from engine.stored.tensor_files import read_header
 

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.errors import ModelError, RunError, first_line
-from engine.model.hub_cache import cached_weights
+from engine.hub.hub_cache import cached_weights
 from engine.model.library import names_in_model
 from engine.model.units import StreamedModel
 from engine.paths import resolve_source

@@ -17,7 +17,7 @@ from torch import nn
 from engine.checkpoints.pouring import Pouring
 from engine.errors import ModelError, first_line
 from engine.host.host_store import HostStore
-from engine.model.hub_cache import cached_weights
+from engine.hub.hub_cache import cached_weights
 from engine.model.library import auto_class, errors_only, no_progress_bars, told_progress
 from engine.model.read_ahead import most_read_ahead_bytes, read_ahead_numel
 from engine.model.units import StreamedModel, Unit
@@ -39,7 +39,7 @@ def load_pretrained(
     model: StreamedModel, source: str, store: HostStore, progress: Progress = untold
 ) -> None:
     """Copies a Hugging Face checkpoint (safetensors, or else pytorch_model.bin; local folder or hub
-    id) into the weight planes, tensor by tensor. Files that `engine.model.hub.fetch` has downloaded
+    id) into the weight planes, tensor by tensor. Files that `engine.hub.hub.fetch` has downloaded
     are read from the hub's cache, without a network request.
 
     Weights in fp32 and fp16 fill both planes of the masters, so that no bit of them is lost. Beside

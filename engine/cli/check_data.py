@@ -7,7 +7,7 @@ from __future__ import annotations
 from engine.config.settings import TrainConfig
 from engine.data.preview import check_first_rows, preview
 from engine.errors import DataError
-from engine.model.hub import is_fetched
+from engine.hub.hub import is_fetched
 from engine.paths import resolve_source
 
 

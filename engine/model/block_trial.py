@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -83,17 +83,17 @@ def _passed(value: torch.Tensor) -> torch.Tensor:
     return _Passed.apply(value if value.requires_grad else value.detach().requires_grad_())
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Kind:
     """A block of this kind was run."""
 
-    reached: dict[Place, set[str]] = field(default_factory=dict)
+    reached: dict[Place, set[str]]
     """Each result of the block, by its place, is computed from these parameters."""
-    names: list[str] = field(default_factory=list)
+    names: list[str]
     """The block has these parameters."""
-    extras: tuple | None = None
+    extras: tuple | None
     """It returns these in addition to its hidden state; None if it returns only that."""
-    writes: bool = False
+    writes: bool
     """It leaves values in its arguments."""
 
 
@@ -184,7 +184,7 @@ class Trial:
         return found
 
     def untrained(self, handing: Handing) -> dict[int, set[str]]:
-        """Returns, for each kind of block, the parameters that get no gradient. Plain training
+        """Returns the parameters that get no gradient, for each kind of block. Plain training
         leaves them unchanged, so weight decay must do so, too. Raises ModelError if the family
         itself excludes other parameters from training.
         """
@@ -236,7 +236,6 @@ class Trial:
             _own_state(block),
         )
         names = {id(parameter): name for name, parameter in block.named_parameters()}
-        kind = _Kind(names=list(names.values()), writes=bool(written))
         several = isinstance(out, (tuple, list))
         results: dict[Place, Any] = {(): out[0] if several else out}
         self.state_bytes = max(
@@ -244,12 +243,14 @@ class Trial:
         )
         if several:
             results |= {(OUT, number): extra for number, extra in enumerate(out[1:], 1)}
-            kind.extras = mapped(tuple(out[1:]), lambda extra: torch.zeros_like(extra.detach()))
         results |= written
-        for place, value in results.items():
-            reached = set[int]().union(*(parameters_reached(each) for each in tensors_of(value)))
-            kind.reached[place] = {names[each] for each in reached if each in names}
         self._hand_on(position, arguments, written)
+        kind = _Kind(
+            {place: _reached(value, names) for place, value in results.items()},
+            list(names.values()),
+            mapped(tuple(out[1:]), _zeros) if several else None,
+            bool(written),
+        )
         self._kinds.setdefault(unit.kind, kind)
         return kind
 
@@ -306,6 +307,17 @@ class Trial:
                 f"{self._family} keeps {frozen[0]} of its blocks from being trained, which is not "
                 "streamed; choose another model."
             )
+
+
+def _reached(value: Any, names: dict[int, str]) -> set[str]:
+    """Returns the names of the parameters from which a value was computed."""
+    ids = set[int]().union(*(parameters_reached(each) for each in tensors_of(value)))
+    return {names[each] for each in ids if each in names}
+
+
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns zeros of the shape of `tensor`, without its graph."""
+    return torch.zeros_like(tensor.detach())
 
 
 def _written(before: dict[Place, int], arguments: BlockArguments) -> dict[Place, Any]:

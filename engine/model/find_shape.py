@@ -22,8 +22,8 @@ from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
 from engine.errors import ConfigError, ModelError
+from engine.hub.hub_cache import cached_config
 from engine.model.catalog import catalog_shape, starter_shape
-from engine.model.hub_cache import cached_config
 from engine.model.kept_shapes import keep_shape, kept_shape, shape_key
 from engine.model.shape import ModelShape
 from engine.paths import resolve_source

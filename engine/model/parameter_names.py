@@ -1,4 +1,4 @@
-"""The names of a module's parameters, and which of the parameters AdamW decays."""
+"""A `ParameterNames` knows a module's parameters by name, and which of them AdamW decays."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from engine.planes.layout import ParameterSpec
 
 
 class ParameterNames:
-    """The names of a module's parameters, and which of the parameters AdamW decays.
-
-    The model computes in `dtype`.
-    """
+    """A `ParameterNames` knows the names of the parameters of a module that computes in `dtype`."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype):
         self.dtype = dtype

@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import Any
 
 from engine.errors import ModelError, first_line
+from engine.hub.hub import is_fetched
+from engine.hub.hub_cache import cached_config
 from engine.model.config_file import is_of_a_field, refuse_broken, why_refused
-from engine.model.hub import is_fetched
-from engine.model.hub_cache import cached_config
 from engine.model.library import hub_is_cut_off, transformers
 from engine.paths import resolve_source
 

@@ -55,7 +55,7 @@ class _Outer:
 
 @dataclass(frozen=True)
 class Probed:
-    """The result of the probe: the units outside the blocks."""
+    """The probe finds the units outside the blocks, and what passes between blocks."""
 
     skeleton: Skeleton
     embed: Unit
@@ -92,7 +92,7 @@ def probe(
         captured = _enter(module, skeleton, trial)
         entering, handing = captured.hidden, trial.handing()
         embed_ids = parameters_reached(entering).union(*map(parameters_reached, trial.trained))
-        skeleton.extras = trial.placeholders()
+        skeleton.expect_extras(trial.placeholders())
         if not handing.is_empty:
             again = skeleton.capture(torch.zeros(1, 2, dtype=torch.long), None)
             trial.refuse_computed(again.arguments, handing)
@@ -160,7 +160,7 @@ def _enter(module: nn.Module, skeleton: Skeleton, trial: Trial) -> Capture:
     if state.dim() == 3 and state.shape[:2] == ids.shape:
         return captured
     rows, tokens = 3, 5
-    skeleton.extras = trial.placeholders()
+    skeleton.expect_extras(trial.placeholders())
     other = skeleton.capture(torch.zeros(rows, tokens, dtype=torch.long), None).hidden
     form = StateForm.between(tuple(state.shape), tuple(other.shape), (rows, tokens))
     if form is None:
@@ -169,7 +169,7 @@ def _enter(module: nn.Module, skeleton: Skeleton, trial: Trial) -> Capture:
             "row of two tokens instead of one state a token, which cannot be streamed; choose "
             "another model."
         )
-    skeleton.form = form
+    skeleton.expect_form(form)
     return Capture(form.flat(state), captured.arguments)
 
 

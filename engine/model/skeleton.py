@@ -81,6 +81,13 @@ class _Recording:
         self.returned: torch.Tensor | None = None
         """The last recorder has returned this state."""
 
+    def add(self, arguments: BlockArguments, hidden: torch.Tensor, returned: torch.Tensor) -> None:
+        """Adds a block that was given `hidden` and returned `returned`, in the family's shape."""
+        if self.first is None:
+            self.first = hidden
+        self.arguments.append(arguments)
+        self.returned = returned
+
 
 class Skeleton:
     """A skeleton is a causal language model whose blocks are recorders.
@@ -160,10 +167,7 @@ class Skeleton:
         answer = Answer(hidden, self.extras[position])
         if recording.ask is not None:
             answer = recording.ask(position, arguments, hidden)
-        if position == 0:
-            recording.first = hidden
-        recording.arguments.append(arguments)
-        recording.returned = answer.hidden
+        recording.add(arguments, hidden, answer.hidden)
         return answer
 
     def _runs_out_of_order(self) -> ModelError:
@@ -171,6 +175,14 @@ class Skeleton:
             f"{type(self.model).__name__} does not run its blocks once each and in order, "
             "which cannot be streamed; choose another model."
         )
+
+    def expect_extras(self, extras: list[tuple | None]) -> None:
+        """Makes recorders return these in addition to the hidden state, for each block."""
+        self.extras = extras
+
+    def expect_form(self, form: StateForm) -> None:
+        """Says that blocks pass a state of this form."""
+        self.form = form
 
     # ------------------------------------------------------------------ the capture pass
 

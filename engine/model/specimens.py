@@ -1,5 +1,5 @@
-"""Blocks run on the meta device, where tensors have shapes but no contents, one for each kind of
-shapes. What such a block hands on has the right shapes for the blocks that take it.
+"""A `Specimens` runs blocks on the meta device, where tensors have shapes but no contents. What
+such a block hands on has the right shapes for the blocks that take it.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ A `Handing` says of each block what it takes and what it gives. `engine.model.bl
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from engine.passing.places import Place
@@ -64,13 +65,12 @@ def handing_of(takes: dict[int, list[Take]], blocks: int) -> Handing:
     """Returns the handing of a model with so many blocks, of which some take values. What nobody
     takes is not handed on.
     """
-    gives = dict.fromkeys(take.source for found in takes.values() for take in found)  # each once
+    gives: dict[int, dict[Place, None]] = {block: {} for block in range(BEFORE, blocks)}
+    for take in itertools.chain.from_iterable(takes.values()):
+        gives[take.source.block][take.source.place] = None  # each once, in order
     return Handing(
         tuple(
-            BlockHanding(
-                tuple(takes.get(block, ())),
-                tuple(source.place for source in gives if source.block == block),
-            )
+            BlockHanding(tuple(takes.get(block, ())), tuple(gives[block]))
             for block in range(blocks)
         )
     )

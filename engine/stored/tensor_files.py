@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from engine.model.hub_cache import weight_files
+from engine.hub.hub_cache import weight_files
 from engine.stored.pickled import is_pickled, open_pickled
 
 _MOST_HEADER_BYTES = 100 << 20

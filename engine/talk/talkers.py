@@ -18,7 +18,7 @@ from engine.checkpoints.open_for_sampling import OpenedModel, open_checkpoint, o
 from engine.checkpoints.weights import initialise, load_pretrained
 from engine.config.settings import TrainConfig
 from engine.errors import FitError, GpuMemoryError
-from engine.model.hub import fetch
+from engine.hub.hub import fetch
 from engine.progress import Progress, saying, untold
 from engine.sampling.generate import AnswerLimits, Drawing, Sampler
 from engine.talk.conversation import Message, Sampling, Source

@@ -39,13 +39,13 @@ from engine.fit.cost import largest_product
 from engine.fit.planner import Chosen
 from engine.host.host_adamw import HostAdamW
 from engine.host.host_store import HostStore
+from engine.hub.hub import fetch
 from engine.machine.spill_folder import check_spill_folder
 from engine.memory.explain import note_memory
 from engine.memory.memory_account import data_bytes
 from engine.memory.memory_shortage import ShareName
 from engine.memory.memory_watch import PeakMemory
 from engine.model.build import build_model
-from engine.model.hub import fetch
 from engine.model.pretrained_files import load_config, load_tokenizer
 from engine.model.units import StreamedModel
 from engine.plan.text import grid

@@ -16,9 +16,9 @@ import pytest
 from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig
 from engine.errors import ModelError
+from engine.hub.hub_cache import cached_config
 from engine.model.catalog import catalog, catalog_shape, entry_of, starter_shape
 from engine.model.find_shape import shape_from_source
-from engine.model.hub_cache import cached_config
 from engine.model.shape_rows import ACTIVATION_FIELDS
 from engine.paths import PROGRAM_ROOT
 

@@ -91,7 +91,7 @@ CHECKPOINT = (
     ),
     Change(
         "pickled-weights-before-safetensors",
-        "engine/model/hub_cache.py",
+        "engine/hub/hub_cache.py",
         "LISTED = (WEIGHTS, INDEX, PICKLED, PICKLED_INDEX)",
         "LISTED = (PICKLED, PICKLED_INDEX, WEIGHTS, INDEX)",
         "Where a folder has both forms, the pickled one is read.",

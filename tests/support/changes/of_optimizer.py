@@ -180,7 +180,7 @@ OPTIMIZER = (
     ),
     Change(
         "biases-decay",
-        BUILD,
+        "engine/model/parameter_names.py",
         'spared = [r"bias", ',
         "spared = [",
         "Biases decay, other than in transformers' Trainer.",

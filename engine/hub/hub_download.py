@@ -1,6 +1,6 @@
 """A separate process downloads a model from the Hugging Face hub into the hub's own cache.
 
-engine/model/hub.py starts and ends the process. All requests go through huggingface_hub. When its
+engine/hub/hub.py starts and ends the process. All requests go through huggingface_hub. When its
 `hf_hub_download` is interrupted, it discards the downloaded part of a file. So its `http_get` is
 called here to write weights into a separate file in the cache's folder, and the next attempt
 resumes that file. The library then finds the complete file in its cache. Nothing here imports
@@ -31,7 +31,7 @@ from typing import Any, BinaryIO
 from engine.errors import first_line
 from engine.files import disk_free
 from engine.helper_process import take_output
-from engine.model.hub_cache import LISTED, weight_files
+from engine.hub.hub_cache import LISTED, weight_files
 from engine.words import in_gib
 
 ANSWER_SECONDS = 10

@@ -1,7 +1,7 @@
 """Models from the Hugging Face hub are downloaded into the hub's own cache before they are read.
 
 The transfer reports its progress, and can be cancelled at any moment. So a separate process does it
-(engine/model/hub_download.py): code that looks up a name, opens a connection or waits for a silent
+(engine/hub/hub_download.py): code that looks up a name, opens a connection or waits for a silent
 server can be stopped only by ending its process.
 """
 
@@ -18,12 +18,12 @@ from typing import Any
 
 from engine.errors import FitError, ModelError
 from engine.helper_process import HelperProcess, ending
-from engine.model.hub_cache import cached_config, cached_files, cached_weights, is_offline
+from engine.hub.hub_cache import cached_config, cached_files, cached_weights, is_offline
 from engine.paths import resolve_source
 from engine.progress import Progress
 from engine.words import in_hours
 
-_PROGRAM = "from engine.model.hub_download import serve; serve()"
+_PROGRAM = "from engine.hub.hub_download import serve; serve()"
 _VARIABLES = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 _ERRORS = {"ModelError": ModelError, "FitError": FitError}
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
