@@ -79,7 +79,7 @@ SIZES = (
     (r"n_group|topk_group|num_expert_group", 1),
     (r".*lora_rank|.*_rank|time_step_rank|.*_lowrank", 8),
     (r"(.*_)?d_state|(ssm_)?state_size", 8),
-    (r"(.*_)?chunk_size", 8),
+    (r"(.*_)?chunk_size|hidden_size_per_layer_input", 8),
 )
 """(pattern of an integer's name, its size here), the first that matches; a size is never made
 larger.
