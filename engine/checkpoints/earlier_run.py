@@ -31,6 +31,10 @@ class EarlierRun:
     """It trained these adapters; None where it trained none, or nothing tells."""
     config: TrainConfig | None
     """These are its settings; None where the checkpoint is in no run's folder."""
+    tokens: tuple[str, ...] = ()
+    """It added these tokens to the tokenizer of its model."""
+    source: str = ""
+    """It trained the model of this name; an empty text where nothing tells."""
 
     @classmethod
     def read(cls, place: str | os.PathLike[str]) -> EarlierRun:
@@ -46,10 +50,15 @@ class EarlierRun:
         with contextlib.suppress(ConfigError):
             config = RunFolder(path.absolute().parent.parent).config
         # A resume that was refused may have changed config.yaml. The best weights have no other.
-        if state.get("settings"):
-            return cls(path, _adapters(state["settings"]), config)
-        parts = None if config is None else config.train.parts
-        return cls(path, parts if isinstance(parts, Adapters) else None, config)
+        settings = state.get("settings")
+        if settings:
+            tokens = tuple(settings.get("data.add_tokens", ()))
+            return cls(path, _adapters(settings), config, tokens, settings["model.source"])
+        if config is None:
+            return cls(path, None, None)
+        parts = config.train.parts
+        adapters = parts if isinstance(parts, Adapters) else None
+        return cls(path, adapters, config, config.data.add_tokens, config.model.source)
 
     def refuse_other(self, adapters: Adapters | None) -> None:
         """Raises ModelError where the run's adapters mean something else with these settings. None:
@@ -66,6 +75,20 @@ class EarlierRun:
                     f"train.lora_{name} {said}, and here it is {told}; set train.lora_{name} to "
                     f"{said}."
                 )
+
+    def refuse_other_tokens(self, config: TrainConfig) -> None:
+        """Raises ModelError where the tokens that the run added to the tokenizer of the same model
+        would be others with these settings, or none.
+        """
+        own = config.data.add_tokens
+        is_same = lasting_source(self.source) == lasting_source(config.model.source)
+        if not is_same or own[: len(self.tokens)] == self.tokens:
+            return
+        raise ModelError(
+            f"model.start_from: the weights in {self.path} have rows for the tokens "
+            f"{', '.join(self.tokens)} that their run added; begin data.add_tokens with these, in "
+            "this order."
+        )
 
 
 def _adapters(settings: Mapping[str, Any]) -> Adapters | None:

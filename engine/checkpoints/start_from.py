@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from engine.checkpoints.checkpoint import MANIFEST, CheckpointInfo
+from engine.checkpoints.new_rows import NewRows
 from engine.checkpoints.restore import load_checkpoint, newest_checkpoint, verified_manifest
 from engine.errors import CheckpointError, ModelError
 from engine.host.host_store import HostStore
@@ -52,8 +53,10 @@ def load_start(
     store: HostStore,
     buffers: Mapping[str, Tensor],
     progress: Progress = untold,
+    seed: int = 0,
 ) -> CheckpointInfo:
     """Fills the weight planes of `store` and the model's `buffers` from the checkpoint at `place`.
+    seed: rows of tokens that the checkpoint lacks are drawn with it.
 
     Only the weight planes need to be allocated. Raises ModelError if there is no checkpoint, or if
     it is damaged or of another model.
@@ -72,14 +75,30 @@ def load_start(
         try:
             other.allocate_weights()
             info = load_checkpoint(path, other, buffers, WEIGHT_PLANES, progress)
+            here = _shapes(store)
             for unit, layout in other.layouts.items():
                 for spec in layout.parameters:
-                    store.write(unit, spec.name, other.master(unit, spec.name))
+                    values = other.master(unit, spec.name)
+                    after = here[spec.full_name]
+                    if spec.shape != after:
+                        values = NewRows(spec.shape[0], after[0], seed).grown(values, unit)
+                    store.write(unit, spec.name, values)
             return info
         finally:
             other.close()
     except CheckpointError as error:
         raise ModelError(f"model.start_from: {error}") from None
+
+
+def _shapes(store: HostStore) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of all parameters by full name."""
+    specs = [spec for layout in store.layouts.values() for spec in layout.parameters]
+    return {spec.full_name: spec.shape for spec in specs}
+
+
+def _grows(there: tuple[int, ...], here: tuple[int, ...]) -> bool:
+    """Tells whether a parameter of the shape `there` gets new rows to have the shape `here`."""
+    return there[1:] == here[1:] and 0 < there[0] < here[0]
 
 
 def _refuse_adapters(path: Path, manifest: Mapping[str, Any], store: HostStore) -> None:
@@ -95,10 +114,11 @@ def _refuse_adapters(path: Path, manifest: Mapping[str, Any], store: HostStore) 
 
 def _layouts_of(manifest: Mapping[str, Any], store: HostStore) -> list[UnitLayout]:
     """Returns the layouts of a store with those parameters frozen that the run of a checkpoint did
-    not train. Those of a checkpoint of another model are the store's, and loading it refuses it.
+    not train, and with embedding and head of its vocabulary where that is smaller. Those
+    of a checkpoint of another model are the store's, and loading it refuses it.
     """
     written = {entry["unit"]: entry["parameters"] for entry in manifest["units"]}
-    layouts = []
+    layouts, outer = [], (next(iter(store.layouts)), list(store.layouts)[-1])
     for unit, layout in store.layouts.items():
         names = [each["full_name"] for each in written.get(unit, ())]
         # A run without adapters may have written the weights beside which some are trained now.
@@ -109,9 +129,12 @@ def _layouts_of(manifest: Mapping[str, Any], store: HostStore) -> list[UnitLayou
         }
         if sorted(names) != sorted(own):
             return list(store.layouts.values())
-        specs = [
-            replace(own[each["full_name"]], frozen=each.get("frozen", False))
-            for each in written[unit]
-        ]
+        specs = []
+        for each in written[unit]:
+            spec = own[each["full_name"]]
+            shape = tuple(each["shape"])
+            if unit in outer and _grows(shape, spec.shape):
+                spec = replace(spec, shape=shape)
+            specs.append(replace(spec, frozen=each.get("frozen", False)))
         layouts.append(lay_out(unit, specs))
     return layouts

@@ -26,7 +26,9 @@ def refuse_start(config: TrainConfig) -> None:
     if is_peft_folder(place):
         PeftFolder.read(place).refuse_other(adapters)
     else:
-        EarlierRun.read(place).refuse_other(adapters)
+        earlier = EarlierRun.read(place)
+        earlier.refuse_other(adapters)
+        earlier.refuse_other_tokens(config)
     if config.exports_adapter and not stands_beside_source(config):
         raise ConfigError(
             "output.export_form",
@@ -57,12 +59,12 @@ def fill_start(
     place, seed = config.model.start_from, config.train.seed
     if place is not None and not is_peft_folder(place):
         initialise_adapters(model, store, seed)  # the earlier run may have had none
-        start = load_start(place, store, model.persistent_buffers(), progress)
+        start = load_start(place, store, model.persistent_buffers(), progress, seed)
         return [f"The weights are those of {start.path}.", *_left_out(model)]
     if config.model.init == "random":
         initialise(model, store, seed, device, progress)
     else:
-        load_pretrained(model, config.model.source, store, progress)
+        load_pretrained(model, config.model.source, store, progress, seed)
     told = [*_dequantised(config, model), *_left_out(model)]
     initialise_adapters(model, store, seed)
     if place is None:

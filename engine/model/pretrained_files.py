@@ -4,8 +4,10 @@ from the hub's cache or from the hub.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+from engine.config.settings import ModelConfig
 from engine.errors import ModelError, first_line
 from engine.model.config_file import is_of_a_field, refuse_broken, why_refused
 from engine.model.hub import is_fetched
@@ -48,6 +50,21 @@ def load_config(source: str) -> Any:
         raise ModelError(
             f"model.source: {file or source} cannot be used: {why_refused(file, error)}."
         ) from error
+
+
+def configured(model: ModelConfig) -> Any:
+    """Returns the configuration of `model.source` with the changes that the other settings of the
+    model ask for. Raises ModelError, in one sentence, where there is none that can be read, and
+    ConfigError for a setting that means nothing to it.
+    """
+    return load_config(model.source)
+
+
+def with_vocabulary(config: Any, tokens: int) -> Any:
+    """Returns a copy of a configuration of transformers for a vocabulary of so many tokens."""
+    grown = copy.deepcopy(config)
+    grown.get_text_config().vocab_size = tokens
+    return grown
 
 
 def load_tokenizer(source: str) -> Any:

@@ -20,6 +20,7 @@ from engine.planes.layout import WEIGHT_PLANES
 from engine.runtime.cuda_backend import cuda_available
 from engine.runtime.open_backend import open_backend
 from engine.talk.conversation import Source
+from engine.vocabulary.read_model import read_model
 from engine.words import MIB, in_gib
 
 MARGIN_BYTES = 512 * MIB
@@ -44,7 +45,7 @@ class Size:
 def size_of_source(source: Source) -> Size:
     """Returns the size of a source. Raises ModelError where the model cannot be built."""
     config = source.config
-    model = build_model(load_config(config.model.source), config.model, config.train.parts)
+    model = build_model(read_model(config).config, config.model, config.train.parts)
     is_kept = source.kind in ("checkpoint", "best")
     is_read = not is_kept and source.config.model.init == "pretrained"
     return size_of(model, reading_bytes(model) if is_read else 0)

@@ -1,0 +1,62 @@
+"""The shape of the model of a run counts the rows of tokens that the user adds.
+
+The tokenizer says how many rows they need. Where it is not on this machine, they are not counted:
+many models have spare rows, and a row takes a few kilobytes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.config.settings import TrainConfig
+from engine.model.find_shape import shape_from_source
+from engine.model.hub import is_fetched
+from engine.model.hub_cache import cached_config
+from engine.model.shape import ModelShape
+from engine.paths import resolve_source
+from engine.vocabulary.added_tokens import add_tokens
+
+
+def shape_of_run(config: TrainConfig) -> ModelShape:
+    """Returns the shape of the model that a run of these settings trains. Raises ModelError, in one
+    sentence, for a source that cannot be read or a model that cannot be streamed, and ConfigError
+    for what the model lacks.
+    """
+    shape = shape_from_source(config.model, config.train.parts)
+    if not config.data.add_tokens:
+        return shape
+    needed = _needed(config.model.source.strip(), config.data.add_tokens)
+    if needed <= shape.vocab_size:
+        return shape
+    return shape_from_source(config.model, config.train.parts, needed)
+
+
+def _needed(source: str, tokens: Sequence[str]) -> int:
+    """Returns how many rows the tokens need; 0 where their tokenizer is not on this machine."""
+    path = resolve_source(source)
+    if path is None:
+        file = cached_config(source)
+        if file is None or not is_fetched(source):
+            return 0
+        path = file.parent
+    stamps = [_stamp(path / name) for name in ("tokenizer.json", "tokenizer_config.json")]
+    return _read(source, tuple(tokens), tuple(stamps))
+
+
+def _stamp(file: Path) -> int:
+    """Returns when a file was changed, in nanoseconds; 0 where there is none."""
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+@functools.lru_cache(maxsize=16)
+def _read(source: str, tokens: tuple[str, ...], _stamps: tuple[int, ...]) -> int:
+    """Returns the same, from the tokenizer. _stamps: when its files were changed."""
+    # transformers brings torch, which a check of a model alone need not load.
+    from engine.model.pretrained_files import load_tokenizer
+
+    return add_tokens(load_tokenizer(source), tokens).vocabulary
