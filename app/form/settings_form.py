@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import yaml
 
-from app.form import adapter_words, preference_words
+from app.form import adapter_words, preference_words, source_words
 from engine.config.help_texts import field_docs
 from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
@@ -47,26 +47,7 @@ SECTION_TITLES = {
 
 LABELS = {
     "name": "Run name",
-    "model.source": "Model",
-    "model.init": "Weights to start from",
-    "model.start_from": "Train on from a run",
-    "model.dtype": "Precision",
-    "data.source": "Data set",
-    "data.columns.messages": "Column of the turns",
-    "data.columns.prompt": "Column of the prompt",
-    "data.columns.completion": "Column of the completion",
-    "data.columns.input": "Column added to the prompt",
-    "data.columns.history": "Column of the earlier turns",
-    "data.columns.chosen": "Column of the chosen answer",
-    "data.columns.rejected": "Column of the rejected answer",
-    "data.columns.system": "Column of the system message",
-    "data.columns.tools": "Column of the tools",
-    "data.columns.text": "Column of the text",
-    "data.max_seq_len": "Sequence length (tokens)",
-    "data.train_on": "Tokens to train on",
-    "data.lost_turns": "Turns that the template leaves out",
-    "data.typed_tokens": "Special tokens in turns",
-    "data.eval_fraction": "Held-out share",
+    **source_words.LABELS,
     "train.batch_size": "Batch size (rows)",
     "train.method": "What is trained",
     "train.part_names": "Parameters to train (one pattern a line)",

@@ -35,11 +35,12 @@ class NewRows:
     """The model has rows for so many."""
     seed: int
 
-    def are_for(self, there: Sequence[int], here: Sequence[int]) -> bool:
+    def are_for(self, there: Sequence[int], here: tuple[int, ...]) -> bool:
         """Tells whether a parameter has the shape `there` in the weights and the shape `here` in
         the model because of its vocabulary alone.
         """
-        return tuple(there) == (self.before, *here[1:]) and tuple(here[:1]) == (self.after,)
+        is_larger = self.before < self.after
+        return is_larger and (*there,) == (self.before, *here[1:]) and here[:1] == (self.after,)
 
     def grown(self, old: torch.Tensor, unit: str) -> torch.Tensor:
         """Returns old rows [before, width] of a unit, or an old bias [before], with the new ones

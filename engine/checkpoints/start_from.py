@@ -9,7 +9,7 @@ the rows.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -53,10 +53,11 @@ def load_start(
     store: HostStore,
     buffers: Mapping[str, Tensor],
     progress: Progress = untold,
-    seed: int = 0,
+    rows: Callable[[int], NewRows] | None = None,
 ) -> CheckpointInfo:
     """Fills the weight planes of `store` and the model's `buffers` from the checkpoint at `place`.
-    seed: rows of tokens that the checkpoint lacks are drawn with it.
+    rows: it returns the new rows of a model to which tokens are added, for a checkpoint that has so
+    many; None where none are.
 
     Only the weight planes need to be allocated. Raises ModelError if there is no checkpoint, or if
     it is damaged or of another model.
@@ -67,7 +68,7 @@ def load_start(
         _refuse_adapters(path, manifest, store)
         dtype: Literal["float32", "bfloat16"]
         dtype = "float32" if manifest["dtype"] == "float32" else "bfloat16"
-        layouts = _layouts_of(manifest, store)
+        layouts = _layouts_of(manifest, store, rows)
         if dtype == store.dtype and layouts == list(store.layouts.values()):
             return load_checkpoint(path, store, buffers, WEIGHT_PLANES, progress)
         # The moments are allocated later, so there is room for both kinds of weights.
@@ -75,30 +76,19 @@ def load_start(
         try:
             other.allocate_weights()
             info = load_checkpoint(path, other, buffers, WEIGHT_PLANES, progress)
-            here = _shapes(store)
+            specs = [spec for layout in store.layouts.values() for spec in layout.parameters]
+            wanted = {spec.full_name: spec.shape for spec in specs}
             for unit, layout in other.layouts.items():
                 for spec in layout.parameters:
                     values = other.master(unit, spec.name)
-                    after = here[spec.full_name]
-                    if spec.shape != after:
-                        values = NewRows(spec.shape[0], after[0], seed).grown(values, unit)
+                    if rows is not None and spec.shape != wanted[spec.full_name]:
+                        values = rows(spec.shape[0]).grown(values, unit)
                     store.write(unit, spec.name, values)
             return info
         finally:
             other.close()
     except CheckpointError as error:
         raise ModelError(f"model.start_from: {error}") from None
-
-
-def _shapes(store: HostStore) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of all parameters by full name."""
-    specs = [spec for layout in store.layouts.values() for spec in layout.parameters]
-    return {spec.full_name: spec.shape for spec in specs}
-
-
-def _grows(there: tuple[int, ...], here: tuple[int, ...]) -> bool:
-    """Tells whether a parameter of the shape `there` gets new rows to have the shape `here`."""
-    return there[1:] == here[1:] and 0 < there[0] < here[0]
 
 
 def _refuse_adapters(path: Path, manifest: Mapping[str, Any], store: HostStore) -> None:
@@ -112,13 +102,15 @@ def _refuse_adapters(path: Path, manifest: Mapping[str, Any], store: HostStore) 
         )
 
 
-def _layouts_of(manifest: Mapping[str, Any], store: HostStore) -> list[UnitLayout]:
+def _layouts_of(
+    manifest: Mapping[str, Any], store: HostStore, rows: Callable[[int], NewRows] | None
+) -> list[UnitLayout]:
     """Returns the layouts of a store with those parameters frozen that the run of a checkpoint did
-    not train, and with embedding and head of its vocabulary where that is smaller. Those
-    of a checkpoint of another model are the store's, and loading it refuses it.
+    not train, and without new `rows` that it lacks. Those of a checkpoint of another model are the
+    store's, and loading it refuses it.
     """
     written = {entry["unit"]: entry["parameters"] for entry in manifest["units"]}
-    layouts, outer = [], (next(iter(store.layouts)), list(store.layouts)[-1])
+    layouts = []
     for unit, layout in store.layouts.items():
         names = [each["full_name"] for each in written.get(unit, ())]
         # A run without adapters may have written the weights beside which some are trained now.
@@ -133,7 +125,7 @@ def _layouts_of(manifest: Mapping[str, Any], store: HostStore) -> list[UnitLayou
         for each in written[unit]:
             spec = own[each["full_name"]]
             shape = tuple(each["shape"])
-            if unit in outer and _grows(shape, spec.shape):
+            if rows is not None and rows(shape[0]).are_for(shape, spec.shape):
                 spec = replace(spec, shape=shape)
             specs.append(replace(spec, frozen=each.get("frozen", False)))
         layouts.append(lay_out(unit, specs))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from engine.adapters.peft_folder import PeftFolder, is_peft_folder
 from engine.checkpoints.adapter_weights import initialise_adapters, load_adapters
 from engine.checkpoints.earlier_run import EarlierRun, stands_beside_source
+from engine.checkpoints.new_rows import NewRows
 from engine.checkpoints.start_from import load_start
 from engine.checkpoints.weights import initialise, load_pretrained
 from engine.config.adapters import Adapters
@@ -59,7 +62,11 @@ def fill_start(
     place, seed = config.model.start_from, config.train.seed
     if place is not None and not is_peft_folder(place):
         initialise_adapters(model, store, seed)  # the earlier run may have had none
-        start = load_start(place, store, model.persistent_buffers(), progress, seed)
+        rows = None
+        if config.data.add_tokens:
+            vocabulary = model.config.get_text_config().vocab_size
+            rows = partial(NewRows, after=vocabulary, seed=seed)
+        start = load_start(place, store, model.persistent_buffers(), progress, rows)
         return [f"The weights are those of {start.path}.", *_left_out(model)]
     if config.model.init == "random":
         initialise(model, store, seed, device, progress)
