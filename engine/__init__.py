@@ -18,7 +18,7 @@ imports from its own room and from rooms listed before it. `tests/test_rooms.py`
     examples        rows as conversations, pairs and texts; no torch
     data            examples as rows of tokens; no torch
     model           a Hugging Face model as units, and as a shape that the planner sees
-    vocabulary      tokens that a user adds, and the model and tokenizer of a run with them
+    run_model       the model and tokenizer of a run, with tokens and positions that a user adds
     stored          the weights in the files of a model, as they were published
     runs            run folders and the records in them; no torch
     summaries       a run's line in a list, its note, its benchmarks; no torch

@@ -85,11 +85,7 @@ LABELS = {
 }
 
 CHOICE_LABELS = {
-    "model.init": {
-        "pretrained": "the model's own weights",
-        "random": "random weights (from scratch)",
-    },
-    "model.dtype": {"bfloat16": "bfloat16, fp32 masters", "float32": "float32"},
+    **source_words.CHOICE_LABELS,
     **preference_words.CHOICE_LABELS,
     "train.optimizer": {
         "adamw": "AdamW, moments in fp32",
@@ -111,12 +107,6 @@ CHOICE_LABELS = {
         "bfloat16": "bfloat16",
         "float32": "float32, the whole masters",
     },
-    "data.train_on": {"assistant": "the answers only", "all": "every token"},
-    "data.lost_turns": {
-        "turn_by_turn": "train each answer after its prompt",
-        "refuse": "refuse such rows",
-    },
-    "data.typed_tokens": {"text": "are text", "tokens": "are tokens, as a server reads them"},
     "engine.save_level": {
         "boundary_host": "block inputs, in host RAM",
         "boundary_pairs": "every second block's input, in host RAM",
@@ -147,12 +137,7 @@ PROMINENT = (
 """These fields are always visible; all others are folded away."""
 
 SHORT_HELP = {
-    "model.source": "A local folder or a Hugging Face id.",
-    "model.dtype": "What blocks compute in.",
-    "data.source": (
-        "A file, a folder or a Hugging Face id; several as [{source: a, weight: 2}, {source: b}]."
-    ),
-    "data.max_seq_len": "Longer examples are cut and counted.",
+    **source_words.SHORT_HELP,
     "train.steps": "Give these or epochs.",
     "train.epochs": "Passes over the data.",
     "train.batch_size": "Per optimizer step.",

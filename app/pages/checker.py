@@ -37,9 +37,9 @@ from engine.machine.rates import rates_file
 from engine.machine.read_machine import Machine, read_machine
 from engine.machine.spill_folder import check_spill_folder
 from engine.model.catalog import catalog_shape
+from engine.run_model.added_tokens import add_tokens
+from engine.run_model.shape_of_run import shape_of_run
 from engine.trackers.known_trackers import destinations
-from engine.vocabulary.added_tokens import add_tokens
-from engine.vocabulary.shape_of_run import shape_of_run
 
 MACHINE_SECONDS = 10
 """Free memory is read again after this many seconds; estimates are repeated if it has changed."""

@@ -20,7 +20,7 @@ from engine.fit.memory_items import PartName
 from engine.fit.pool_times import gains
 from engine.helper_process import HelperProcess, take_output
 from engine.machine.read_machine import Machine
-from engine.vocabulary.shape_of_run import shape_of_run
+from engine.run_model.shape_of_run import shape_of_run
 
 _PROGRAM = "from app.pages.gains import answer; answer()"
 _LENGTH = struct.Struct("<Q")

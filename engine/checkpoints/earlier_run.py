@@ -15,6 +15,7 @@ from engine.adapters.peft_folder import is_peft_folder
 from engine.checkpoints.restore import verified_manifest
 from engine.checkpoints.start_from import newest_weights
 from engine.config.adapters import Adapters
+from engine.config.rope_settings import ROPE_SCALING
 from engine.config.settings import TrainConfig
 from engine.errors import CheckpointError, ConfigError, ModelError
 from engine.paths import lasting_source
@@ -35,6 +36,8 @@ class EarlierRun:
     """It added these tokens to the tokenizer of its model."""
     source: str = ""
     """It trained the model of this name; an empty text where nothing tells."""
+    rope_scaling: str = "none"
+    """It scaled the rotary embeddings so."""
 
     @classmethod
     def read(cls, place: str | os.PathLike[str]) -> EarlierRun:
@@ -53,12 +56,15 @@ class EarlierRun:
         settings = state.get("settings")
         if settings:
             tokens = tuple(settings.get("data.add_tokens", ()))
-            return cls(path, _adapters(settings), config, tokens, settings["model.source"])
+            scaling = settings.get(ROPE_SCALING, "none")
+            source = settings["model.source"]
+            return cls(path, _adapters(settings), config, tokens, source, scaling)
         if config is None:
             return cls(path, None, None)
         parts = config.train.parts
         adapters = parts if isinstance(parts, Adapters) else None
-        return cls(path, adapters, config, config.data.add_tokens, config.model.source)
+        model, tokens = config.model, config.data.add_tokens
+        return cls(path, adapters, config, tokens, model.source, model.rope_scaling)
 
     def refuse_other(self, adapters: Adapters | None) -> None:
         """Raises ModelError where the run's adapters mean something else with these settings. None:
@@ -76,19 +82,23 @@ class EarlierRun:
                     f"{said}."
                 )
 
-    def refuse_other_tokens(self, config: TrainConfig) -> None:
-        """Raises ModelError where the tokens that the run added to the tokenizer of the same model
-        would be others with these settings, or none.
+    def refuse_other_model(self, config: TrainConfig) -> None:
+        """Raises ModelError where these settings lack what the run added to the same model: tokens
+        of its tokenizer, or longer rows.
         """
-        own = config.data.add_tokens
-        is_same = lasting_source(self.source) == lasting_source(config.model.source)
-        if not is_same or own[: len(self.tokens)] == self.tokens:
+        if lasting_source(self.source) != lasting_source(config.model.source):
             return
-        raise ModelError(
-            f"model.start_from: the weights in {self.path} have rows for the tokens "
-            f"{', '.join(self.tokens)} that their run added; begin data.add_tokens with these, in "
-            "this order."
-        )
+        if config.data.add_tokens[: len(self.tokens)] != self.tokens:
+            raise ModelError(
+                f"model.start_from: the weights in {self.path} have rows for the tokens "
+                f"{', '.join(self.tokens)} that their run added; begin data.add_tokens with these, "
+                "in this order."
+            )
+        if self.rope_scaling != "none" and config.model.rope_scaling == "none":
+            raise ModelError(
+                f"model.start_from: the weights in {self.path} were trained with {ROPE_SCALING} "
+                f"{self.rope_scaling}, and here it is none; set it to {self.rope_scaling}."
+            )
 
 
 def _adapters(settings: Mapping[str, Any]) -> Adapters | None:

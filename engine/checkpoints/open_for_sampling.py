@@ -22,12 +22,12 @@ from engine.model.units import StreamedModel
 from engine.plan.choices import PlanChoices
 from engine.planes.layout import WEIGHT_PLANES
 from engine.progress import Progress, untold
+from engine.run_model.read_model import read_model
 from engine.runs.folder import open_run
 from engine.runtime.backend import Backend
 from engine.runtime.engine_settings import EngineSettings
 from engine.runtime.open_backend import open_backend
 from engine.runtime.streaming_engine import StreamingEngine
-from engine.vocabulary.read_model import read_model
 
 
 class OpenedModel:

@@ -31,7 +31,7 @@ def refuse_start(config: TrainConfig) -> None:
     else:
         earlier = EarlierRun.read(place)
         earlier.refuse_other(adapters)
-        earlier.refuse_other_tokens(config)
+        earlier.refuse_other_model(config)
     if config.exports_adapter and not stands_beside_source(config):
         raise ConfigError(
             "output.export_form",

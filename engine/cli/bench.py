@@ -54,8 +54,8 @@ from engine.measuring.ceilings import Ceilings, measure
 from engine.measuring.one_thread import one_thread_rates
 from engine.model.library import errors_only
 from engine.model.measure_shape import shape_of
-from engine.model.pretrained_files import configured
 from engine.model.shape import ModelShape
+from engine.run_model.read_model import configured
 from engine.runtime.backend import Backend
 from engine.runtime.open_backend import open_backend
 from engine.words import GIB

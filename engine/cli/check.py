@@ -46,8 +46,8 @@ from engine.machine.several_gpus import named_with_several
 from engine.machine.spill_folder import check_spill_folder
 from engine.model.shape import ModelShape
 from engine.planes.moments import KINDS
+from engine.run_model.shape_of_run import shape_of_run
 from engine.trackers.known_trackers import destinations
-from engine.vocabulary.shape_of_run import shape_of_run
 from engine.words import in_gib
 
 

@@ -9,7 +9,7 @@ from engine.data.preview import check_first_rows, preview
 from engine.errors import DataError
 from engine.model.hub import is_fetched
 from engine.paths import resolve_source
-from engine.vocabulary.added_tokens import add_tokens
+from engine.run_model.added_tokens import add_tokens
 
 
 def checked_data(config: TrainConfig) -> str:

@@ -21,7 +21,7 @@ from engine.machine.rates import Rates
 from engine.machine.read_machine import Machine
 from engine.model.shape import ModelShape
 from engine.plan.ops import Lane
-from engine.vocabulary.shape_of_run import shape_of_run
+from engine.run_model.shape_of_run import shape_of_run
 from engine.words import in_seconds
 
 

@@ -32,7 +32,7 @@ from engine.machine.known_machines import known_machine
 from engine.machine.read_machine import Machine
 from engine.model.shape import ModelShape
 from engine.planes.active_parameters import parameter_flops, planned_flops_formula
-from engine.vocabulary.shape_of_run import shape_of_run
+from engine.run_model.shape_of_run import shape_of_run
 from engine.words import GIB, in_gib
 
 WORDS = {

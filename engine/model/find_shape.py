@@ -58,11 +58,6 @@ class _Key:
     vocabulary: int | None
     """The model has rows for this many tokens; None where its own configuration says so."""
 
-    @property
-    def is_changed(self) -> bool:
-        """Tells whether no shape that is bundled for the configuration can be meant."""
-        return self.vocabulary is not None
-
 
 @dataclass(frozen=True)
 class _Place:
@@ -90,7 +85,7 @@ def shape_from_source(
     place = _place_of(source)
     key = _Key(source, place.path, None, model.dtype, model.attention, parts, vocabulary)
     is_elsewhere = place.file is None and place.path is None
-    if is_elsewhere and not isinstance(parts, Parts) and not key.is_changed:
+    if is_elsewhere and not isinstance(parts, Parts) and vocabulary is None:
         bundled = catalog_shape(source, model.dtype, model.attention, parts)
         if bundled is not None:
             return bundled
@@ -144,7 +139,7 @@ def _without_torch(content: bytes | None, key: _Key) -> ModelShape | None:
     """Returns the shape that is bundled or kept for a configuration with these bytes."""
     if content is None:
         return None
-    if not isinstance(key.parts, Parts) and not key.is_changed:
+    if not isinstance(key.parts, Parts) and key.vocabulary is None:
         bundled = starter_shape(content, key.dtype, key.attention, key.source, key.parts)
         if bundled is not None:
             return bundled
@@ -194,7 +189,7 @@ def _build(model: ModelConfig, key: _Key) -> ModelShape:
     """
     from engine.model.build import build_model
     from engine.model.measure_shape import shape_of
-    from engine.model.pretrained_files import configured, with_vocabulary
+    from engine.model.pretrained_files import load_config, with_vocabulary
 
     source = model.source.strip()
     place = _place_of(source)
@@ -203,9 +198,9 @@ def _build(model: ModelConfig, key: _Key) -> ModelShape:
     if place.path is None and file is not None:
         # A configuration in the Hugging Face cache is read from its folder there: the configuration
         # on the hub may have changed.
-        config = configured(replace(model, source=str(file.parent)))
+        config = load_config(str(file.parent))
     else:
-        config = configured(replace(model, source=source))
+        config = load_config(source)
     if place.path is None and file is None:  # it came from the hub, and is in the cache now
         file = _place_of(source).file
         content = _content(file)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from engine.config.settings import ModelConfig
 from engine.errors import ModelError, first_line
 from engine.model.config_file import is_of_a_field, refuse_broken, why_refused
 from engine.model.hub import is_fetched
@@ -50,14 +49,6 @@ def load_config(source: str) -> Any:
         raise ModelError(
             f"model.source: {file or source} cannot be used: {why_refused(file, error)}."
         ) from error
-
-
-def configured(model: ModelConfig) -> Any:
-    """Returns the configuration of `model.source` with the changes that the other settings of the
-    model ask for. Raises ModelError, in one sentence, where there is none that can be read, and
-    ConfigError for a setting that means nothing to it.
-    """
-    return load_config(model.source)
 
 
 def with_vocabulary(config: Any, tokens: int) -> Any:

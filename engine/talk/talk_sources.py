@@ -17,10 +17,10 @@ from engine.model.pretrained_files import load_config
 from engine.model.units import StreamedModel
 from engine.paths import resolve_source
 from engine.planes.layout import WEIGHT_PLANES
+from engine.run_model.read_model import read_model
 from engine.runtime.cuda_backend import cuda_available
 from engine.runtime.open_backend import open_backend
 from engine.talk.conversation import Source
-from engine.vocabulary.read_model import read_model
 from engine.words import MIB, in_gib
 
 MARGIN_BYTES = 512 * MIB

@@ -14,9 +14,9 @@ from engine.data.encode import Encoder
 from engine.data.special import ReservedText
 from engine.data.template_process import Chat, Refusal
 from engine.errors import DataError
+from engine.run_model.read_model import read_model
 from engine.sampling.generate import end_tokens, longest_row
 from engine.talk.conversation import Message
-from engine.vocabulary.read_model import read_model
 
 _PROBE = "R7x9Q"
 """No chat template contains this text."""

@@ -58,6 +58,7 @@ from engine.ranks.build_engine import (
 )
 from engine.ranks.crew import Crew
 from engine.ranks.rank_samples import gpus_of
+from engine.run_model.read_model import read_model
 from engine.runs.events import DataPrepared, PlanBuilt, RunStarted
 from engine.runtime.backend import Backend
 from engine.runtime.cpu_backend import CpuBackend
@@ -68,7 +69,6 @@ from engine.train.open_store import meet_hosts, open_crew, open_store, tell_plac
 from engine.train.planning import Planned, TrainingJob, make_plan, planned_as_before
 from engine.train.resume import changed_settings, kept_rounding, refuse_other_data
 from engine.train.session import Session
-from engine.vocabulary.read_model import read_model
 
 
 @dataclass

@@ -1,6 +1,4 @@
-"""The configuration and the tokenizer of a run are those of its model, with the tokens that the
-user adds.
-"""
+"""The configuration and the tokenizer of a run are those of its model, with what the user adds."""
 
 from __future__ import annotations
 
@@ -8,13 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.config.adapters import SAVE_MODULES, Adapters
-from engine.config.settings import TrainConfig
+from engine.config.rope_settings import refuse_longer_rows
+from engine.config.settings import ModelConfig, TrainConfig
 from engine.config.trained_parts import Parts
 from engine.errors import ConfigError, RunError
 from engine.model.library import reads_more_than_text
-from engine.model.pretrained_files import configured, load_tokenizer, with_vocabulary
+from engine.model.pretrained_files import load_config, load_tokenizer, with_vocabulary
 from engine.model.units import StreamedModel
-from engine.vocabulary.added_tokens import ADD_TOKENS, Added, add_tokens
+from engine.run_model.added_tokens import ADD_TOKENS, Added, add_tokens
+from engine.run_model.rope_scaling import note_of, scaled
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ReadModel:
     tokenizer: Any
     added: Added
     notes: tuple[str, ...]
-    """These sentences tell what was done with the tokens that the user adds."""
+    """These sentences tell what was changed."""
     grows: bool
     """The weights of the model have too few rows for them."""
 
@@ -65,11 +65,25 @@ class ReadModel:
             )
 
 
+def configured(model: ModelConfig) -> Any:
+    """Returns the configuration of `model.source` with the changes that the other settings of the
+    model ask for. Raises ModelError, in one sentence, where there is none that can be read, and
+    ConfigError for a setting that means nothing to it.
+    """
+    return scaled(load_config(model.source), model)
+
+
 def read_model(config: TrainConfig) -> ReadModel:
     """Reads the configuration and the tokenizer of a run. Raises ModelError for a model that cannot
-    be used, and ConfigError for tokens that cannot be added to it.
+    be used, and ConfigError for tokens or positions that it cannot have.
     """
-    hf_config = configured(config.model)
+    own = load_config(config.model.source)
+    hf_config = scaled(own, config.model)
+    notes = []
+    if config.model.rope_scaling != "none":
+        positions = own.get_text_config().max_position_embeddings
+        refuse_longer_rows(config.model, config.data.max_seq_len, positions)
+        notes += note_of(config.model, positions)
     tokenizer = load_tokenizer(config.model.source)
     added = add_tokens(tokenizer, config.data.add_tokens)
     before = hf_config.get_text_config().vocab_size
@@ -77,7 +91,7 @@ def read_model(config: TrainConfig) -> ReadModel:
     if grows:
         _refuse_other_tables(hf_config, config.model.source)
         hf_config = with_vocabulary(hf_config, added.vocabulary)
-    return ReadModel(hf_config, tokenizer, added, tuple(added.notes(before)), grows)
+    return ReadModel(hf_config, tokenizer, added, (*notes, *added.notes(before)), grows)
 
 
 def _refuse_other_tables(hf_config: Any, source: str) -> None:

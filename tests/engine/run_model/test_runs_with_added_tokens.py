@@ -24,8 +24,8 @@ from engine.model.build import build_model
 from engine.runs.events import LogLine
 from engine.talk.voice import Voice
 from engine.train.run import resume_run, start_run
-from engine.vocabulary.read_model import read_model
-from engine.vocabulary.shape_of_run import shape_of_run
+from engine.run_model.read_model import read_model
+from engine.run_model.shape_of_run import shape_of_run
 from engine.words import GIB
 from tests.engine.train.test_changed_settings import weights_at_start
 from tests.support.crews import forked_followers  # noqa: F401  a fixture

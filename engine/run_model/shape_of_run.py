@@ -1,4 +1,4 @@
-"""The shape of the model of a run counts the rows of tokens that the user adds.
+"""The shape of the model of a run counts the rows of tokens and the positions that the user adds.
 
 The tokenizer says how many rows they need. Where it is not on this machine, they are not counted:
 many models have spare rows, and a row takes a few kilobytes.
@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from engine.config.rope_settings import ROPE_SCALING, positions_with, refuse_longer_rows
 from engine.config.settings import TrainConfig
+from engine.errors import ConfigError
 from engine.model.find_shape import shape_from_source
 from engine.model.hub import is_fetched
 from engine.model.hub_cache import cached_config
 from engine.model.shape import ModelShape
 from engine.paths import resolve_source
-from engine.vocabulary.added_tokens import add_tokens
+from engine.run_model.added_tokens import add_tokens
 
 
 def shape_of_run(config: TrainConfig) -> ModelShape:
@@ -25,24 +28,47 @@ def shape_of_run(config: TrainConfig) -> ModelShape:
     for what the model lacks.
     """
     shape = shape_from_source(config.model, config.train.parts)
-    if not config.data.add_tokens:
+    if config.data.add_tokens:
+        needed = _needed(config.model.source.strip(), config.data.add_tokens)
+        if needed > shape.vocab_size:
+            shape = shape_from_source(config.model, config.train.parts, needed)
+    return _with_positions(shape, config)
+
+
+def _with_positions(shape: ModelShape, config: TrainConfig) -> ModelShape:
+    """Returns the shape with the positions that scaled rotary embeddings give the model."""
+    model, own = config.model, shape.max_position_embeddings
+    if model.rope_scaling == "none":
         return shape
-    needed = _needed(config.model.source.strip(), config.data.add_tokens)
-    if needed <= shape.vocab_size:
-        return shape
-    return shape_from_source(config.model, config.train.parts, needed)
+    if _folder_of(model.source.strip()) is not None:
+        # transformers brings torch.
+        from engine.run_model.read_model import configured
+
+        configured(model)
+    if shape.learned_positions or own is None:
+        raise ConfigError(
+            ROPE_SCALING, f"{shape.model_type} has no rotary embeddings; set it to none."
+        )
+    refuse_longer_rows(model, config.data.max_seq_len, own)
+    return replace(shape, max_position_embeddings=positions_with(model, own))
 
 
 def _needed(source: str, tokens: Sequence[str]) -> int:
     """Returns how many rows the tokens need; 0 where their tokenizer is not on this machine."""
-    path = resolve_source(source)
+    path = _folder_of(source)
     if path is None:
-        file = cached_config(source)
-        if file is None or not is_fetched(source):
-            return 0
-        path = file.parent
+        return 0
     stamps = [_stamp(path / name) for name in ("tokenizer.json", "tokenizer_config.json")]
     return _read(source, tuple(tokens), tuple(stamps))
+
+
+def _folder_of(source: str) -> Path | None:
+    """Returns the folder with the files of a model; None where they are not on this machine."""
+    path = resolve_source(source)
+    if path is not None:
+        return path
+    file = cached_config(source)
+    return file.parent if file is not None and is_fetched(source) else None
 
 
 def _stamp(file: Path) -> int:
