@@ -55,7 +55,7 @@ SHORT_HELP = {
         "A file, a folder or a Hugging Face id; several as [{source: a, weight: 2}, {source: b}]."
     ),
     "data.max_seq_len": "Longer examples are cut and counted.",
-    "model.rope_scaling": "For rows longer than those the model was trained for; it must learn them.",
+    "model.rope_scaling": "For rows longer than those of the model, which must learn them.",
     "model.rope_factor": "Rows may be this many times as long.",
     "data.add_tokens": "Each is one token in the data, such as <tool>; the embedding may grow.",
 }

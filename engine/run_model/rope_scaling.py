@@ -102,8 +102,12 @@ def _scaled(config: Any, kind: str, factor: float) -> Any:
         given["original_max_position_embeddings"] = own
         text.max_position_embeddings = int(own * factor)
     text.rope_parameters = given
+    if getattr(text, "head_dim", 1) is None:
+        # transformers reads it there alone for the frequencies of yarn and dynamic.
+        text.head_dim = text.hidden_size // text.num_attention_heads
     try:
         text.validate_rope()
+        _frequencies(changed)
     except Exception as error:  # a family's own rules raise errors of many kinds
         raise ConfigError(
             ROPE_SCALING,
@@ -115,9 +119,11 @@ def _scaled(config: Any, kind: str, factor: float) -> Any:
 
 def _differ(one: Any, other: Any) -> bool:
     """Tells whether small models of two configurations turn positions differently."""
-    found = []
-    for config in (one, other):
-        tiny = empty_model(shrunk(config), torch.float32)
-        found.append([buffer for name, buffer in tiny.named_buffers() if "inv_freq" in name])
-    pairs = zip(*found, strict=True)
+    pairs = zip(_frequencies(one), _frequencies(other), strict=True)
     return any(not torch.equal(before, after) for before, after in pairs)
+
+
+def _frequencies(config: Any) -> list[torch.Tensor]:
+    """Returns the frequencies, [n] each, by which a small model of a configuration turns."""
+    tiny = empty_model(shrunk(config), torch.float32)
+    return [buffer for name, buffer in tiny.named_buffers() if "inv_freq" in name]

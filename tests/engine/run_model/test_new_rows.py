@@ -17,11 +17,11 @@ from engine.host.host_adamw import AdamWSettings, HostAdamW
 from engine.host.host_store import HostStore
 from engine.model.build import build_model
 from engine.plan.choices import PlanChoices
+from engine.run_model.added_tokens import add_tokens
+from engine.run_model.read_model import read_model
 from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.engine_settings import EngineSettings
 from engine.runtime.streaming_engine import StreamingEngine
-from engine.run_model.added_tokens import add_tokens
-from engine.run_model.read_model import read_model
 from tests.engine.runtime.test_parity import RATE, plain_optimizer
 from tests.support import data_tokenizers as made
 from tests.support.folders import make_model, make_tokenizer

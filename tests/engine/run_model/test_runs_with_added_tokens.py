@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine.machine.read_machine import Machine
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -20,12 +19,13 @@ from engine.data.preview import preview
 from engine.errors import ConfigError
 from engine.fit.report import estimate
 from engine.host.host_store import HostStore
+from engine.machine.read_machine import Machine
 from engine.model.build import build_model
+from engine.run_model.read_model import read_model
+from engine.run_model.shape_of_run import shape_of_run
 from engine.runs.events import LogLine
 from engine.talk.voice import Voice
 from engine.train.run import resume_run, start_run
-from engine.run_model.read_model import read_model
-from engine.run_model.shape_of_run import shape_of_run
 from engine.words import GIB
 from tests.engine.train.test_changed_settings import weights_at_start
 from tests.support.crews import forked_followers  # noqa: F401  a fixture
