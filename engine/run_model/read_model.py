@@ -26,7 +26,7 @@ class ReadModel:
     tokenizer: Any
     added: Added
     notes: tuple[str, ...]
-    """These sentences tell what was changed."""
+    """They tell in sentences what is changed."""
     grows: bool
     """The weights of the model have too few rows for them."""
 
