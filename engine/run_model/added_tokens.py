@@ -36,10 +36,7 @@ class Added:
             grown = self.vocabulary - before
             how = "They have rows in the embedding already, which are trained as they are."
             if grown > 0:
-                how = (
-                    f"Embedding and head grow by {counted(grown, 'row')} to {self.vocabulary:,}, "
-                    "which begin near the mean of the others."
-                )
+                how = f"Embedding and head grow by {counted(grown, 'row')} to {self.vocabulary:,}."
             told.append(f"The tokenizer got {', '.join(self.new)}. {how}")
         return told
 

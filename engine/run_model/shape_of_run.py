@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.config.rope_settings import ROPE_SCALING, positions_with, refuse_longer_rows
-from engine.config.settings import TrainConfig
+from engine.config.settings import ModelConfig, TrainConfig
 from engine.errors import ConfigError
 from engine.model.find_shape import shape_from_source
 from engine.model.hub import is_fetched
@@ -40,17 +40,26 @@ def _with_positions(shape: ModelShape, config: TrainConfig) -> ModelShape:
     model, own = config.model, shape.max_position_embeddings
     if model.rope_scaling == "none":
         return shape
-    if _folder_of(model.source.strip()) is not None:
-        # transformers brings torch.
-        from engine.run_model.read_model import configured
-
-        configured(model)
+    folder = _folder_of(model.source.strip())
+    if folder is not None:
+        _refuse_scaling(model, _stamp(folder / "config.json"))
     if shape.learned_positions or own is None:
         raise ConfigError(
             ROPE_SCALING, f"{shape.model_type} has no rotary embeddings; set it to none."
         )
     refuse_longer_rows(model, config.data.max_seq_len, own)
     return replace(shape, max_position_embeddings=positions_with(model, own))
+
+
+@functools.lru_cache(maxsize=16)
+def _refuse_scaling(model: ModelConfig, _stamp: int) -> None:
+    """Raises ConfigError for a model whose rotary embeddings cannot be scaled. _stamp: when its
+    configuration was changed.
+    """
+    # transformers brings torch.
+    from engine.run_model.read_model import configured
+
+    configured(model)
 
 
 def _needed(source: str, tokens: Sequence[str]) -> int:

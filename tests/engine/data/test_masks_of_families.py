@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from engine.data.encode import Encoder
-from engine.data.rendered import Handling, Kept, Skipped
+from engine.data.encode import Encoder, Kept
+from engine.data.rendered import Handling, Skipped
 from engine.examples.example import Conversation
 from tests.support.references import FAMILIES, INVENTED, tokenizer
 from tests.support.references.drawn import drawn

@@ -62,11 +62,12 @@ def in_transformers(folder, kind: str, factor: float):
     return AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("kind", ["yarn", "linear"])
 @pytest.mark.parametrize(
-    "family", in_tiers(("llama", "qwen3", "mixtral"), ("llama",), "one code scales all")
+    "made",
+    in_tiers(("llama yarn", "llama linear", "mixtral yarn"), ("llama yarn",), "the same code"),
 )
-def test_training_equals_plain_training_on_longer_rows(tmp_path, family, kind):
+def test_training_equals_plain_training_on_longer_rows(tmp_path, made):
+    family, kind = made.split()
     folder = make_model(tmp_path / "model", family, initializer_range=0.2)
     config = settings(folder, kind, max_seq_len=100)
     model = build_model(read_model(config).config, config.model)
@@ -105,6 +106,7 @@ def test_training_equals_plain_training_on_longer_rows(tmp_path, family, kind):
         part.close()
 
 
+@pytest.mark.everything("it trains several runs")
 def test_a_run_says_what_it_does_and_its_export_carries_it(tmp_path):
     make_model(tmp_path / "model")
     rows = make_data(tmp_path / "short.jsonl", 4).read_text().splitlines()
@@ -112,6 +114,7 @@ def test_a_run_says_what_it_does_and_its_export_carries_it(tmp_path):
     (tmp_path / "data.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 8)
     values = {"model.rope_scaling": "yarn", "model.rope_factor": 4, "data.max_seq_len": 80}
     quick = {"train.steps": 2, "output.checkpoint_every": 1, "output.export": True}
+    quick |= {"data.eval_fraction": 0.0, "train.batch_size": 2}
     config = make_config(tmp_path, **values | quick)
     stopped = trained(config, tmp_path / "runs", {1: "stop"})
     id_ = stopped.folder.id

@@ -32,6 +32,7 @@ from tests.support.crews import forked_followers  # noqa: F401  a fixture
 from tests.support.failing import command
 from tests.support.folders import make_config, make_model, make_tokenizer
 from tests.support.multimodal import make_multimodal
+from tests.support.tiers import in_tiers
 from tests.support.trained_runs import events_of, execute, files_of, resumed_to_the_end, trained
 
 pytestmark = pytest.mark.computing
@@ -52,19 +53,25 @@ def with_tokens(tmp_path, tokens=TOKENS, **values):
             answer = {"role": "assistant", "content": f"<call>{word}</call>"}
             rows.append(json.dumps({"messages": [asked, answer]}))
         (tmp_path / "data.jsonl").write_text("\n".join(rows) + "\n")
-    usual = {"data.add_tokens": list(tokens), "train.steps": 4, "output.checkpoint_every": 2}
+    usual = {"data.add_tokens": list(tokens), "train.steps": 2, "output.checkpoint_every": 1}
+    usual |= {"data.eval_fraction": 0.0, "train.batch_size": 2}
     return make_config(tmp_path, **usual | values)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", in_tiers(("float32", "bfloat16"), ("bfloat16",), "a plain run trains one")
+)
 def test_an_export_loads_without_a_warning_and_has_the_tokens(tmp_path, dtype, caplog):
     config = with_tokens(tmp_path, **{"model.dtype": dtype, "output.export": True})
     run = trained(config, tmp_path / "runs")
     said = [event.text for event in events_of(run, LogLine)]
-    assert any("got <call>, </call>. Embedding and head grow by 2 rows to 19" in s for s in said)
+    assert any("got <call>, </call>. Embedding and head grow by 2 rows to 19." in s for s in said)
     folder = run.folder.export_path
+    library = logging.getLogger("transformers")  # its messages go to no other logger
+    library.addHandler(caplog.handler)
     with caplog.at_level(logging.WARNING):
         model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    library.removeHandler(caplog.handler)
     assert not any(info.values()) and not caplog.records
     assert model.config.vocab_size == KNOWN + 2 == model.get_output_embeddings().out_features
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -76,20 +83,22 @@ def test_an_export_loads_without_a_warning_and_has_the_tokens(tmp_path, dtype, c
     assert (grown - before).norm() > 1e-3, "rows of new tokens are trained"
 
 
+@pytest.mark.everything("it trains several runs; a plain run trains one")
 def test_a_stopped_run_goes_on_to_the_bit_and_with_the_same_tokens(tmp_path):
     whole = trained(with_tokens(tmp_path), tmp_path / "whole")
-    stopped = trained(with_tokens(tmp_path), tmp_path / "stopped", {2: "stop"})
+    stopped = trained(with_tokens(tmp_path), tmp_path / "stopped", {1: "stop"})
     id_, runs = stopped.folder.id, tmp_path / "stopped"
     for told in ("[<call>]", "[]"):
         ended = execute(resume_run(runs, id_, [f"data.add_tokens={told}"]))
-        assert ended.state == "failed" and ended.reason.count(".") < 6
+        assert ended.state == "failed"
         assert ended.reason.startswith(f"data.add_tokens of run {id_} was ")
     again = resumed_to_the_end(stopped)
-    assert files_of(again)[4] == files_of(whole)[4]
+    assert files_of(again)[2] == files_of(whole)[2]
     talked = Voice.of(again.folder.config)
     assert KNOWN in talked.prompt([{"role": "user", "content": "<call>"}])
 
 
+@pytest.mark.everything("it trains several runs; a plain run trains one")
 def test_a_new_run_starts_from_one_without_the_tokens_and_from_one_with_them(tmp_path):
     plain = trained(with_tokens(tmp_path, ()), tmp_path / "runs")
     start = {"model.start_from": str(plain.folder.path)}
@@ -111,7 +120,9 @@ def test_a_new_run_starts_from_one_without_the_tokens_and_from_one_with_them(tmp
         assert "that their run added; begin data.add_tokens with these" in ended.reason
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", in_tiers(("float32", "bfloat16"), ("bfloat16",), "a plain run counts one")
+)
 def test_the_report_itemises_what_the_store_allocates(tmp_path, dtype):
     config = with_tokens(tmp_path, **{"model.dtype": dtype})
     shape = shape_of_run(config)
@@ -140,6 +151,7 @@ def test_the_preview_shows_a_token_as_one_and_check_reads_it(tmp_path, capsys):
     assert code == 0 and "Data:" in printed
 
 
+@pytest.mark.everything("it trains several runs; a plain run trains one")
 def test_where_the_vocabulary_cannot_grow_it_is_said(tmp_path, capsys):
     folder = make_multimodal(tmp_path / "seeing", "gemma3")
     config = with_tokens(tmp_path, **{"model.source": str(folder)})
