@@ -86,7 +86,7 @@ def read_model(config: TrainConfig) -> ReadModel:
         notes += note_of(config.model, positions)
     tokenizer = load_tokenizer(config.model.source)
     added = add_tokens(tokenizer, config.data.add_tokens)
-    before = hf_config.get_text_config().vocab_size
+    before = getattr(hf_config.get_text_config(), "vocab_size", 0)  # not every model has words
     grows = added.vocabulary > before
     if grows:
         _refuse_other_tables(hf_config, config.model.source)
