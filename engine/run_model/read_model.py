@@ -119,7 +119,8 @@ def _frozen_tables(model: StreamedModel) -> list[str]:
 
 def _why_untrained(frozen: list[str], model: StreamedModel, parts: Parts | Adapters | None) -> str:
     """Returns a sentence that says what to do so that the frozen weights are trained."""
-    what = f"{' and '.join(frozen)} would not be trained, and so no row of a new token"
+    is_ = "is" if len(frozen) == 1 else "are"
+    what = f"{' and '.join(frozen)} {is_} frozen, so rows of new tokens would stay as they begin"
     if not isinstance(parts, Adapters):
         return f"{what}; name {' and '.join(frozen)} in train.part_names."
     if model.tied:
