@@ -82,11 +82,15 @@ class EarlierRun:
                     f"{said}."
                 )
 
+    def is_of(self, source: str) -> bool:
+        """Tells whether the run trained the model of this name."""
+        return lasting_source(self.source) == lasting_source(source)
+
     def refuse_other_model(self, config: TrainConfig) -> None:
         """Raises ModelError where these settings lack what the run added to the same model: tokens
         of its tokenizer, or longer rows.
         """
-        if lasting_source(self.source) != lasting_source(config.model.source):
+        if not self.is_of(config.model.source):
             return
         if config.data.add_tokens[: len(self.tokens)] != self.tokens:
             raise ModelError(

@@ -40,6 +40,15 @@ def refuse_start(config: TrainConfig) -> None:
         )
 
 
+def tokens_at_start(config: TrainConfig) -> tuple[str, ...]:
+    """Returns the tokens for which the earlier run added rows that a new one begins with."""
+    place = config.model.start_from
+    if place is None or is_peft_folder(place):
+        return ()
+    earlier = EarlierRun.read(place)
+    return earlier.tokens if earlier.is_of(config.model.source) else ()
+
+
 def needs_own_weights(config: TrainConfig) -> bool:
     """Tells whether the run begins with the weights that `model.init` names: an adapter is no whole
     model.

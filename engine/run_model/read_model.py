@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,9 +42,12 @@ class ReadModel:
                 f"{vocabulary}; use the tokenizer that belongs to the model."
             )
 
-    def refuse_untrained(self, model: StreamedModel, config: TrainConfig) -> None:
+    def refuse_untrained(
+        self, model: StreamedModel, config: TrainConfig, trained: Sequence[str] = ()
+    ) -> None:
         """Raises ConfigError where rows of new tokens would not be trained, or would be left out of
-        the export. model: the one that was built by this configuration.
+        the export. model: the one that was built by this configuration. trained: the weights with
+        which the run begins have rows for these tokens.
         """
         if not self.added.new:
             return
@@ -55,7 +59,7 @@ class ReadModel:
             )
         frozen = _frozen_tables(model)
         parts = config.train.parts
-        if frozen:
+        if frozen and not set(self.added.new) <= set(trained):
             raise ConfigError(ADD_TOKENS, _why_untrained(frozen, model, parts))
         if self.grows and config.exports_adapter:
             raise ConfigError(

@@ -27,7 +27,12 @@ import torch
 from engine.checkpoints.checkpoint import CheckpointInfo
 from engine.checkpoints.copies import CopyMemory
 from engine.checkpoints.restore import load_newest_checkpoint, newest_checkpoint
-from engine.checkpoints.start_weights import fill_start, needs_own_weights, refuse_start
+from engine.checkpoints.start_weights import (
+    fill_start,
+    needs_own_weights,
+    refuse_start,
+    tokens_at_start,
+)
 from engine.checkpoints.untouched_weights import Source
 from engine.config.settings import TrainConfig
 from engine.data.loader import BY_LENGTH, PreparedData, prepare_data
@@ -208,7 +213,6 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     read = read_model(config)
     hf_config, tokenizer = read.config, read.tokenizer
     model = build_model(hf_config, config.model, config.train.parts)
-    read.refuse_untrained(model, config)
     for sentence in read.notes:
         session.log("info", sentence)
     check()
@@ -217,6 +221,8 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     starts_elsewhere = config.model.start_from is not None
     if newest is None and starts_elsewhere:
         refuse_start(config)  # a missing checkpoint is told at once
+    if newest is None:
+        read.refuse_untrained(model, config, tokens_at_start(config))
     is_read = config.model.init == "pretrained" and needs_own_weights(config)
     if newest is None and (is_read or model.untouched):
         # An unusable data set should be reported before a large download.

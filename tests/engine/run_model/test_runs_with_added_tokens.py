@@ -115,6 +115,8 @@ def test_a_new_run_starts_from_one_without_the_tokens_and_from_one_with_them(tmp
     more = {"model.start_from": str(first.folder.path)}
     second = start_run(with_tokens(tmp_path, [*TOKENS, "<more>"], **more), tmp_path / "runs")
     assert len(weights_at_start(second)["model.embed_tokens.weight"]) == KNOWN + 3
+    alone = {"train.method": "lora", "train.lora_rank": 4}
+    trained(with_tokens(tmp_path, **more | alone), tmp_path / "runs")  # its rows were trained
     for tokens in ((), ("</call>", "<call>")):
         ended = execute(start_run(with_tokens(tmp_path, tokens, **more), tmp_path / "runs"))
         assert "that their run added; begin data.add_tokens with these" in ended.reason
