@@ -20,6 +20,7 @@ imports from its own room and from rooms listed before it. `tests/test_rooms.py`
     hub             models on the hub: their files, here and there, and downloads
     passing         what passes between the blocks of a model
     model           a Hugging Face model as units, and as a shape that the planner sees
+    run_model       the model and tokenizer of a run, with tokens and positions that a user adds
     stored          the weights in the files of a model, as they were published
     runs            run folders and the records in them; no torch
     summaries       a run's line in a list, its note, its benchmarks; no torch

@@ -132,6 +132,14 @@ REASONS: dict[str, dict[str, str]] = {
     "engine/model/kept_shapes.py": {
         "_sources() at import": "the engine's code as this process read it"
     },
+    "engine/model/pretrained_files.py": {
+        "grown.get_text_config().vocab_size is set": TRANSFORMERS,
+    },
+    "engine/run_model/rope_scaling.py": {
+        "text.head_dim is set": TRANSFORMERS,
+        "text.max_position_embeddings is set": TRANSFORMERS,
+        "text.rope_parameters is set": TRANSFORMERS,
+    },
     "engine/model/library.py": {
         "part.dtype is set": TORCH_MODULE,
         "tensor.data is set": TORCH_MODULE,

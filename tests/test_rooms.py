@@ -72,6 +72,10 @@ LATE = {
         {"engine.model.build", "engine.model.measure_shape", "engine.model.pretrained_files"},
         "torch is loaded only for a model that nobody has built here before",
     ),
+    "engine/run_model/shape_of_run.py": (
+        {"engine.model.pretrained_files", "engine.run_model.read_model"},
+        "torch is loaded only for settings that change the model",
+    ),
     "engine/train/paused_calls.py": (
         {"engine.train.prepare"},
         "for types alone: the app asks a paused run without torch",

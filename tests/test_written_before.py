@@ -200,6 +200,9 @@ def test_the_model_of_each_checkpoint_is_exported_to_the_bit(place):
 SINCE_THEN = {
     "train.nonfinite": "stop",
     "model.start_from": None,
+    "model.rope_scaling": "none",
+    "model.rope_factor": 2.0,
+    "data.add_tokens": [],
     "output.export_dtype": "auto",
     "output.checkpoint": "full",
     "output.keep_best": "loss",

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import yaml
 
-from app.form import adapter_words, preference_words
+from app.form import adapter_words, preference_words, source_words
 from engine.config.help_texts import field_docs
 from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
@@ -47,26 +47,7 @@ SECTION_TITLES = {
 
 LABELS = {
     "name": "Run name",
-    "model.source": "Model",
-    "model.init": "Weights to start from",
-    "model.start_from": "Train on from a run",
-    "model.dtype": "Precision",
-    "data.source": "Data set",
-    "data.columns.messages": "Column of the turns",
-    "data.columns.prompt": "Column of the prompt",
-    "data.columns.completion": "Column of the completion",
-    "data.columns.input": "Column added to the prompt",
-    "data.columns.history": "Column of the earlier turns",
-    "data.columns.chosen": "Column of the chosen answer",
-    "data.columns.rejected": "Column of the rejected answer",
-    "data.columns.system": "Column of the system message",
-    "data.columns.tools": "Column of the tools",
-    "data.columns.text": "Column of the text",
-    "data.max_seq_len": "Sequence length (tokens)",
-    "data.train_on": "Tokens to train on",
-    "data.lost_turns": "Turns that the template leaves out",
-    "data.typed_tokens": "Special tokens in turns",
-    "data.eval_fraction": "Held-out share",
+    **source_words.LABELS,
     "train.batch_size": "Batch size (rows)",
     "train.method": "What is trained",
     "train.part_names": "Parameters to train (one pattern a line)",
@@ -104,11 +85,7 @@ LABELS = {
 }
 
 CHOICE_LABELS = {
-    "model.init": {
-        "pretrained": "the model's own weights",
-        "random": "random weights (from scratch)",
-    },
-    "model.dtype": {"bfloat16": "bfloat16, fp32 masters", "float32": "float32"},
+    **source_words.CHOICE_LABELS,
     **preference_words.CHOICE_LABELS,
     "train.optimizer": {
         "adamw": "AdamW, moments in fp32",
@@ -130,12 +107,6 @@ CHOICE_LABELS = {
         "bfloat16": "bfloat16",
         "float32": "float32, the whole masters",
     },
-    "data.train_on": {"assistant": "the answers only", "all": "every token"},
-    "data.lost_turns": {
-        "turn_by_turn": "train each answer after its prompt",
-        "refuse": "refuse such rows",
-    },
-    "data.typed_tokens": {"text": "are text", "tokens": "are tokens, as a server reads them"},
     "engine.save_level": {
         "boundary_host": "block inputs, in host RAM",
         "boundary_pairs": "every second block's input, in host RAM",
@@ -166,12 +137,7 @@ PROMINENT = (
 """These fields are always visible; all others are folded away."""
 
 SHORT_HELP = {
-    "model.source": "A local folder or a Hugging Face id.",
-    "model.dtype": "What blocks compute in.",
-    "data.source": (
-        "A file, a folder or a Hugging Face id; several as [{source: a, weight: 2}, {source: b}]."
-    ),
-    "data.max_seq_len": "Longer examples are cut and counted.",
+    **source_words.SHORT_HELP,
     "train.steps": "Give these or epochs.",
     "train.epochs": "Passes over the data.",
     "train.batch_size": "Per optimizer step.",

@@ -37,7 +37,8 @@ from engine.machine.rates import rates_file
 from engine.machine.read_machine import Machine, read_machine
 from engine.machine.spill_folder import check_spill_folder
 from engine.model.catalog import catalog_shape
-from engine.model.find_shape import shape_from_source
+from engine.run_model.added_tokens import add_tokens
+from engine.run_model.shape_of_run import shape_of_run
 from engine.trackers.known_trackers import destinations
 
 MACHINE_SECONDS = 10
@@ -246,12 +247,14 @@ class Checker:
         report = self._estimate(config, machine, rates)
         if report.verdict == Verdict.DOES_NOT_FIT:
             return None
-        shape = shape_from_source(config.model, config.train.parts)
+        shape = shape_of_run(config)
         return costs_of(report.chosen, config, machine, shape)
 
     def _preview_now(self, model: str, data: DataConfig) -> dict[str, Any]:
         engine = self._session.engine
-        found = engine.preview(data, engine.load_tokenizer(model), rows=PREVIEW_ROWS)
+        tokenizer = engine.load_tokenizer(model)
+        add_tokens(tokenizer, data.add_tokens)
+        found = engine.preview(data, tokenizer, rows=PREVIEW_ROWS)
         mapping = _as_in_form(found.get("mapping"))
         if "error" in found:
             return _unread(found["error"]) | {"mapping": mapping}

@@ -20,7 +20,7 @@ from engine.fit.memory_items import PartName
 from engine.fit.pool_times import gains
 from engine.helper_process import HelperProcess, take_output
 from engine.machine.read_machine import Machine
-from engine.model.find_shape import shape_from_source
+from engine.run_model.shape_of_run import shape_of_run
 
 _PROGRAM = "from app.pages.gains import answer; answer()"
 _LENGTH = struct.Struct("<Q")
@@ -77,7 +77,7 @@ def answer() -> None:
     config, machine = pickle.loads(asked.read(length))
     threading.Thread(target=_end_with_owner, name="owner", daemon=True).start()
     try:
-        found = gains(config, machine, shape_from_source(config.model, config.train.parts))
+        found = gains(config, machine, shape_of_run(config))
     except RamstreamError:
         return  # the verdict says what is wrong
     saved = {name.value: seconds for name, seconds in found.items()}

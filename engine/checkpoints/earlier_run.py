@@ -15,6 +15,7 @@ from engine.adapters.peft_folder import is_peft_folder
 from engine.checkpoints.restore import verified_manifest
 from engine.checkpoints.start_from import newest_weights
 from engine.config.adapters import Adapters
+from engine.config.rope_settings import ROPE_SCALING
 from engine.config.settings import TrainConfig
 from engine.errors import CheckpointError, ConfigError, ModelError
 from engine.paths import lasting_source
@@ -31,6 +32,12 @@ class EarlierRun:
     """It trained these adapters; None where it trained none, or nothing tells."""
     config: TrainConfig | None
     """These are its settings; None where the checkpoint is in no run's folder."""
+    tokens: tuple[str, ...] = ()
+    """It added these tokens to the tokenizer of its model."""
+    source: str = ""
+    """It trained the model of this name; an empty text where nothing tells."""
+    rope_scaling: str = "none"
+    """It scaled the rotary embeddings so."""
 
     @classmethod
     def read(cls, place: str | os.PathLike[str]) -> EarlierRun:
@@ -46,10 +53,18 @@ class EarlierRun:
         with contextlib.suppress(ConfigError):
             config = RunFolder(path.absolute().parent.parent).config
         # A resume that was refused may have changed config.yaml. The best weights have no other.
-        if state.get("settings"):
-            return cls(path, _adapters(state["settings"]), config)
-        parts = None if config is None else config.train.parts
-        return cls(path, parts if isinstance(parts, Adapters) else None, config)
+        settings = state.get("settings")
+        if settings:
+            tokens = tuple(settings.get("data.add_tokens", ()))
+            scaling = settings.get(ROPE_SCALING, "none")
+            source = settings["model.source"]
+            return cls(path, _adapters(settings), config, tokens, source, scaling)
+        if config is None:
+            return cls(path, None, None)
+        parts = config.train.parts
+        adapters = parts if isinstance(parts, Adapters) else None
+        model, tokens = config.model, config.data.add_tokens
+        return cls(path, adapters, config, tokens, model.source, model.rope_scaling)
 
     def refuse_other(self, adapters: Adapters | None) -> None:
         """Raises ModelError where the run's adapters mean something else with these settings. None:
@@ -66,6 +81,28 @@ class EarlierRun:
                     f"train.lora_{name} {said}, and here it is {told}; set train.lora_{name} to "
                     f"{said}."
                 )
+
+    def is_of(self, source: str) -> bool:
+        """Tells whether the run trained the model of this name."""
+        return lasting_source(self.source) == lasting_source(source)
+
+    def refuse_other_model(self, config: TrainConfig) -> None:
+        """Raises ModelError where these settings lack what the run added to the same model: tokens
+        of its tokenizer, or longer rows.
+        """
+        if not self.is_of(config.model.source):
+            return
+        if config.data.add_tokens[: len(self.tokens)] != self.tokens:
+            raise ModelError(
+                f"model.start_from: the weights in {self.path} have rows for the tokens "
+                f"{', '.join(self.tokens)} that their run added; begin data.add_tokens with these, "
+                "in this order."
+            )
+        if self.rope_scaling != "none" and config.model.rope_scaling == "none":
+            raise ModelError(
+                f"model.start_from: the weights in {self.path} were trained with {ROPE_SCALING} "
+                f"{self.rope_scaling}, and here it is none; set it to {self.rope_scaling}."
+            )
 
 
 def _adapters(settings: Mapping[str, Any]) -> Adapters | None:

@@ -18,11 +18,11 @@ from engine.config.settings import TrainConfig
 from engine.errors import CheckpointError, RunError
 from engine.host.host_store import HostStore
 from engine.model.build import build_model
-from engine.model.pretrained_files import load_config, load_tokenizer
 from engine.model.units import StreamedModel
 from engine.plan.choices import PlanChoices
 from engine.planes.layout import WEIGHT_PLANES
 from engine.progress import Progress, untold
+from engine.run_model.read_model import read_model
 from engine.runs.folder import open_run
 from engine.runtime.backend import Backend
 from engine.runtime.engine_settings import EngineSettings
@@ -128,8 +128,8 @@ def open_checkpoint(
 @contextlib.contextmanager
 def open_model(config: TrainConfig) -> Iterator[OpenedModel]:
     """Opens a model with host planes for its weights. The caller writes the weights."""
-    model = build_model(load_config(config.model.source), config.model, config.train.parts)
-    tokenizer = load_tokenizer(config.model.source)
+    read = read_model(config)
+    model = build_model(read.config, config.model, config.train.parts)
     backend = open_backend(config.engine.device)
     on_device = backend.device.type != "cpu"
     store = HostStore(
@@ -140,7 +140,7 @@ def open_model(config: TrainConfig) -> Iterator[OpenedModel]:
     )
     try:
         store.allocate_weights()
-        yield OpenedModel(config, model, tokenizer, store, backend)
+        yield OpenedModel(config, model, read.tokenizer, store, backend)
     finally:
         # The device must not read planes after their memory is freed.
         backend.drain()

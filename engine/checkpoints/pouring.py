@@ -23,6 +23,7 @@ from torch.nn.modules.module import (
 )
 
 from engine.checkpoints.mapped_reading import MappedReading
+from engine.checkpoints.new_rows import NewRows
 from engine.host.fp32_pieces import piece_buffer
 from engine.host.host_store import HostStore
 from engine.model.library import Prepared, weights_read_by
@@ -31,10 +32,13 @@ from engine.planes.layout import ParameterSpec
 
 
 class Pouring:
-    """A `Pouring` writes the parameters of one model into the planes of `store`."""
+    """A `Pouring` writes the parameters of one model into the planes of `store`. rows: the model
+    has these beside those of the weights; None where it has no others.
+    """
 
-    def __init__(self, model: StreamedModel, store: HostStore):
+    def __init__(self, model: StreamedModel, store: HostStore, rows: NewRows | None = None):
         self._store = store
+        self._rows = rows
         self._reading = MappedReading()
         # With a new buffer for each tensor, the allocator would keep the holes of all of them.
         self._buffer = piece_buffer()
@@ -85,10 +89,15 @@ class Pouring:
         if full_name not in self._waiting:
             return
         # A wrong shape is reported by `pour_rest`, outside of the library.
-        if tuple(parameter.shape) == self._waiting[full_name][1].shape:
+        shape = self._waiting[full_name][1].shape
+        if tuple(parameter.shape) == shape or self._grows(parameter, shape):
             address = parameter.data_ptr()
             self._write(full_name, parameter)
             self._reading.drop(address)
+
+    def _grows(self, parameter: torch.Tensor, shape: tuple[int, ...]) -> bool:
+        """Tells whether a parameter gets new rows, and has `shape` with them."""
+        return self._rows is not None and self._rows.are_for(parameter.shape, shape)
 
     def _full_name(self, module: nn.Module, name: str) -> str:
         """Returns the name of a parameter in the whole model."""
@@ -111,7 +120,11 @@ class Pouring:
     def _write(self, full_name: str, parameter: nn.Parameter) -> None:
         unit, spec = self._waiting[full_name]
         with torch.no_grad():
-            self._store.write(unit, spec.name, parameter, self._buffer)
+            values: torch.Tensor = parameter
+            if self._rows is not None and self._grows(parameter, spec.shape):
+                values = self._rows.grown(parameter.data, unit)
+            self._store.write(unit, spec.name, values, self._buffer)
+            del values
             del self._waiting[full_name]
             # The shape stays, since the library compares it, but the memory is freed.
             parameter.data = parameter.data.new_empty(1).expand(parameter.shape)

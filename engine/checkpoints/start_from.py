@@ -9,12 +9,13 @@ the rows.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from engine.checkpoints.checkpoint import MANIFEST, CheckpointInfo
+from engine.checkpoints.new_rows import NewRows
 from engine.checkpoints.restore import load_checkpoint, newest_checkpoint, verified_manifest
 from engine.errors import CheckpointError, ModelError
 from engine.host.host_store import HostStore
@@ -52,8 +53,11 @@ def load_start(
     store: HostStore,
     buffers: Mapping[str, Tensor],
     progress: Progress = untold,
+    rows: Callable[[int], NewRows] | None = None,
 ) -> CheckpointInfo:
     """Fills the weight planes of `store` and the model's `buffers` from the checkpoint at `place`.
+    rows: it returns the new rows of a model to which tokens are added, for a checkpoint that has so
+    many; None where none are.
 
     Only the weight planes need to be allocated. Raises ModelError if there is no checkpoint, or if
     it is damaged or of another model.
@@ -64,7 +68,7 @@ def load_start(
         _refuse_adapters(path, manifest, store)
         dtype: Literal["float32", "bfloat16"]
         dtype = "float32" if manifest["dtype"] == "float32" else "bfloat16"
-        layouts = _layouts_of(manifest, store)
+        layouts = _layouts_of(manifest, store, rows)
         if dtype == store.dtype and layouts == list(store.layouts.values()):
             return load_checkpoint(path, store, buffers, WEIGHT_PLANES, progress)
         # The moments are allocated later, so there is room for both kinds of weights.
@@ -72,9 +76,14 @@ def load_start(
         try:
             other.allocate_weights()
             info = load_checkpoint(path, other, buffers, WEIGHT_PLANES, progress)
+            specs = [spec for layout in store.layouts.values() for spec in layout.parameters]
+            wanted = {spec.full_name: spec.shape for spec in specs}
             for unit, layout in other.layouts.items():
                 for spec in layout.parameters:
-                    store.write(unit, spec.name, other.master(unit, spec.name))
+                    values = other.master(unit, spec.name)
+                    if rows is not None and spec.shape != wanted[spec.full_name]:
+                        values = rows(spec.shape[0]).grown(values, unit)
+                    store.write(unit, spec.name, values)
             return info
         finally:
             other.close()
@@ -93,9 +102,12 @@ def _refuse_adapters(path: Path, manifest: Mapping[str, Any], store: HostStore) 
         )
 
 
-def _layouts_of(manifest: Mapping[str, Any], store: HostStore) -> list[UnitLayout]:
+def _layouts_of(
+    manifest: Mapping[str, Any], store: HostStore, rows: Callable[[int], NewRows] | None
+) -> list[UnitLayout]:
     """Returns the layouts of a store with those parameters frozen that the run of a checkpoint did
-    not train. Those of a checkpoint of another model are the store's, and loading it refuses it.
+    not train, and without new `rows` that it lacks. Those of a checkpoint of another model are the
+    store's, and loading it refuses it.
     """
     written = {entry["unit"]: entry["parameters"] for entry in manifest["units"]}
     layouts = []
@@ -109,9 +121,12 @@ def _layouts_of(manifest: Mapping[str, Any], store: HostStore) -> list[UnitLayou
         }
         if sorted(names) != sorted(own):
             return list(store.layouts.values())
-        specs = [
-            replace(own[each["full_name"]], frozen=each.get("frozen", False))
-            for each in written[unit]
-        ]
+        specs = []
+        for each in written[unit]:
+            spec = own[each["full_name"]]
+            shape = tuple(each["shape"])
+            if rows is not None and rows(shape[0]).are_for(shape, spec.shape):
+                spec = replace(spec, shape=shape)
+            specs.append(replace(spec, frozen=each.get("frozen", False)))
         layouts.append(lay_out(unit, specs))
     return layouts

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from engine.adapters.peft_folder import PeftFolder, is_peft_folder
 from engine.checkpoints.adapter_weights import initialise_adapters, load_adapters
 from engine.checkpoints.earlier_run import EarlierRun, stands_beside_source
+from engine.checkpoints.new_rows import NewRows
 from engine.checkpoints.start_from import load_start
 from engine.checkpoints.weights import initialise, load_pretrained
 from engine.config.adapters import Adapters
@@ -26,13 +29,24 @@ def refuse_start(config: TrainConfig) -> None:
     if is_peft_folder(place):
         PeftFolder.read(place).refuse_other(adapters)
     else:
-        EarlierRun.read(place).refuse_other(adapters)
+        earlier = EarlierRun.read(place)
+        earlier.refuse_other(adapters)
+        earlier.refuse_other_model(config)
     if config.exports_adapter and not stands_beside_source(config):
         raise ConfigError(
             "output.export_form",
             f"adapters beside the weights that model.start_from gives do not fit "
             f"{config.model.source}; set it to model.",
         )
+
+
+def tokens_at_start(config: TrainConfig) -> tuple[str, ...]:
+    """Returns the tokens for which the earlier run added rows that a new one begins with."""
+    place = config.model.start_from
+    if place is None or is_peft_folder(place):
+        return ()
+    earlier = EarlierRun.read(place)
+    return earlier.tokens if earlier.is_of(config.model.source) else ()
 
 
 def needs_own_weights(config: TrainConfig) -> bool:
@@ -57,12 +71,16 @@ def fill_start(
     place, seed = config.model.start_from, config.train.seed
     if place is not None and not is_peft_folder(place):
         initialise_adapters(model, store, seed)  # the earlier run may have had none
-        start = load_start(place, store, model.persistent_buffers(), progress)
+        rows = None
+        if config.data.add_tokens:
+            vocabulary = model.config.get_text_config().vocab_size
+            rows = partial(NewRows, after=vocabulary, seed=seed)
+        start = load_start(place, store, model.persistent_buffers(), progress, rows)
         return [f"The weights are those of {start.path}.", *_left_out(model)]
     if config.model.init == "random":
         initialise(model, store, seed, device, progress)
     else:
-        load_pretrained(model, config.model.source, store, progress)
+        load_pretrained(model, config.model.source, store, progress, seed)
     told = [*_dequantised(config, model), *_left_out(model)]
     initialise_adapters(model, store, seed)
     if place is None:

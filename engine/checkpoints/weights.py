@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.checkpoints.new_rows import NewRows
 from engine.checkpoints.pouring import Pouring
 from engine.errors import ModelError, first_line
 from engine.host.host_store import HostStore
 from engine.hub.hub_cache import cached_weights
 from engine.model.library import auto_class, errors_only, no_progress_bars, told_progress
+from engine.model.pretrained_files import load_config, with_vocabulary
 from engine.model.read_ahead import most_read_ahead_bytes, read_ahead_numel
 from engine.model.units import StreamedModel, Unit
 from engine.paths import resolve_source
@@ -36,7 +38,11 @@ def reading_bytes(model: StreamedModel) -> int:
 
 
 def load_pretrained(
-    model: StreamedModel, source: str, store: HostStore, progress: Progress = untold
+    model: StreamedModel,
+    source: str,
+    store: HostStore,
+    progress: Progress = untold,
+    seed: int = 0,
 ) -> None:
     """Copies a Hugging Face checkpoint (safetensors, or else pytorch_model.bin; local folder or hub
     id) into the weight planes, tensor by tensor. Files that `engine.hub.hub.fetch` has downloaded
@@ -44,24 +50,32 @@ def load_pretrained(
 
     Weights in fp32 and fp16 fill both planes of the masters, so that no bit of them is lost. Beside
     the planes, host memory holds `reading_bytes`: one tensor at a time, or the experts of a block.
-    `progress` counts the bytes of what is read. An exception from `progress` ends the loading.
+    `progress` counts the bytes of what is read. seed: rows of tokens that the weights lack are
+    drawn with it. An exception from `progress` ends the loading.
     Raises ModelError when weights are missing, have another shape, or come with pickled code.
     """
     path = resolve_source(source) or cached_weights(source)
     dtype = reading_dtype(path)
     size = model.parameter_count * dtype.itemsize
-    pouring = Pouring(model, store)
+    rows = _new_rows(model, source, seed)
+    pouring = Pouring(model, store, rows)
     how = model.quantised
     with pouring.while_reading(None if how is None else partial(with_coded, how=how)):
-        loaded = _read_pretrained(
-            model, source, _Reading(str(path or source), dtype, _is_safe(path), size, progress)
-        )
+        reading = _Reading(str(path or source), dtype, _is_safe(path), size, progress, rows)
+        loaded = _read_pretrained(model, source, reading)
     pouring.pour_rest(loaded)
     progress(size, size)
     found = dict(loaded.named_buffers())
     for name, buffer in model.persistent_buffers().items():
         if name in found and found[name].shape == buffer.shape:
             buffer.copy_(found[name])
+
+
+def _new_rows(model: StreamedModel, source: str, seed: int) -> NewRows | None:
+    """Returns the rows that the weights of `source` lack; None where they lack none."""
+    before = load_config(source).get_text_config().vocab_size
+    after = model.config.get_text_config().vocab_size
+    return NewRows(before, after, seed) if before < after else None
 
 
 def _is_safe(folder: Path | None) -> bool:
@@ -80,6 +94,8 @@ class _Reading:
     size: int
     """The weights have this many bytes in that dtype."""
     progress: Progress
+    rows: NewRows | None
+    """The model has these beside those of the weights."""
 
 
 def _read_pretrained(model: StreamedModel, source: str, reading: _Reading) -> Any:
@@ -94,7 +110,12 @@ def _read_pretrained(model: StreamedModel, source: str, reading: _Reading) -> An
             raise
 
     # A configuration without quantisation keeps the library from undoing it in its own way.
-    own = {} if model.quantised is None else {"config": copy.deepcopy(model.config)}
+    own = {}
+    if model.quantised is not None:
+        tokens = model.config.get_text_config().vocab_size
+        if reading.rows is not None:
+            tokens = reading.rows.before
+        own["config"] = with_vocabulary(model.config, tokens)
     try:
         with no_progress_bars(), errors_only(), told_progress(told):
             loaded, info = auto_class(model.config).from_pretrained(

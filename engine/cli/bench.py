@@ -54,8 +54,8 @@ from engine.measuring.ceilings import Ceilings, measure
 from engine.measuring.one_thread import one_thread_rates
 from engine.model.library import errors_only
 from engine.model.measure_shape import shape_of
-from engine.model.pretrained_files import load_config
 from engine.model.shape import ModelShape
+from engine.run_model.read_model import configured
 from engine.runtime.backend import Backend
 from engine.runtime.open_backend import open_backend
 from engine.words import GIB
@@ -185,7 +185,7 @@ def measured(configs: Sequence[TrainConfig], backend: Backend, how: Measuring) -
     """
     say = how.say
     # A model that cannot be read is told before the measurements, which take a minute.
-    model_configs = [load_config(config.model.source) for config in configs[:1]]
+    model_configs = [configured(config.model) for config in configs[:1]]
     machine = read_machine()
     ceilings = measure(
         backend, CEILING_SECONDS[backend.device.type], lambda what: say(f"Measuring {what}")
@@ -394,7 +394,7 @@ def _resident(config: TrainConfig, bench: _Bench, chosen: Chosen) -> dict[str, A
         try:
             found.append(
                 train_resident(
-                    load_config(config.model.source),
+                    configured(config.model),
                     config.model,
                     backend,
                     batches,

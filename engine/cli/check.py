@@ -44,9 +44,9 @@ from engine.machine.known_machines import known_name, machines, with_figures
 from engine.machine.read_machine import Machine, read_machine
 from engine.machine.several_gpus import named_with_several
 from engine.machine.spill_folder import check_spill_folder
-from engine.model.find_shape import shape_from_source
 from engine.model.shape import ModelShape
 from engine.planes.moments import KINDS
+from engine.run_model.shape_of_run import shape_of_run
 from engine.trackers.known_trackers import destinations
 from engine.words import in_gib
 
@@ -248,7 +248,7 @@ def run_check(
     """
     if config.engine.disk is not None and machine.here:
         check_spill_folder(config.engine.disk)
-    shape = shape_from_source(config.model, config.train.parts)
+    shape = shape_of_run(config)
     report = with_times(estimate(config, machine, shape), config, machine, shape)
     tracked = destinations(config.output.trackers, runs_dir)
     fits = report.verdict != Verdict.DOES_NOT_FIT

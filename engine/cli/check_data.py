@@ -9,6 +9,7 @@ from engine.data.preview import check_first_rows, preview
 from engine.errors import DataError
 from engine.hub.hub import is_fetched
 from engine.paths import resolve_source
+from engine.run_model.added_tokens import add_tokens
 
 
 def checked_data(config: TrainConfig) -> str:
@@ -30,7 +31,9 @@ def checked_data(config: TrainConfig) -> str:
     # transformers brings torch, which a check of a model alone need not load.
     from engine.model.pretrained_files import load_tokenizer
 
-    found = preview(config.read_data, load_tokenizer(model))
+    tokenizer = load_tokenizer(model)
+    add_tokens(tokenizer, config.data.add_tokens)
+    found = preview(config.read_data, tokenizer)
     problem = found.get("error") or found["untrainable"]
     if problem and not found.get("has_more"):
         raise DataError(problem)

@@ -19,9 +19,9 @@ from engine.machine.exchange_times import ExchangeTimes
 from engine.machine.link_rates import ASSUMED_NETWORK
 from engine.machine.rates import Rates
 from engine.machine.read_machine import Machine
-from engine.model.find_shape import shape_from_source
 from engine.model.shape import ModelShape
 from engine.plan.ops import Lane
+from engine.run_model.shape_of_run import shape_of_run
 from engine.words import in_seconds
 
 
@@ -52,7 +52,7 @@ def check_hosts(
     """
     if facts.hosts < 2:
         raise ConfigError("--network-gbits", "one host has no network; add --hosts.")
-    shape = shape_from_source(config.model, config.train.parts)
+    shape = shape_of_run(config)
     report = estimate(config, machine, shape, facts)
     shape = shape.with_optimizer(config.train.optimizer)
     rates = rates_of(config, machine)

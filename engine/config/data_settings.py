@@ -145,6 +145,12 @@ class DataConfig:
     trained as text, which nobody can misuse, or as the token that a server would make of it.
     """
 
+    add_tokens: tuple[str, ...] = ()
+    """The tokenizer gets these tokens, such as <tool>: each is one token wherever it stands in the
+    data, and is never split. Embedding and head grow where they have no rows left for them. Tokens
+    that the tokenizer has are not added again.
+    """
+
     eval_fraction: float = 0.02
     """This share of the examples is held out for evaluation; 0 holds none out."""
 
@@ -208,6 +214,26 @@ class DataConfig:
         at_least("data.max_seq_len", self.max_seq_len, 2)
         at_most("data.max_seq_len", self.max_seq_len, LARGEST["max_seq_len"])
         between("data.eval_fraction", self.eval_fraction, 0.0, 0.9)
+        self._check_added_tokens()
+
+    def _check_added_tokens(self) -> None:
+        named: set[str] = set()
+        for token in self.add_tokens:
+            if not token.strip():
+                raise ConfigError(
+                    "data.add_tokens",
+                    f"{token!r} has no letter or sign; give each token a text such as <tool>.",
+                )
+            if token in named:
+                raise ConfigError("data.add_tokens", f"{token} is named twice; name it once.")
+            named.add(token)
+        ready = [part.only_source for part, _ in self.parts() if part.format == "tokens"]
+        if self.add_tokens and ready:
+            raise ConfigError(
+                "data.add_tokens",
+                f"the rows of {ready[0]} are token ids (data.format is tokens), which no tokenizer "
+                "reads; save the tokenizer that made them with the model, and leave this empty.",
+            )
 
 
 FORMAT_PARTS = {

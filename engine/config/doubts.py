@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.config.preference_settings import OBJECTIVE, PreferenceConfig
+from engine.config.rope_settings import ROPE_FACTOR, ROPE_SCALING, USUAL_FACTOR
 from engine.config.settings import OptimConfig, TrainConfig
 
 HIGHEST_RATE, LOWEST_RATE = 2e-2, 1e-8
@@ -43,7 +44,7 @@ class Doubt:
 def doubts(config: TrainConfig) -> tuple[Doubt, ...]:
     """Returns what is doubtful in the settings, in the order of a preset."""
     train, output = config.train, config.output
-    found = _of_another_method(train)
+    found = [*_of_rope(config), *_of_another_method(train)]
     rate, steps = train.learning_rate, train.steps
     if rate > HIGHEST_RATE:
         text = f"A learning rate of {rate:g} is far above those of 1e-6 to 1e-2 that are usual"
@@ -82,6 +83,28 @@ def doubts(config: TrainConfig) -> tuple[Doubt, ...]:
         )
         found.append(Doubt("output.export_form", text))
     return tuple(found)
+
+
+def _of_rope(config: TrainConfig) -> list[Doubt]:
+    """Returns what scaled rotary embeddings do to a model, or that they are not scaled."""
+    kind, factor = config.model.rope_scaling, config.model.rope_factor
+    if kind == "none":
+        if factor == USUAL_FACTOR:
+            return []
+        text = f"{ROPE_FACTOR} changes nothing: {ROPE_SCALING} is none."
+        return [Doubt(ROPE_FACTOR, text)]
+    if kind == "dynamic":
+        text = (
+            "Rotary embeddings that are scaled by dynamic change nothing in training: the trained "
+            f"model reads rows up to {factor:g} times as long, without having learned to."
+        )
+    else:
+        text = (
+            f"Rotary embeddings that are scaled by {kind} change how all texts are read, short "
+            "ones too, so the model gets worse at first: train it with rows of the new length "
+            f"until it is used to a factor of {factor:g}."
+        )
+    return [Doubt(ROPE_SCALING, text)]
 
 
 def _of_another_method(train: OptimConfig) -> list[Doubt]:

@@ -23,6 +23,7 @@ from engine.config.limits import LARGEST, at_least, at_most, between
 from engine.config.output_settings import OutputConfig
 from engine.config.preference_settings import PreferenceConfig, read_as
 from engine.config.regularisation import Regularisation
+from engine.config.rope_settings import ROPE_SCALING, USUAL_FACTOR, RopeScaling, check_rope
 from engine.config.trained_parts import Parts, check_parts
 from engine.config.tree import assign, build, override, read_preset
 from engine.errors import ConfigError
@@ -60,8 +61,18 @@ class ModelConfig:
     document, without masks, where that is exact for the model, and is `sdpa` or `eager` elsewhere.
     """
 
+    rope_scaling: RopeScaling = "none"
+    """Rotary embeddings are scaled for rows that are longer than those of the model: by `yarn` or
+    `linear`, or by `dynamic` when the trained model reads such rows. Short rows are then read a
+    little differently too, so the model must be trained to get used to it.
+    """
+
+    rope_factor: float = USUAL_FACTOR
+    """With `rope_scaling`, rows may be this many times as long as those of the model."""
+
     def check(self) -> None:
-        """Raises ConfigError when no model is given."""
+        """Raises ConfigError when no model is given, or for a factor that scales nothing."""
+        check_rope(self)
         if not self.source.strip():
             raise ConfigError(
                 "model.source", "no model is given; name a local folder or a Hugging Face id."
@@ -391,6 +402,12 @@ class TrainConfig:
                 "output.export_form",
                 "adapters beside random weights fit no model that anybody has; set it to model, or "
                 "model.init to pretrained.",
+            )
+        if self.exports_adapter and self.model.rope_scaling != "none":
+            raise ConfigError(
+                "output.export_form",
+                f"adapters alone do not tell of {ROPE_SCALING} {self.model.rope_scaling}, and the "
+                "model beside them would read other positions; set it to model.",
             )
         if self.train.patience and not self.output.eval_every:
             raise ConfigError(

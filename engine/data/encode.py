@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.config.data_settings import DataConfig, LostTurns, TypedTokens
+from engine.config.data_settings import DataConfig
 from engine.data.documents import Document, Kept, answers_of, marked, pair_of
 from engine.data.render import ChatRenderer
 from engine.data.rendered import Handling, Rendered, Skipped, common_prefix
@@ -31,21 +31,14 @@ _FAILED = Skipped("the tokenizer fails on its text")
 class Encoder:
     """Turns examples into documents, in batches.
 
-    The arguments but the first are the settings of `DataConfig` with their names. Raises DataError
-    when the tokenizer lacks a feature that the data needs.
+    The last two arguments are settings of `DataConfig`. Raises DataError when the tokenizer lacks a
+    feature that the data needs.
     """
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        train_on: str,
-        max_seq_len: int,
-        lost_turns: LostTurns = "turn_by_turn",
-        typed_tokens: TypedTokens = "text",
-    ):
+    def __init__(self, tokenizer: Any, handling: Handling, max_seq_len: int):
         self.tokenizer = tokenizer
-        self.settings = (train_on, max_seq_len, lost_turns, typed_tokens)
-        self.train_on = train_on
+        self.settings = (handling, max_seq_len)
+        self.train_on = handling.train_on
         self.max_seq_len = max_seq_len
         if not getattr(tokenizer, "is_fast", False):
             raise DataError(
@@ -53,20 +46,17 @@ class Encoder:
                 "covers, so answers cannot be masked; use a model with a fast tokenizer "
                 "(tokenizer.json)."
             )
-        self.renderer = ChatRenderer(tokenizer, Handling(train_on, lost_turns, typed_tokens))
+        self.renderer = ChatRenderer(tokenizer, handling)
         self._tokens = TextTokens(tokenizer, self.renderer, max_seq_len)
         self._prefix, self._suffix = self._frame()
 
     @classmethod
     def of(cls, config: DataConfig, tokenizer: Any) -> Encoder:
         """Returns the encoder that the settings of a data set ask for."""
-        return cls(
-            tokenizer,
-            config.train_on,
-            config.max_seq_len,
-            config.lost_turns,
-            config.typed_tokens,
+        handling = Handling(
+            config.train_on, config.lost_turns, config.typed_tokens, config.add_tokens
         )
+        return cls(tokenizer, handling, config.max_seq_len)
 
     def encode(self, examples: list[Example]) -> list[Kept | Skipped]:
         """Returns each example encoded, or the reason why it is skipped. Both answers of a pair are

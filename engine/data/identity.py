@@ -66,6 +66,7 @@ def key_of(identity: Identity, config: DataConfig, tokenizer: Any) -> str:
         config.train_on,
         config.lost_turns,
         config.typed_tokens,
+        config.add_tokens,
         config.eval_fraction,
         config.reads,
     ]

@@ -113,7 +113,9 @@ class ChatRenderer:
     def control(self) -> ControlTokens:
         """Returns the tokens that a template writes. To find them, the template must be run."""
         written = written_by(self.template) if self.available else ""
-        return ControlTokens(self._tokenizer, written, self._handling.typed_tokens == "text")
+        handling = self._handling
+        typed_are_text = handling.typed_tokens == "text"
+        return ControlTokens(self._tokenizer, written, typed_are_text, handling.add_tokens)
 
     def warn(self, text: str, times: int = 1) -> None:
         """Adds `times` to the count of the warning `text`."""

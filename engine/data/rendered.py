@@ -16,6 +16,7 @@ class Handling:
     train_on: str = "assistant"
     lost_turns: LostTurns = "turn_by_turn"
     typed_tokens: TypedTokens = "text"
+    add_tokens: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ which stay text.
 - In turns of users, systems and tools, every control token is text. In answers, only the special
   ones are text. A model writes the others itself, such as <think> or <tool_call>, so they stay
   tokens.
+- The tokens of `data.add_tokens` are tokens, whoever wrote them: they were added for that.
 - While a template runs, private-use characters stand in for the control tokens that must become
   text.
 - A copy of the tokenizer with different names for the control tokens reads the result. Control
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from functools import cached_property
 from typing import Any
 
@@ -47,18 +49,27 @@ class ControlTokens:
 
     `tokenizer` is a fast tokenizer. `written` is the text that the template writes and mentions.
     Without a template it is empty, and only the special tokens are control tokens. Unless
-    `typed_are_text`, what a person typed is read like the rest, as a server would.
+    `typed_are_text`, what a person typed is read like the rest, as a server would. What is in
+    `own` is read as a token, whoever wrote it.
     """
 
-    def __init__(self, tokenizer: Any, written: str = "", typed_are_text: bool = True):
+    def __init__(
+        self,
+        tokenizer: Any,
+        written: str = "",
+        typed_are_text: bool = True,
+        own: Collection[str] = (),
+    ):
         self.tokenizer = tokenizer
         self._typed_are_text = typed_are_text
         added = [token for token in tokenizer.added_tokens_decoder.values() if str(token)]
         special = {str(token) for token in added if token.special}
         special |= set(tokenizer.all_special_tokens)
+        special -= set(own)
         others = {
             str(token) for token in added if str(token) in written and _MARK.match(str(token))
         }
+        others -= set(own)
         self.special = _longest_first(special)
         self.tokens = _longest_first(special | others)
         count = len(self.tokens)

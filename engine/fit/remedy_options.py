@@ -199,6 +199,8 @@ def groups_of_adapters(needs: Needs) -> list[list[Kind]]:
     config = needs.config
     if config.train.method != "full" or needs.verdict(MEMORY) != Verdict.DOES_NOT_FIT:
         return []
+    if config.data.add_tokens:  # their rows must be trained, and adapters leave them as they are
+        return []
     changes: Changes = {METHOD: "lora"}
     if config.engine.gpus not in (AUTO, 1):
         changes["engine.gpus"] = 1

@@ -30,9 +30,9 @@ from engine.fit.spill import Spill
 from engine.machine.device import measured_rates
 from engine.machine.known_machines import known_machine
 from engine.machine.read_machine import Machine
-from engine.model.find_shape import shape_from_source
 from engine.model.shape import ModelShape
 from engine.planes.active_parameters import parameter_flops, planned_flops_formula
+from engine.run_model.shape_of_run import shape_of_run
 from engine.words import GIB, in_gib
 
 WORDS = {
@@ -172,7 +172,7 @@ def with_times(
 def _shape_of(config: TrainConfig, shape: ModelShape | None) -> ModelShape:
     """Returns the shape of the job's model in its dtype."""
     if shape is None:
-        shape = shape_from_source(config.model, config.train.parts)
+        shape = shape_of_run(config)
     return shape if shape.dtype == config.model.dtype else shape.in_dtype(config.model.dtype)
 
 

@@ -55,6 +55,8 @@ class _Key:
     attention: str
     parts: Parts | Adapters | None
     """These parts are trained; None where the whole model is."""
+    vocabulary: int | None
+    """The model has rows for this many tokens; None where its own configuration says so."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,12 @@ class _Place:
     """The file from which the configuration is read."""
 
 
-def shape_from_source(model: ModelConfig, parts: Parts | Adapters | None = None) -> ModelShape:
+def shape_from_source(
+    model: ModelConfig, parts: Parts | Adapters | None = None, vocabulary: int | None = None
+) -> ModelShape:
     """Returns the shape of `model.source`, and remembers it until the configuration file changes.
-    parts: those that are trained, None for all. A shape with parts, or with adapters that are not
+    parts: those that are trained, None for all. vocabulary: the model has rows for this many
+    tokens, None for its own number. A shape with parts, or with adapters that are not
     plain, is measured, since only the model itself has names of parameters.
 
     The shape of a published model comes from the catalog, unless there is a copy on this machine: a
@@ -78,17 +83,19 @@ def shape_from_source(model: ModelConfig, parts: Parts | Adapters | None = None)
     """
     source = model.source.strip()
     place = _place_of(source)
-    if place.file is None and place.path is None and not isinstance(parts, Parts):
+    key = _Key(source, place.path, None, model.dtype, model.attention, parts, vocabulary)
+    is_elsewhere = place.file is None and place.path is None
+    if is_elsewhere and not isinstance(parts, Parts) and vocabulary is None:
         bundled = catalog_shape(source, model.dtype, model.attention, parts)
         if bundled is not None:
             return bundled
     content = _content(place.file)
     digest = None if content is None else hashlib.sha256(content).digest()
-    key = _Key(source, place.path, digest, model.dtype, model.attention, parts)
+    key = replace(key, digest=digest)
     known = _known.get(key)
     if known is not None:
         return known
-    ready = _without_torch(content, source, model, parts)
+    ready = _without_torch(content, key)
     return _build_once(key, model) if ready is None else _remember(key, ready)
 
 
@@ -128,18 +135,22 @@ def _content(file: Path | None) -> bytes | None:
         return None
 
 
-def _without_torch(
-    content: bytes | None, source: str, model: ModelConfig, parts: Parts | Adapters | None
-) -> ModelShape | None:
+def _without_torch(content: bytes | None, key: _Key) -> ModelShape | None:
     """Returns the shape that is bundled or kept for a configuration with these bytes."""
     if content is None:
         return None
-    if not isinstance(parts, Parts):
-        bundled = starter_shape(content, model.dtype, model.attention, source, parts)
+    if not isinstance(key.parts, Parts) and key.vocabulary is None:
+        bundled = starter_shape(content, key.dtype, key.attention, key.source, key.parts)
         if bundled is not None:
             return bundled
-    key = shape_key(content, model.dtype, model.attention, parts)
-    return None if key is None else kept_shape(key, model.dtype, source)
+    kept = _kept_under(content, key)
+    return None if kept is None else kept_shape(kept, key.dtype, key.source)
+
+
+def _kept_under(content: bytes, key: _Key) -> str | None:
+    """Returns the name of the file in which a shape is kept, or None if it cannot be kept."""
+    decided = None if key.vocabulary is None else {"vocabulary": key.vocabulary}
+    return shape_key(content, key.dtype, key.attention, key.parts, decided)
 
 
 def _build_once(key: _Key, model: ModelConfig) -> ModelShape:
@@ -153,7 +164,7 @@ def _build_once(key: _Key, model: ModelConfig) -> ModelShape:
         if failed is not None and time.monotonic() - failed[0] < FAILURE_SECONDS:
             raise ModelError(failed[1])
         try:
-            return _remember(key, _build(model, key.parts))
+            return _remember(key, _build(model, key))
         except ModelError as error:
             _failures.clear()
             _failures[key] = (time.monotonic(), str(error))
@@ -171,14 +182,14 @@ def _remember(key: _Key, shape: ModelShape) -> ModelShape:
         return _known.setdefault(key, shape)
 
 
-def _build(model: ModelConfig, parts: Parts | Adapters | None) -> ModelShape:
+def _build(model: ModelConfig, key: _Key) -> ModelShape:
     """Builds the model on the meta device and measures it.
 
     The shape is kept for later processes if the configuration has not changed since it was read.
     """
     from engine.model.build import build_model
     from engine.model.measure_shape import shape_of
-    from engine.model.pretrained_files import load_config
+    from engine.model.pretrained_files import load_config, with_vocabulary
 
     source = model.source.strip()
     place = _place_of(source)
@@ -193,10 +204,10 @@ def _build(model: ModelConfig, parts: Parts | Adapters | None) -> ModelShape:
     if place.path is None and file is None:  # it came from the hub, and is in the cache now
         file = _place_of(source).file
         content = _content(file)
-    shape = shape_of(build_model(config, replace(model, source=source), parts), source)
-    key = None
-    if content is not None:
-        key = shape_key(content, model.dtype, model.attention, parts)
-    if key is not None and _content(file) == content:
-        keep_shape(key, shape)
+    if key.vocabulary is not None:
+        config = with_vocabulary(config, key.vocabulary)
+    shape = shape_of(build_model(config, replace(model, source=source), key.parts), source)
+    kept = None if content is None else _kept_under(content, key)
+    if kept is not None and _content(file) == content:
+        keep_shape(kept, shape)
     return shape

@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -66,10 +67,14 @@ _NUMBERS = {
 
 
 def shape_key(
-    content: bytes, dtype: str, attention: str, parts: Parts | Adapters | None = None
+    content: bytes,
+    dtype: str,
+    attention: str,
+    parts: Parts | Adapters | None = None,
+    changes: Mapping[str, Any] | None = None,
 ) -> str | None:
     """Returns the name under which a shape is kept, for a model whose config.json is `content`.
-    parts: those that are trained, None for all.
+    parts: those that are trained, None for all. changes: what else the run changes of the model.
 
     Returns None if the bytes do not decide the shape, because they are not a JSON object or they
     name other files.
@@ -82,6 +87,7 @@ def shape_key(
         return None
     trained = None if parts is None else asdict(parts)
     deciding = [FORM, hashlib.sha256(content).hexdigest(), dtype, attention, trained]
+    deciding += [] if changes is None else [changes]
     deciding += [_versions(), _SOURCES]
     return hashlib.sha256(json.dumps(deciding).encode()).hexdigest()
 

@@ -4,6 +4,7 @@ from the hub's cache or from the hub.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from engine.errors import ModelError, first_line
@@ -48,6 +49,13 @@ def load_config(source: str) -> Any:
         raise ModelError(
             f"model.source: {file or source} cannot be used: {why_refused(file, error)}."
         ) from error
+
+
+def with_vocabulary(config: Any, tokens: int) -> Any:
+    """Returns a copy of a configuration of transformers for a vocabulary of so many tokens."""
+    grown = copy.deepcopy(config)
+    grown.get_text_config().vocab_size = tokens
+    return grown
 
 
 def load_tokenizer(source: str) -> Any:

@@ -87,8 +87,8 @@ def build_engines(
     blocks = [unit.name for unit in parts.model.blocks]
     # The other ranks open the planes where they are now.
     parts.store.settle(settled_of(blocks, settings.choices), parts.backend)
-    # Files of the model need not be on other hosts.
-    config = parts.model.config if crew.plan.hosts > 1 else None
+    # Files of the model need not be on other hosts, and a run may change what they say.
+    config = parts.model.config
     span = settings.choices.span
     held = Held(model, config, *parts.store.states, tuple(parts.store.settled), span)
     planes = _planes_of_hosts(crew, held)

@@ -23,7 +23,6 @@ from engine.host.ram_planes import PlaneMemory
 from engine.host.sharded_planes import DeviceShares, OwnShards
 from engine.host.shared_memory import OpenedMemory, OwnedMemory, SharedPlanes
 from engine.model.build import build_model
-from engine.model.pretrained_files import load_config
 from engine.model.units import StreamedModel
 from engine.ranks.messages import Held
 from engine.ranks.plane_copies import receive_planes
@@ -50,8 +49,7 @@ class FollowerStore:
     def __init__(self, opener: Opener, held: Held, memory: PlaneMemory):
         self.held = held
         self._opener = opener
-        config = load_config(held.model.source) if held.config is None else held.config
-        self.model: StreamedModel = build_model(config, held.model)
+        self.model: StreamedModel = build_model(held.config, held.model)
         backend = opener.backend
         is_on_gpu = backend.device.type != "cpu"
         self.store = HostStore(

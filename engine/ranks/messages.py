@@ -53,7 +53,7 @@ class Held:
 
     model: ModelConfig
     config: Any
-    """It is the model's configuration, of transformers; None where it is read from its source."""
+    """It is the model's configuration, of transformers, as the leader changed it."""
     optimizer: Optimizer
     has_gradients: bool
     """The planes include gradients."""

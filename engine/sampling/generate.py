@@ -350,9 +350,14 @@ def pick(
 
 def longest_row(config: Any) -> int | None:
     """Returns the most tokens that a row may have, prompt and answer together; None where the model
-    does not say.
+    does not say. As by vLLM, linearly scaled positions are as many more.
     """
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
+    text = config.get_text_config()
+    longest = getattr(text, "max_position_embeddings", None)
+    rope = getattr(text, "rope_parameters", None) or {}
+    if longest is not None and rope.get("rope_type") == "linear":
+        return int(longest * rope["factor"])
+    return longest
 
 
 def end_tokens(config: Any, tokenizer: Any, source: str) -> set[int]:

@@ -17,6 +17,7 @@ from engine.model.pretrained_files import load_config
 from engine.model.units import StreamedModel
 from engine.paths import resolve_source
 from engine.planes.layout import WEIGHT_PLANES
+from engine.run_model.read_model import read_model
 from engine.runtime.cuda_backend import cuda_available
 from engine.runtime.open_backend import open_backend
 from engine.talk.conversation import Source
@@ -44,7 +45,7 @@ class Size:
 def size_of_source(source: Source) -> Size:
     """Returns the size of a source. Raises ModelError where the model cannot be built."""
     config = source.config
-    model = build_model(load_config(config.model.source), config.model, config.train.parts)
+    model = build_model(read_model(config).config, config.model, config.train.parts)
     is_kept = source.kind in ("checkpoint", "best")
     is_read = not is_kept and source.config.model.init == "pretrained"
     return size_of(model, reading_bytes(model) if is_read else 0)

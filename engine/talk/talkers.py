@@ -120,7 +120,8 @@ def _opened(source: Source, progress: Progress) -> Iterator[OpenedModel]:
                 opened.model, opened.store, config.train.seed, opened.backend.device, progress
             )
         else:
-            load_pretrained(opened.model, config.model.source, opened.store, progress)
+            place, seed = config.model.source, config.train.seed
+            load_pretrained(opened.model, place, opened.store, progress, seed)
         initialise_adapters(opened.model, opened.store, config.train.seed)
         yield opened
 

@@ -14,7 +14,7 @@ from engine.data.encode import Encoder
 from engine.data.special import ReservedText
 from engine.data.template_process import Chat, Refusal
 from engine.errors import DataError
-from engine.model.pretrained_files import load_config, load_tokenizer
+from engine.run_model.read_model import read_model
 from engine.sampling.generate import end_tokens, longest_row
 from engine.talk.conversation import Message
 
@@ -37,7 +37,8 @@ class Voice:
 
         Raises ModelError if there is no usable tokenizer.
         """
-        return cls(config, load_config(config.model.source), load_tokenizer(config.model.source))
+        read = read_model(config)
+        return cls(config, read.config, read.tokenizer)
 
     @property
     def has_template(self) -> bool:

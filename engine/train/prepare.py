@@ -27,14 +27,19 @@ import torch
 from engine.checkpoints.checkpoint import CheckpointInfo
 from engine.checkpoints.copies import CopyMemory
 from engine.checkpoints.restore import load_newest_checkpoint, newest_checkpoint
-from engine.checkpoints.start_weights import fill_start, needs_own_weights, refuse_start
+from engine.checkpoints.start_weights import (
+    fill_start,
+    needs_own_weights,
+    refuse_start,
+    tokens_at_start,
+)
 from engine.checkpoints.untouched_weights import Source
 from engine.config.settings import TrainConfig
 from engine.data.loader import BY_LENGTH, PreparedData, prepare_data
 from engine.data.preview import check_first_rows
 from engine.data.template_process import template_process
 from engine.data.tokenise import Execution
-from engine.errors import CheckpointError, RunError
+from engine.errors import CheckpointError
 from engine.fit.cost import largest_product
 from engine.fit.planner import Chosen
 from engine.host.host_adamw import HostAdamW
@@ -46,7 +51,6 @@ from engine.memory.memory_account import data_bytes
 from engine.memory.memory_shortage import ShareName
 from engine.memory.memory_watch import PeakMemory
 from engine.model.build import build_model
-from engine.model.pretrained_files import load_config, load_tokenizer
 from engine.model.units import StreamedModel
 from engine.plan.text import grid
 from engine.planes.active_parameters import measured_flops_formula
@@ -59,6 +63,7 @@ from engine.ranks.build_engine import (
 )
 from engine.ranks.crew import Crew
 from engine.ranks.rank_samples import gpus_of
+from engine.run_model.read_model import read_model
 from engine.runs.events import DataPrepared, PlanBuilt, RunStarted
 from engine.runtime.backend import Backend
 from engine.runtime.cpu_backend import CpuBackend
@@ -205,15 +210,19 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
         check_spill_folder(config.engine.disk)
     download = session.progress("download", check)
     fetch(config.model.source, False, download, check)
-    hf_config = load_config(config.model.source)
-    tokenizer = load_tokenizer(config.model.source)
+    read = read_model(config)
+    hf_config, tokenizer = read.config, read.tokenizer
     model = build_model(hf_config, config.model, config.train.parts)
+    for sentence in read.notes:
+        session.log("info", sentence)
     check()
     # A damaged checkpoint is found before anything is allocated.
     newest = newest_checkpoint(session.folder.checkpoints_path, True) if resume else None
     starts_elsewhere = config.model.start_from is not None
     if newest is None and starts_elsewhere:
         refuse_start(config)  # a missing checkpoint is told at once
+    if newest is None:
+        read.refuse_untrained(model, config, tokens_at_start(config))
     is_read = config.model.init == "pretrained" and needs_own_weights(config)
     if newest is None and (is_read or model.untouched):
         # An unusable data set should be reported before a large download.
@@ -238,7 +247,7 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     data.learn(config.preference)
     session.recorder.emit(DataPrepared(data.summary))
     template_process().end_if_memory_is_short()
-    _refuse_foreign_tokens(config, model, data)
+    read.refuse_foreign(data.highest_id, config.model.source)
     total_steps = config.train.steps
     if total_steps is None:
         total_steps = data.train.steps_of(config.train.epochs or 1.0, config.train.batch_size)
@@ -335,16 +344,6 @@ def _plan_built(planned: Planned, engine: StreamingEngine) -> PlanBuilt:
         "host_boundaries_bytes": engine.boundary_bytes,
     }
     return PlanBuilt(chosen.choices.to_dict() | details, grid(engine.plan))
-
-
-def _refuse_foreign_tokens(config: TrainConfig, model: StreamedModel, data: PreparedData) -> None:
-    """Raises RunError if the tokenizer produces tokens that the model does not know."""
-    vocabulary = model.config.get_text_config().vocab_size
-    if data.highest_id >= vocabulary:
-        raise RunError(
-            f"The tokenizer of {config.model.source} makes token {data.highest_id}, but the model "
-            f"knows only {vocabulary}; use the tokenizer that belongs to the model."
-        )
 
 
 def _compare_with_checkpoint(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.preference_settings import OBJECTIVE
+from engine.config.rope_settings import ROPE_FACTOR, ROPE_SCALING
 from engine.config.settings import AUTO, TrainConfig
 from engine.errors import RunError
 from engine.paths import program_command
@@ -30,6 +31,8 @@ PLAN = ("train.micro_batch_size", "engine.rounds", "engine.gpus", "engine.kernel
 _CHANGED_BY = {
     "model.dtype": "the planes",
     "model.source": "the model",
+    ROPE_SCALING: "what the model computes",
+    ROPE_FACTOR: "what the model computes",
     OBJECTIVE: "what is learned",
 }
 _CONVERTED = {
@@ -51,6 +54,10 @@ _OF_ADAPTERS = (
 """These settings decide which adapters a run trains, and what they mean."""
 _NOT_COMPARED = ("name", "train.steps", "train.epochs", "model.init", "model.start_from")
 """The number of steps is compared as it is counted; the others mean nothing to a resume."""
+
+
+_ADDED = {ROPE_SCALING: "none", "data.add_tokens": []}
+"""Checkpoints of earlier versions lack these settings; their runs had these values."""
 
 
 def resume_state(
@@ -112,7 +119,7 @@ def refuse_other_data(
     """
     if state["data"] == fingerprint:
         return
-    before, now = state.get("settings") or {}, _settings(config)
+    before, now = _before(state), _settings(config)
     for name, value in now.items():
         # The seed draws what is held out, and the objective says whether pairs are read.
         decides = name.startswith("data.") or name in ("train.seed", OBJECTIVE)
@@ -136,7 +143,7 @@ def changed_settings(
     These settings differ from those of the checkpoint of `step`, whose resume state is `state`.
     Raises RunError if the run cannot continue from that checkpoint.
     """
-    before, now = state.get("settings") or {}, _settings(config)
+    before, now = _before(state), _settings(config)
     if before and _parts(before) != _parts(now):
         raise RunError(
             f"Run {run_id} trained {_parts_in_words(before)} up to step {step:,} and is to train "
@@ -179,6 +186,12 @@ def changed_settings(
     return told
 
 
+def _before(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of the session that wrote a checkpoint; none where it keeps none."""
+    settings = state.get("settings") or {}
+    return _ADDED | settings if settings else {}
+
+
 def _parts(settings: Mapping[str, Any]) -> tuple[Any, ...]:
     """Returns what is trained by these settings. Earlier versions trained the whole model."""
     method = settings.get("train.method", "full")
@@ -217,6 +230,8 @@ def _settings(config: TrainConfig) -> dict[str, Any]:
     """Returns all settings that are compared, by dotted name, as they look after JSON."""
     found: dict[str, Any] = {}
     _flatten(json.loads(json.dumps(config.to_dict())), "", found)
+    if config.model.rope_scaling == "none":
+        del found[ROPE_FACTOR]  # it changes nothing then
     return {name: value for name, value in found.items() if name not in _NOT_COMPARED}
 
 

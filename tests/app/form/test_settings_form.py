@@ -57,6 +57,7 @@ def all_fields(cls=TrainConfig, prefix=""):
 def another_value(setting, default):
     """Returns a valid value that differs from the default."""
     special = {
+        "model.rope_factor": 4.5,
         "train.epochs": 1.5,
         "train.steps": 7,
         "train.micro_batch_size": 4,

@@ -17,6 +17,7 @@ from engine.data import mapped
 from engine.data.encode import Encoder
 from engine.data.loader import prepare_data
 from engine.data.render import Skipped
+from engine.data.rendered import Handling
 from engine.examples.formats import map_columns
 from engine.sources.open_source import open_source
 from tests.support import data_tokenizers as made
@@ -26,7 +27,7 @@ SEED_OF_THE_SPLIT = 20_010_911
 
 def former_fingerprint(config: DataConfig, tokenizer, seed: int) -> str:
     """Returns the fingerprint as it used to be computed, from lists of documents."""
-    encoder = Encoder(tokenizer, config.train_on, config.max_seq_len)
+    encoder = Encoder(tokenizer, Handling(config.train_on), config.max_seq_len)
     sides: tuple[list, list] = ([], [])
     for part, weight in config.parts():
         train, held_out = former_documents(part, encoder)

@@ -13,6 +13,7 @@ from engine.config.data_settings import DataConfig
 from engine.data.encode import Encoder
 from engine.data.loader import prepare_data
 from engine.data.preview import preview
+from engine.data.rendered import Handling
 from engine.errors import DataError
 from tests.support import data_tokenizers as made
 
@@ -390,7 +391,7 @@ def test_a_question_is_written_as_in_training_and_what_is_typed_in_it_is_text(
         expected = (
             prepared(tmp_path, tokenizer, rows, eval_fraction=0.25).eval_prompts(1)[0].prompt_ids
         )
-    encoder = Encoder(tokenizer, "assistant", 512)
+    encoder = Encoder(tokenizer, Handling(), 512)
     assert encoder.question("hello 1") == expected
     forged = encoder.question("hello <|im_end|> </s> <|eot_id|>")
     plain = encoder.question("hello x x x")
@@ -406,7 +407,7 @@ def test_a_question_is_written_as_in_training_and_what_is_typed_in_it_is_text(
 def test_a_question_that_the_template_refuses_is_told():
     tokenizer = made.byte_level_tokenizer("{{ raise_exception('no questions today') }}")
     with pytest.raises(DataError, match="no questions today"):
-        Encoder(tokenizer, "assistant", 512).question("hello")
+        Encoder(tokenizer, Handling(), 512).question("hello")
 
 
 def test_a_question_that_ends_as_the_prompt_does_is_not_trained(tmp_path):

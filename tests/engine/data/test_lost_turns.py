@@ -12,7 +12,7 @@ from engine.config.data_settings import DataConfig
 from engine.data.encode import Encoder
 from engine.data.loader import prepare_data
 from engine.data.preview import preview
-from engine.data.rendered import Skipped
+from engine.data.rendered import Handling, Skipped
 from engine.errors import DataError
 from engine.examples.example import Conversation, Segments, Tokens
 from tests.support import data_tokenizers as made
@@ -37,7 +37,7 @@ DEVELOPER = {"role": "developer", "content": "Never say no."}
 
 def encoded(template, conversation, tokenizer=None, **settings):
     tokenizer = tokenizer or made.byte_level_tokenizer(template)
-    encoder = Encoder(tokenizer, settings.pop("train_on", "assistant"), 512, **settings)
+    encoder = Encoder(tokenizer, Handling(**settings), 512)
     (found,) = encoder.encode([conversation])
     if isinstance(found, Skipped):
         return found, encoder.renderer.take_warnings()
@@ -216,7 +216,7 @@ def test_typed_tokens_are_text_or_tokens_as_the_settings_say():
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     counts = {}
     for typed in ("text", "tokens"):
-        encoder = Encoder(tokenizer, "assistant", 512, typed_tokens=typed)
+        encoder = Encoder(tokenizer, Handling(typed_tokens=typed), 512)
         (found,) = encoder.encode([Conversation(turns)])
         counts[typed] = found.documents[0].ids.tolist().count(end)
         whole = tokenizer.apply_chat_template(turns, tokenize=True)["input_ids"]
@@ -238,7 +238,7 @@ def test_tokens_of_another_program_are_kept_as_they_are():
     tokenizer = made.byte_level_tokenizer(None)
     ids = tokenizer("hello an answer")["input_ids"]
     trained = [False, False, *[True] * (len(ids) - 2)]
-    encoder = Encoder(tokenizer, "assistant", len(ids) - 1)
+    encoder = Encoder(tokenizer, Handling(), len(ids) - 1)
     (found,) = encoder.encode([Tokens(ids, trained)])
     (document,) = found.documents
     assert document.ids.tolist() == ids[:-1] and document.trained.tolist() == trained[:-1]
@@ -248,5 +248,5 @@ def test_tokens_of_another_program_are_kept_as_they_are():
 @pytest.mark.parametrize("wrong", [-1, 1_000_000])
 def test_a_token_that_the_tokenizer_lacks_refuses_the_data_set(wrong):
     tokenizer = made.byte_level_tokenizer(None)
-    (found,) = Encoder(tokenizer, "assistant", 64).encode([Tokens([1, wrong], [False, True])])
+    (found,) = Encoder(tokenizer, Handling(), 64).encode([Tokens([1, wrong], [False, True])])
     assert found.refused and f"no token {wrong:,}" in found.reason

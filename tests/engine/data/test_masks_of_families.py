@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from engine.data.encode import Encoder, Kept
-from engine.data.rendered import Skipped
+from engine.data.rendered import Handling, Skipped
 from engine.examples.example import Conversation
 from tests.support.references import FAMILIES, INVENTED, tokenizer
 from tests.support.references.drawn import drawn
@@ -53,7 +53,7 @@ def compared(family: str, which: range) -> tuple[list[Compared], Counter[str]]:
     """Returns drawn conversations, encoded, and how many turns of each role the warnings name."""
     chosen = FAMILIES[family]
     conversations = drawn(chosen, which.stop)[which.start :]
-    encoder = Encoder(tokenizer(family), "assistant", 1_000_000)
+    encoder = Encoder(tokenizer(family), Handling(), 1_000_000)
     found = encoder.encode(list(conversations))
     told: Counter[str] = Counter()
     for warning, times in encoder.renderer.take_warnings().items():

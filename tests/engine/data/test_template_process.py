@@ -15,7 +15,7 @@ from engine.config.data_settings import DataConfig
 from engine.data import template_process
 from engine.data.encode import Encoder
 from engine.data.loader import prepare_data
-from engine.data.rendered import Skipped
+from engine.data.rendered import Handling, Skipped
 from engine.data.template_process import Asked, Chat, Refusal, TemplateProcess
 from engine.errors import DataError
 from engine.examples.example import Conversation
@@ -176,13 +176,13 @@ def test_threads_get_their_own_answers(process):
 
 
 def test_a_data_set_with_a_template_that_loops_is_refused_in_a_sentence():
-    encoder = Encoder(made.byte_level_tokenizer(LOOPS), "assistant", 64)
+    encoder = Encoder(made.byte_level_tokenizer(LOOPS), Handling(), 64)
     with pytest.raises(DataError, match="computes for more than 5 s"):
         encoder.encode([Conversation(TURNS)])
 
 
 def test_a_template_that_recurses_skips_the_row():
-    encoder = Encoder(made.byte_level_tokenizer(RECURSES), "assistant", 64)
+    encoder = Encoder(made.byte_level_tokenizer(RECURSES), Handling(), 64)
     (found,) = encoder.encode([Conversation(TURNS)])
     assert isinstance(found, Skipped) and "recursion" in found.detail
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from engine.data.encode import Encoder
 from engine.data.render import Skipped
+from engine.data.rendered import Handling
 from engine.examples.example import Conversation, Pair
 from tests.support import references as reference
 from tests.support.references import FAMILIES
@@ -88,7 +89,7 @@ def conversations(family: str) -> st.SearchStrategy[list[dict]]:
 
 def check(family: str, conversation: Conversation, max_seq_len: int) -> None:
     tokenizer, chosen = made(family), FAMILIES[family]
-    (found,) = Encoder(tokenizer, "assistant", max_seq_len).encode([conversation])
+    (found,) = Encoder(tokenizer, Handling(), max_seq_len).encode([conversation])
     wanted = expected(chosen, conversation.messages, conversation.tools)
     if wanted.refused:
         assert isinstance(found, Skipped) and wanted.refused in found.reason
@@ -212,7 +213,7 @@ def test_tool_calls_are_trained_and_tools_and_their_answers_are_not(tools, turns
 def test_a_special_token_across_a_question_and_its_answer_is_text():
     tokenizer = reference.tokenizer("qwen")
     tokenizer.chat_template = None
-    (found,) = Encoder(tokenizer, "assistant", 100).encode([Pair("say <|im_", "end|> now")])
+    (found,) = Encoder(tokenizer, Handling(), 100).encode([Pair("say <|im_", "end|> now")])
     (document,) = found.documents
     ids = document.ids.tolist()
     assert (
@@ -223,7 +224,7 @@ def test_a_special_token_across_a_question_and_its_answer_is_text():
 
 
 def test_characters_that_stand_in_for_special_tokens_are_refused_and_counted():
-    encoder = Encoder(made("llama3"), "assistant", 100)
+    encoder = Encoder(made("llama3"), Handling(), 100)
     turns = [{"role": "user", "content": "\U00108000"}, {"role": "assistant", "content": "a"}]
     (found,) = encoder.encode([Conversation(turns)])
     assert isinstance(found, Skipped) and "private-use characters" in found.reason

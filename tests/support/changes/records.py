@@ -13,6 +13,7 @@ from tests.support.changes.of_parts import PART_CHANGES
 from tests.support.changes.of_plans import PLANS
 from tests.support.changes.of_ranks import RANK_CHANGES
 from tests.support.changes.of_regularisation import REGULARISED
+from tests.support.changes.of_run_models import RUN_MODELS
 from tests.support.changes.of_spilling import SPILL_CHANGES
 from tests.support.changes.of_steps import STEPS
 from tests.support.changes.record import Change
@@ -31,6 +32,7 @@ AREAS: dict[str, tuple[Change, ...]] = {
     "Checkpoints": CHECKPOINT,
     "The best weights": LEARNED,
     "Pairs of answers": PAIRS,
+    "Added tokens and longer rows": RUN_MODELS,
 }
 CHANGES: tuple[Change, ...] = tuple(change for area in AREAS.values() for change in area)
 

@@ -1,0 +1,61 @@
+"""These words are shown for the settings of the model and of the data."""
+
+from __future__ import annotations
+
+LABELS = {
+    "model.source": "Model",
+    "model.init": "Weights to start from",
+    "model.start_from": "Train on from a run",
+    "model.dtype": "Precision",
+    "model.rope_scaling": "Longer rows: rotary embeddings",
+    "model.rope_factor": "Longer rows: by this factor",
+    "data.source": "Data set",
+    "data.columns.messages": "Column of the turns",
+    "data.columns.prompt": "Column of the prompt",
+    "data.columns.completion": "Column of the completion",
+    "data.columns.input": "Column added to the prompt",
+    "data.columns.history": "Column of the earlier turns",
+    "data.columns.chosen": "Column of the chosen answer",
+    "data.columns.rejected": "Column of the rejected answer",
+    "data.columns.system": "Column of the system message",
+    "data.columns.tools": "Column of the tools",
+    "data.columns.text": "Column of the text",
+    "data.max_seq_len": "Sequence length (tokens)",
+    "data.train_on": "Tokens to train on",
+    "data.lost_turns": "Turns that the template leaves out",
+    "data.typed_tokens": "Special tokens in turns",
+    "data.add_tokens": "Tokens to add (one a line)",
+    "data.eval_fraction": "Held-out share",
+}
+
+CHOICE_LABELS = {
+    "model.init": {
+        "pretrained": "the model's own weights",
+        "random": "random weights (from scratch)",
+    },
+    "model.dtype": {"bfloat16": "bfloat16, fp32 masters", "float32": "float32"},
+    "model.rope_scaling": {
+        "none": "as they are",
+        "linear": "linear: all positions are divided",
+        "dynamic": "dynamic: for reading alone, after training",
+        "yarn": "YaRN: slow frequencies are divided",
+    },
+    "data.train_on": {"assistant": "the answers only", "all": "every token"},
+    "data.lost_turns": {
+        "turn_by_turn": "train each answer after its prompt",
+        "refuse": "refuse such rows",
+    },
+    "data.typed_tokens": {"text": "are text", "tokens": "are tokens, as a server reads them"},
+}
+
+SHORT_HELP = {
+    "model.source": "A local folder or a Hugging Face id.",
+    "model.dtype": "What blocks compute in.",
+    "data.source": (
+        "A file, a folder or a Hugging Face id; several as [{source: a, weight: 2}, {source: b}]."
+    ),
+    "data.max_seq_len": "Longer examples are cut and counted.",
+    "model.rope_scaling": "For rows longer than those of the model, which must learn them.",
+    "model.rope_factor": "Rows may be this many times as long.",
+    "data.add_tokens": "Each is one token in the data, such as <tool>; the embedding may grow.",
+}
