@@ -66,6 +66,8 @@ def key_of(identity: Identity, config: DataConfig, tokenizer: Any) -> str:
         config.train_on,
         config.lost_turns,
         config.typed_tokens,
+        config.long_texts,
+        config.overlap,
         config.eval_fraction,
         config.reads,
     ]

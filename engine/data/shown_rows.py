@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from engine.config.data_settings import DataConfig
-from engine.data.documents import Document, Kept
+from engine.data.documents import Document, Kept, TextRows
 from engine.data.encode import Encoder
 from engine.data.encoded import Numbered, encode_rows
 from engine.data.packing import pack
@@ -85,9 +85,12 @@ def shown_rows(
         # The first rows of every source are shown, as evenly as `rows` allows.
         most = rows * (place + 1) // len(opened)
         encoded = encode_rows(encoder, part.columns, part.first_rows)
-        for (_, _, where), found in zip(part.first_rows, encoded):
+        texts = TextRows(config) if part.columns.format == "text" else None
+        for (_, row, where), each in zip(part.first_rows, encoded):
+            found = each if texts is None else texts.of_row(row, each)
             measured.add(found)
-            if len(shown) < most:
+            is_waiting = isinstance(found, Kept) and not found.documents
+            if len(shown) < most and not is_waiting:
                 shown.append(_shown_row(where, found, tokenizer))
     return {
         **_how_read(config, encoder, opened),

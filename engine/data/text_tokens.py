@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from engine.data.render import ChatRenderer
+from engine.examples.example import Text
+from engine.sources.whole_texts import CONTEXT, cut_place
 
 Encoding = tuple[list[int], list[tuple[int, int]]]
 """Token ids, and the characters [start, end) that each token covers."""
@@ -14,8 +19,21 @@ _CHARACTERS_A_TOKEN = 16
 """A text has fewer characters per token than this, or more of it must be read."""
 _MARGIN = 64
 """The last tokens of a text that was cut may differ from those of the whole text."""
-PIECE = 1 << 17
-"""A text that continues from row to row is tokenised in pieces of at most so many characters."""
+_LONGEST_PIECE = 1 << 14
+"""A whole text is tokenised in pieces of at most so many characters."""
+_AT_ONCE = 1 << 18
+"""The tokenizer is given so many characters of whole texts at a time."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A `Piece` of a text has the characters around it, so that its tokens are those that it has in
+    the text.
+    """
+
+    before: str
+    text: str
+    after: str
 
 
 class TextTokens:
@@ -31,13 +49,12 @@ class TextTokens:
         self._enough = max_seq_len + _MARGIN
         self._most = max(_FEWEST_CHARACTERS, _CHARACTERS_A_TOKEN * max_seq_len)
 
-    def plain(self, texts: list[str], to_the_end: list[bool]) -> list[Encoding | None]:
-        """Returns the tokens of each text, or None where the tokenizer fails: of all of the text
-        where `to_the_end` says so, otherwise of as much as fills a row. A single call for many
-        texts lets the library use several threads.
+    def plain(self, texts: list[str]) -> list[Encoding | None]:
+        """Returns the tokens of as much of each text as fills a row, or None where the tokenizer
+        fails. A single call for many texts lets the library use several threads.
         """
         found: list[Encoding | None] = [None] * len(texts)
-        is_long = [len(text) > self._most and not whole for text, whole in zip(texts, to_the_end)]
+        is_long = [len(text) > self._most for text in texts]
         at_once = [place for place, long in enumerate(is_long) if not long]
         for place, encoding in zip(at_once, self._call([texts[place] for place in at_once])):
             found[place] = encoding
@@ -45,6 +62,57 @@ class TextTokens:
             if is_long[place]:
                 found[place] = self._beginning(text, self._plainly)
         return found
+
+    def whole(self, texts: list[Text]) -> list[np.ndarray | None]:
+        """Returns all tokens of each text, int32[T], or None where the tokenizer fails. They are
+        the tokens that the tokenizer gives for the text as one, as long as no word of it (what the
+        tokenizer divides a text into) is longer than `CONTEXT` characters; at longer words a text
+        may be divided, and nothing of it is lost.
+        """
+        found: list[list[np.ndarray] | None] = [[] for _ in texts]
+        waiting: list[tuple[int, Piece]] = []
+        characters = 0
+        for place, text in enumerate(texts):
+            for piece in pieces(text):
+                waiting.append((place, piece))
+                characters += len(piece.text)
+                if characters >= _AT_ONCE:
+                    self._read(waiting, found)
+                    waiting, characters = [], 0
+        self._read(waiting, found)
+        nothing = np.empty(0, np.int32)
+        return [None if ids is None else np.concatenate([nothing, *ids]) for ids in found]
+
+    def _read(self, waiting: list[tuple[int, Piece]], found: list[list[np.ndarray] | None]) -> None:
+        """Adds the tokens of each piece to those of its text."""
+        texts = [piece.before + piece.text + piece.after for _, piece in waiting]
+        for (place, piece), encoding in zip(waiting, self._call(texts)):
+            ids, of_text = self._own(piece, encoding), found[place]
+            if ids is None:
+                found[place] = None
+            elif of_text is not None:
+                of_text.append(ids)
+
+    def _own(self, piece: Piece, encoding: Encoding | None) -> np.ndarray | None:
+        """Returns the tokens of the piece itself, int32[T]: those that begin in it. Where a token
+        reaches over one of its ends, it is tokenised without what is beyond, so that its tokens
+        are all of its characters and no others.
+        """
+        while encoding is not None:
+            bounds = np.asarray(encoding[1], dtype=np.int64).reshape(-1, 2)
+            begins, ends = bounds[:, 0], bounds[:, 1]
+            first = len(piece.before)
+            last = first + len(piece.text)
+            if piece.before and ((begins < first) & (ends > first)).any():
+                piece = Piece("", piece.text, piece.after)
+            elif piece.after and ((begins < last) & (ends > last)).any():
+                piece = Piece(piece.before, piece.text, "")
+            else:
+                own = np.asarray(encoding[0], dtype=np.int32)
+                is_own = begins >= first if piece.before else np.ones(len(own), bool)
+                return own[is_own & (begins < last)] if piece.after else own[is_own]
+            encoding = self._plainly(piece.before + piece.text + piece.after)
+        return None
 
     def typed(self, text: str) -> Encoding | None:
         """Returns the tokens of as much of a text with stand-ins (`special.py`) as fills a row, or
@@ -95,15 +163,16 @@ def _is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-def pieces(text: str) -> Iterator[str]:
-    """Divides a text into pieces of at most `PIECE` characters, at line ends or spaces where there
-    are some. No token reaches from one piece into the next.
+def pieces(text: Text) -> Iterator[Piece]:
+    """Divides a text into pieces of at most `_LONGEST_PIECE` characters, between words if it can
+    (`cut_place`).
     """
+    whole, before = text.text, text.before
     begin = 0
-    while len(text) - begin > PIECE:
-        least, most = begin + PIECE // 2, begin + PIECE
-        # `rfind` returns -1 where there is none, so the sum is then 0.
-        end = 1 + text.rfind("\n", least, most) or 1 + text.rfind(" ", least, most) or most
-        yield text[begin:end]
+    while len(whole) - begin > _LONGEST_PIECE:
+        end = cut_place(whole, begin, begin + _LONGEST_PIECE)
+        after = (whole[end : end + CONTEXT] + text.after)[:CONTEXT]
+        yield Piece(before, whole[begin:end], after)
+        before = whole[max(0, end - CONTEXT) : end]
         begin = end
-    yield text[begin:]
+    yield Piece(before, whole[begin:], text.after)

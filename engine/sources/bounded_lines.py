@@ -79,6 +79,29 @@ def text_pieces(path: Path) -> Iterator[tuple[int, str]]:
         raise not_utf8(number, path.name) from None
 
 
+def text_blocks(path: Path) -> Iterator[str]:
+    """Yields a plain text in blocks of any length, each of whole characters, with line feeds alone
+    as line ends. Raises DataError as `text_lines` does.
+    """
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")(), translate=True)
+    number = 1
+    try:
+        with told(path.name, lambda: f"line {number - 1}"), open_text(path) as file:
+            while block := file.read(_PIECE):
+                if b"\0" in block:
+                    first = block.index(b"\0")
+                    begin = block.rfind(b"\n", 0, first) + 1
+                    number += block.count(b"\n", 0, first)
+                    line, _, _ = block[begin:].partition(b"\n")
+                    raise _zeros(line, number, path.name)
+                yield decoder.decode(block)
+                number += block.count(b"\n")
+            yield decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        number += error.object.count(b"\n", 0, error.start)
+        raise not_utf8(number, path.name) from None
+
+
 def not_utf8(number: int, name: str) -> DataError:
     """Returns the error for a line that is not UTF-8."""
     return DataError(f"Line {number} of {name} is not UTF-8 text; save the file as UTF-8.")

@@ -50,6 +50,7 @@ from engine.sources.reading import told
 from engine.sources.registry import Registered, registered
 from engine.sources.tables import DELIMITERS, delimiter_of, table_rows, usual_delimiter
 from engine.sources.text_files import passages
+from engine.sources.whole_texts import whole_text
 
 _OTHER_SUFFIXES = (".zip", ".xls", ".pdf", ".docx", ".tar", ".tgz", *COMPRESSIONS)
 """A name with one of these endings means a file, but of a type that cannot be read."""
@@ -229,7 +230,8 @@ def _of_kind(path: Path, name: str, config: DataConfig, streaming: bool) -> Sour
     if suffix in TABLE_SUFFIXES:
         return _counted(Source(name, "row", None, lambda: table_rows(path)), path, streaming)
     unit = "the passage from line"
-    source = Source(name, unit, None, lambda: passages(path, config.max_seq_len))
+    read = whole_text if config.long_texts == "continue" else passages
+    source = Source(name, unit, None, lambda: read(path, config.max_seq_len))
     return _counted(source, path, streaming)
 
 

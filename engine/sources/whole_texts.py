@@ -1,0 +1,78 @@
+"""A plain text of any length is read passage by passage, and no character of it is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from engine.sources.bounded_lines import text_blocks
+from engine.sources.text_files import CHARACTERS_A_TOKEN
+
+CONTEXT = 64
+"""A passage comes with so many characters of the text before it and behind it: the tokens at its
+ends are those of the whole text where no word is longer.
+"""
+_PLACES_TRIED = 64
+
+
+class Passage(dict[str, Any]):
+    """A `Passage` is the row {text} of a text that goes on in the rows around it."""
+
+    def __init__(self, text: str, before: str, after: str):
+        super().__init__(text=text)
+        self.before = before
+        """The characters before it, at most `CONTEXT`. The first passage has none."""
+        self.after = after
+        """The characters behind it, at most `CONTEXT`. The last passage has none."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Passage, (self["text"], self.before, self.after)
+
+
+def whole_text(path: Path, max_seq_len: int) -> Iterator[tuple[int, Passage]]:
+    """Divides a plain text into passages and yields (first line, passage) for each. All together
+    are the text, character by character. Each fills about one row of `max_seq_len` tokens. A text
+    of white space alone has no passages.
+    """
+    most = max_seq_len * CHARACTERS_A_TOKEN
+    number, before, rest = 1, "", ""
+    for block in text_blocks(path):
+        rest, begin = rest + block, 0
+        while len(rest) - begin >= most + CONTEXT:
+            end = cut_place(rest, begin, begin + most)
+            text = rest[begin:end]
+            yield number, Passage(text, before, rest[end : end + CONTEXT])
+            number += text.count("\n")
+            before = (before + text)[-CONTEXT:]
+            begin = end
+        rest = rest[begin:]
+    while len(rest) > most:
+        end = cut_place(rest, 0, most)
+        text, rest = rest[:end], rest[end:]
+        yield number, Passage(text, before, rest[:CONTEXT])
+        number += text.count("\n")
+        before = (before + text)[-CONTEXT:]
+    if before or rest.strip():
+        yield number, Passage(rest, before, "")
+
+
+def cut_place(text: str, begin: int, most: int) -> int:
+    """Returns where a piece of `text` that begins at `begin` ends, at `most` or in the half before
+    it; the text goes on behind `most`. Two words with one space between them are the best place,
+    because nearly every tokenizer begins a token with such a space. Then come the end of a line,
+    any space, and any place at all.
+    """
+    least = max(begin + 1, (begin + most) // 2)
+    place = most
+    for _ in range(_PLACES_TRIED):
+        place = text.rfind(" ", least, place)
+        if place < 0:
+            break
+        if text[place - 1].isalnum() and text[place + 1].isalpha():
+            return place
+    place = text.rfind("\n", least, most)
+    if place >= 0:
+        return place + 1
+    place = text.rfind(" ", least, most)
+    return place if place >= 0 else most
