@@ -66,6 +66,8 @@ LABELS = {
     "data.train_on": "Tokens to train on",
     "data.lost_turns": "Turns that the template leaves out",
     "data.typed_tokens": "Special tokens in turns",
+    "data.long_texts": "Texts longer than a row",
+    "data.overlap": "Repeated tokens where a text goes on",
     "data.eval_fraction": "Held-out share",
     "train.batch_size": "Batch size (rows)",
     "train.method": "What is trained",
@@ -135,6 +137,7 @@ CHOICE_LABELS = {
         "turn_by_turn": "train each answer after its prompt",
         "refuse": "refuse such rows",
     },
+    "data.long_texts": {"continue": "go on in more rows", "cut": "are cut", "skip": "are skipped"},
     "data.typed_tokens": {"text": "are text", "tokens": "are tokens, as a server reads them"},
     "engine.save_level": {
         "boundary_host": "block inputs, in host RAM",
@@ -171,7 +174,7 @@ SHORT_HELP = {
     "data.source": (
         "A file, a folder or a Hugging Face id; several as [{source: a, weight: 2}, {source: b}]."
     ),
-    "data.max_seq_len": "Longer examples are cut and counted.",
+    "data.max_seq_len": "Longer examples are cut and counted; texts go on in the next row.",
     "train.steps": "Give these or epochs.",
     "train.epochs": "Passes over the data.",
     "train.batch_size": "Per optimizer step.",

@@ -132,7 +132,7 @@ class DataConfig:
     long_texts: LongTexts = "continue"
     """A plain text that is longer than a row goes on in the next rows, and no token is lost. Or it
     ends with its first row, and is counted as cut; or it is skipped. A .txt or .md file is one
-    text, or passages of whole paragraphs where long texts do not continue.
+    text.
     """
 
     overlap: int = 0

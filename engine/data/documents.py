@@ -13,7 +13,7 @@ import numpy as np
 from engine.config.data_settings import DataConfig
 from engine.data.rendered import Skipped
 from engine.examples.example import Conversation, Example, Labelled, Preference, Single
-from engine.sources.whole_texts import Passage
+from engine.sources.text_files import Passage
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class TextRows:
 
     Where a text goes on, a row begins with the last token of the row before, which is not trained
     again, or with `data.overlap` of them. So each token but the first of a text is trained in
-    exactly one row. A text may come in passages (`engine.sources.whole_texts`).
+    exactly one row. A text may come in passages (`engine.sources.text_files`).
     """
 
     def __init__(self, config: DataConfig):
@@ -151,6 +151,8 @@ class TextRows:
         self._repeated = max(1, config.overlap)
         self._ids = np.empty(0, np.int32)
         self._trained = np.empty(0, bool)
+        self._length = 0
+        """The text has had so many tokens."""
         self._complete: list[Document] = []
         """These documents belong to the next row of the data."""
 
@@ -163,42 +165,44 @@ class TextRows:
             self._complete = self.rest()
             return found
         (text,) = found.documents
-        if self._long != "continue" and len(text.ids) > self._limit:
-            return _TOO_LONG if self._long == "skip" else self._beginning(text)
         self._add(text)
         if isinstance(row, Passage) and row.after:
             documents, self._complete = self._complete, []
-        else:
-            documents = self.rest()
-        return Kept(documents, cut=False, answer=None)
+            return Kept(documents, cut=False, answer=None)
+        is_cut = self._length > self._limit and self._long != "continue"
+        documents = self.rest()
+        return _TOO_LONG if is_cut and self._long == "skip" else Kept(documents, is_cut, None)
 
     def rest(self) -> list[Document]:
         """Returns the documents that no row of the data has yet, the end of the text among them."""
-        self._complete_with(self._ids, self._trained)
-        self._ids, self._trained = self._ids[:0], self._trained[:0]
+        length = len(self._ids) if self._long == "continue" else self._length
+        self._complete_with(self._ids, self._trained, length)
+        self._ids, self._trained, self._length = self._ids[:0], self._trained[:0], 0
         documents, self._complete = self._complete, []
         return documents
-
-    def _beginning(self, text: Document) -> Kept:
-        ids, trained = text.ids[: self._limit], text.trained[: self._limit]
-        return Kept([Document(ids, trained, None, text.length)], cut=True, answer=None)
 
     def _add(self, text: Document) -> None:
         """Adds tokens to the text. What fills a row is complete."""
         ids = np.concatenate([self._ids, text.ids])
         trained = np.concatenate([self._trained, text.trained])
+        self._length += len(text.ids)
+        if self._long != "continue":
+            self._ids, self._trained = ids[: self._limit], trained[: self._limit]
+            return
         begin = 0
         while len(ids) - begin >= self._limit:
             end = begin + self._limit
-            self._complete_with(ids[begin:end], trained[begin:end].copy())
+            self._complete_with(ids[begin:end], trained[begin:end].copy(), self._limit)
             begin = end - self._repeated
             trained[begin:end] = False
         self._ids, self._trained = ids[begin:], trained[begin:]
 
-    def _complete_with(self, ids: np.ndarray, trained: np.ndarray) -> None:
-        """Makes tokens, int32[T], and their marks, bool[T], a document if any is trained."""
+    def _complete_with(self, ids: np.ndarray, trained: np.ndarray, length: int) -> None:
+        """Makes tokens, int32[T], and their marks, bool[T], a document if any is trained. It would
+        have `length` tokens if it was not cut.
+        """
         if trained.any():
-            self._complete.append(Document(ids, trained, None, len(ids)))
+            self._complete.append(Document(ids, trained, None, length))
 
 
 # ---------------------------------------------------------------------- pairs

@@ -20,7 +20,7 @@ from engine.examples.example import Example, Text
 from engine.examples.formats import ROWS_TO_DETECT, ColumnMap
 from engine.examples.values import BrokenText, legible
 from engine.sources.open_source import Row, Source
-from engine.sources.whole_texts import Passage
+from engine.sources.text_files import Passage
 
 Numbered = tuple[int, Row, str]
 """It consists of a row's number, the row, and its place in the words of an error."""

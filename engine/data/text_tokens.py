@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.data.render import ChatRenderer
 from engine.examples.example import Text
-from engine.sources.whole_texts import CONTEXT, cut_place
+from engine.sources.text_files import CONTEXT, cut_place
 
 Encoding = tuple[list[int], list[tuple[int, int]]]
 """Token ids, and the characters [start, end) that each token covers."""
@@ -86,32 +86,31 @@ class TextTokens:
     def _read(self, waiting: list[tuple[int, Piece]], found: list[list[np.ndarray] | None]) -> None:
         """Adds the tokens of each piece to those of its text."""
         texts = [piece.before + piece.text + piece.after for _, piece in waiting]
-        for (place, piece), encoding in zip(waiting, self._call(texts)):
+        for (place, piece), encoding in zip(waiting, self._encodings(texts)):
             ids, of_text = self._own(piece, encoding), found[place]
             if ids is None:
                 found[place] = None
             elif of_text is not None:
                 of_text.append(ids)
 
-    def _own(self, piece: Piece, encoding: Encoding | None) -> np.ndarray | None:
+    def _own(self, piece: Piece, encoding: Any) -> np.ndarray | None:
         """Returns the tokens of the piece itself, int32[T]: those that begin in it. Where a token
         reaches over one of its ends, it is tokenised without what is beyond, so that its tokens
         are all of its characters and no others.
         """
         while encoding is not None:
-            bounds = np.asarray(encoding[1], dtype=np.int64).reshape(-1, 2)
-            begins, ends = bounds[:, 0], bounds[:, 1]
             first = len(piece.before)
+            begin, clean_begin = _border(encoding, first, range(len(encoding)))
             last = first + len(piece.text)
-            if piece.before and ((begins < first) & (ends > first)).any():
+            end, clean_end = _border(encoding, last, range(len(encoding) - 1, -1, -1))
+            if piece.before and not clean_begin:
                 piece = Piece("", piece.text, piece.after)
-            elif piece.after and ((begins < last) & (ends > last)).any():
+            elif piece.after and not clean_end:
                 piece = Piece(piece.before, piece.text, "")
             else:
-                own = np.asarray(encoding[0], dtype=np.int32)
-                is_own = begins >= first if piece.before else np.ones(len(own), bool)
-                return own[is_own & (begins < last)] if piece.after else own[is_own]
-            encoding = self._plainly(piece.before + piece.text + piece.after)
+                own = slice(begin if piece.before else None, end if piece.after else None)
+                return np.asarray(encoding.ids[own], dtype=np.int32)
+            (encoding,) = self._encodings([piece.before + piece.text + piece.after])
         return None
 
     def typed(self, text: str) -> Encoding | None:
@@ -141,6 +140,11 @@ class TextTokens:
             return None
 
     def _call(self, texts: list[str]) -> list[Encoding | None]:
+        found = self._encodings(texts)
+        return [None if each is None else (each.ids, each.offsets) for each in found]
+
+    def _encodings(self, texts: list[str]) -> list[Any | None]:
+        """Returns what the tokenizers library tells of each text, or None where it fails."""
         if not texts:
             return []
         try:
@@ -152,8 +156,24 @@ class TextTokens:
                 raise
             if len(texts) == 1:
                 return [None]
-            return [self._call([text])[0] for text in texts]
-        return [(encoding.ids, encoding.offsets) for encoding in batch.encodings]
+            return [self._encodings([text])[0] for text in texts]
+        return list(batch.encodings)
+
+
+def _border(encoding: Any, place: int, tokens: range) -> tuple[int, bool]:
+    """Returns the first token that begins at the character `place` or behind it, and whether no
+    token reaches over that place. `tokens` are all tokens, from the end that is nearer to it.
+    """
+    is_clean = True
+    found = 0 if tokens.step < 0 else len(tokens)
+    for token in tokens:
+        begin, end = encoding.token_to_chars(token)
+        is_clean &= not begin < place < end
+        if tokens.step > 0 and begin >= place:
+            return token, is_clean
+        if tokens.step < 0 and begin < place:
+            return token + 1, is_clean
+    return found, is_clean
 
 
 def _is_panic(error: BaseException) -> bool:

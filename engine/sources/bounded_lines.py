@@ -64,21 +64,6 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
             yield number, text
 
 
-def text_pieces(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields (number of the line from 1, line) of a plain text. Lines end with a line feed, except
-    that a very long one is divided. Raises DataError as `text_lines` does.
-    """
-    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")(), translate=True)
-    number = 1
-    try:
-        for number, piece in _pieces(path):
-            for text in io.StringIO(decoder.decode(piece), newline="\n"):
-                yield number, text
-        yield number, decoder.decode(b"", final=True)
-    except UnicodeDecodeError:
-        raise not_utf8(number, path.name) from None
-
-
 def text_blocks(path: Path) -> Iterator[str]:
     """Yields a plain text in blocks of any length, each of whole characters, with line feeds alone
     as line ends. Raises DataError as `text_lines` does.
