@@ -282,13 +282,13 @@ class WordTokens:
         words = self._pattern.findall(text)
         begin, is_clean = _first_words(words, len(piece.before))
         behind, is_clean_too = _first_words(reversed(words), len(piece.after))
-        if not is_clean or not is_clean_too or sum(map(len, words)) != len(text):
+        if not is_clean or not is_clean_too or "".join(words) != text:
             return None
         own = words[begin : len(words) - behind]
-        found = list(itertools.chain.from_iterable(map(self._ids.__getitem__, own)))
+        found = b"".join(map(self._ids.__getitem__, own))
         if len(self._ids) > _MOST_WORDS:
             self._ids.clear()
-        return np.array(found, dtype=np.int32)
+        return np.frombuffer(found, dtype=np.int32)
 
     def _are_alike(self, characters: set[str]) -> bool:
         for character in characters - self._alike - self._other:
@@ -299,15 +299,16 @@ class WordTokens:
         return characters.isdisjoint(self._other)
 
 
-class _TokensOfWords(dict[str, list[int]]):
-    """The token ids of each word that has come up."""
+class _TokensOfWords(dict[str, bytes]):
+    """The bytes of the token ids of each word that has come up, int32[T]."""
 
     def __init__(self, model: Any):
         super().__init__()
         self._model = model
 
-    def __missing__(self, word: str) -> list[int]:
-        ids = [token.id for token in self._model.tokenize(_as_letters(word))]
+    def __missing__(self, word: str) -> bytes:
+        tokens = self._model.tokenize(_as_letters(word))
+        ids = np.array([token.id for token in tokens], dtype=np.int32).tobytes()
         if len(word) <= _LONGEST_KEPT:
             self[word] = ids
         return ids
