@@ -69,22 +69,15 @@ def text_blocks(path: Path) -> Iterator[str]:
     as line ends. Raises DataError as `text_lines` does.
     """
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")(), translate=True)
-    number = 1
+    last = 1
     try:
-        with told(path.name, lambda: f"line {number - 1}"), open_text(path) as file:
-            while block := file.read(_PIECE):
-                if b"\0" in block:
-                    first = block.index(b"\0")
-                    begin = block.rfind(b"\n", 0, first) + 1
-                    number += block.count(b"\n", 0, first)
-                    line, _, _ = block[begin:].partition(b"\n")
-                    raise _zeros(line, number, path.name)
-                yield decoder.decode(block)
-                number += block.count(b"\n")
-            yield decoder.decode(b"", final=True)
+        for number, block in _blocks(path):
+            last = number
+            yield decoder.decode(block)
+        yield decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
-        number += error.object.count(b"\n", 0, error.start)
-        raise not_utf8(number, path.name) from None
+        behind = error.object.count(b"\n", error.start)
+        raise not_utf8(last - behind, path.name) from None
 
 
 def not_utf8(number: int, name: str) -> DataError:
@@ -101,6 +94,20 @@ def _pieces(path: Path) -> Iterator[tuple[int, bytes]]:
                 raise _zeros(piece, number, path.name)
             yield number, piece
             number += piece.endswith(b"\n")
+
+
+def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yields (number of the line in which the block ends, block of bytes) of a plain text."""
+    number = 1
+    with told(path.name, lambda: f"line {number - 1}"), open_text(path) as file:
+        while block := file.read(_PIECE):
+            if b"\0" in block:
+                first = block.index(b"\0")
+                begin = block.rfind(b"\n", 0, first) + 1
+                line, _, _ = block[begin:].partition(b"\n")
+                raise _zeros(line, number + block.count(b"\n", 0, first), path.name)
+            number += block.count(b"\n")
+            yield number, block
 
 
 def _zeros(line: bytes, number: int, name: str) -> DataError:
