@@ -98,12 +98,13 @@ class Encoder:
         tokenised = self._tokenise(texts)
         plain_texts = [example for example in examples if isinstance(example, Text)]
         whole = zip(plain_texts, self._tokens.whole(plain_texts))
-        return [
-            self._of_text(*next(whole))
-            if isinstance(example, Text)
-            else self._encoded(example, tokenised)
-            for example in rendered
-        ]
+        found = []
+        for example in rendered:
+            if isinstance(example, Text):
+                found.append(self._of_text(*next(whole)))
+            else:
+                found.append(self._encoded(example, tokenised))
+        return found
 
     def _of_text(self, text: Text, ids: np.ndarray | None) -> Kept | Skipped:
         """Returns a text with its tokens, int32[T], as one document, however long it is. Only where

@@ -66,11 +66,10 @@ class _Measured:
     def add_text(self, row: dict[str, Any], found: Kept | Skipped) -> None:
         """Adds a row of plain text, or a passage of one."""
         self.add(found)
-        is_passage = isinstance(row, Passage)
-        if not is_passage or not row.before:
-            self.text_rows.append(0)
-        if is_passage:
+        if isinstance(row, Passage):
             self.text_bytes += len(row["text"].encode())
+        if not isinstance(row, Passage) or not row.before:
+            self.text_rows.append(0)
         if isinstance(found, Kept):
             self.text_rows[-1] += len(found.documents)
 

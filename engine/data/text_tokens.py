@@ -89,8 +89,7 @@ class TextTokens:
                     self._read(waiting, found)
                     waiting, characters = [], 0
         self._read(waiting, found)
-        nothing = np.empty(0, np.int32)
-        return [None if ids is None else np.concatenate([nothing, *ids]) for ids in found]
+        return list(map(_joined, found))
 
     @functools.cached_property
     def _words(self) -> WordTokens | None:
@@ -98,8 +97,9 @@ class TextTokens:
 
     def _read(self, waiting: list[tuple[int, Piece]], found: list[list[np.ndarray] | None]) -> None:
         """Adds the tokens of each piece to those of its text."""
-        words = self._words
-        known = [None if words is None else words.of_piece(piece) for _, piece in waiting]
+        known: list[np.ndarray | None] = [None] * len(waiting)
+        if self._words is not None:
+            known = [self._words.of_piece(piece) for _, piece in waiting]
         others = [piece for (_, piece), ids in zip(waiting, known) if ids is None]
         encodings = iter(self._encodings([piece.with_context for piece in others]))
         for (place, piece), of_words in zip(waiting, known):
@@ -157,8 +157,7 @@ class TextTokens:
             return None
 
     def _call(self, texts: list[str]) -> list[Encoding | None]:
-        found = self._encodings(texts)
-        return [None if each is None else (each.ids, each.offsets) for each in found]
+        return list(map(_with_offsets, self._encodings(texts)))
 
     def _encodings(self, texts: list[str]) -> list[Any | None]:
         """Returns what the tokenizers library tells of each text, or None where it fails."""
@@ -175,6 +174,15 @@ class TextTokens:
                 return [None]
             return [self._encodings([text])[0] for text in texts]
         return list(batch.encodings)
+
+
+def _with_offsets(encoding: Any | None) -> Encoding | None:
+    return None if encoding is None else (encoding.ids, encoding.offsets)
+
+
+def _joined(ids: list[np.ndarray] | None) -> np.ndarray | None:
+    """Returns the tokens of all pieces of a text, int32[T], or None where the tokenizer failed."""
+    return None if ids is None else np.concatenate([np.empty(0, np.int32), *ids])
 
 
 def _border(encoding: Any, place: int, tokens: range) -> tuple[int, bool]:
@@ -227,10 +235,6 @@ _TRIAL = "a?a? ?1?1 ?.?. \n?\n ?  ?'?s'?r'r?'?e'v?'?l'l? ??\t? \r?"
 """Each character is tried in the places of `?`."""
 _MOST_WORDS = 1 << 18
 _LONGEST_KEPT = 64
-_BYTE_LETTERS = {
-    byte: chr(256 + place) for place, byte in enumerate([*range(33), *range(127, 161), 173])
-}
-"""Byte-level tokenizers write these bytes as other letters, and each other byte as its own."""
 
 
 class WordTokens:
@@ -316,7 +320,14 @@ class _TokensOfWords(dict[str, bytes]):
 
 def _as_letters(word: str) -> str:
     """Returns the bytes of a word in the letters of byte-level tokenizers."""
-    return word.encode().decode("latin-1").translate(_BYTE_LETTERS)
+    return word.encode().decode("latin-1").translate(_letters_of_bytes())
+
+
+@functools.cache
+def _letters_of_bytes() -> dict[int, int]:
+    """Returns the letters for the bytes that are not written as the characters of their number."""
+    others = [*range(33), *range(127, 161), 173]
+    return {byte: 256 + place for place, byte in enumerate(others)}
 
 
 def _first_words(words: Iterable[str], characters: int) -> tuple[int, bool]:

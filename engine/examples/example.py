@@ -77,9 +77,9 @@ class Text:
 
     text: str
     before: str = ""
-    """The characters before a passage. A text that begins here has none."""
+    """These characters are before a passage. A text that begins here has none."""
     after: str = ""
-    """The characters behind a passage. A text that ends here has none."""
+    """These characters are behind a passage. A text that ends here has none."""
 
     @property
     def asked(self) -> str:

@@ -148,6 +148,9 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     )
     product = largest_product(shape, chosen.micro_batch_size * row_length)
     matmul_rates = rates
+    note = padding_note(config, job.data.train, chosen)
+    if note:
+        session.log("info", note)
     if isinstance(backend, CpuBackend):
         backend.share_work(product)
         matmul_rates = stored_cpu_rates(product)

@@ -66,13 +66,7 @@ from engine.runtime.open_backend import open_backend
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.sampling.generate import Sampler
 from engine.train.open_store import meet_hosts, open_crew, open_store, tell_places
-from engine.train.planning import (
-    Planned,
-    TrainingJob,
-    make_plan,
-    padding_note,
-    planned_as_before,
-)
+from engine.train.planning import Planned, TrainingJob, make_plan, planned_as_before
 from engine.train.resume import changed_settings, kept_rounding, refuse_other_data
 from engine.train.session import Session
 
@@ -320,9 +314,6 @@ def _build(
         )
         session.recorder.emit(prepared.build_engine(planned))
         tell_places(session, prepared.engine, store)
-        note = padding_note(config, data.train, planned.chosen)
-        if note:
-            session.log("info", note)
         if planned.simulated is not None:
             session.recorder.emit(planned.simulated)
     except BaseException as error:
