@@ -237,6 +237,8 @@ SINCE_THEN = {
     "engine.disk": None,
     "data.lost_turns": "turn_by_turn",
     "data.typed_tokens": "text",
+    "data.long_texts": "continue",
+    "data.overlap": 0,
     "data.columns.history": None,
     "data.columns.chosen": None,
     "data.columns.rejected": None,

@@ -24,6 +24,8 @@ LABELS = {
     "data.train_on": "Tokens to train on",
     "data.lost_turns": "Turns that the template leaves out",
     "data.typed_tokens": "Special tokens in turns",
+    "data.long_texts": "Texts longer than a row",
+    "data.overlap": "Repeated tokens where a text goes on",
     "data.add_tokens": "Tokens to add (one a line)",
     "data.eval_fraction": "Held-out share",
 }
@@ -45,6 +47,7 @@ CHOICE_LABELS = {
         "turn_by_turn": "train each answer after its prompt",
         "refuse": "refuse such rows",
     },
+    "data.long_texts": {"continue": "go on in more rows", "cut": "are cut", "skip": "are skipped"},
     "data.typed_tokens": {"text": "are text", "tokens": "are tokens, as a server reads them"},
 }
 
@@ -54,7 +57,7 @@ SHORT_HELP = {
     "data.source": (
         "A file, a folder or a Hugging Face id; several as [{source: a, weight: 2}, {source: b}]."
     ),
-    "data.max_seq_len": "Longer examples are cut and counted.",
+    "data.max_seq_len": "Longer examples are cut and counted; texts go on in the next row.",
     "model.rope_scaling": "For rows longer than those of the model, which must learn them.",
     "model.rope_factor": "Rows may be this many times as long.",
     "data.add_tokens": "Each is one token in the data, such as <tool>; the embedding may grow.",

@@ -93,4 +93,5 @@ def lengths_words(preview: Mapping[str, Any]) -> str:
         said += (
             f"; {counted(cut, 'example')} of more than {preview['max_seq_len']:,} tokens {verb} cut"
         )
-    return said + "."
+    texts = preview.get("text_rows")
+    return f"{said}. {texts}" if texts else f"{said}."

@@ -39,7 +39,8 @@ def checked_data(config: TrainConfig) -> str:
         raise DataError(problem)
     if problem:
         return f"Data: {problem} Later rows were not read."
-    return (
+    said = (
         f"Data: {found['percent_trained']} % of the tokens of the first {found['rows_measured']:,} "
         "rows are trained on."
     )
+    return f"{said} {found['text_rows']}".rstrip()

@@ -29,6 +29,7 @@ LostTurns = Literal["turn_by_turn", "refuse"]
 Reading = Literal["examples", "pairs", "labels"]
 """Rows become examples, pairs of answers of which both are read, or answers with a mark."""
 TypedTokens = Literal["text", "tokens"]
+LongTexts = Literal["continue", "cut", "skip"]
 
 MOST_PASSES = 1000
 """One epoch makes at most this many passes over the examples of one source among several."""
@@ -124,7 +125,20 @@ class DataConfig:
     """The run reads this split, where a data set has several."""
 
     max_seq_len: int = 1024
-    """A row has at most this many tokens; longer examples are cut and counted."""
+    """A row has at most this many tokens. Longer examples are cut and counted; plain texts go on in
+    the next row.
+    """
+
+    long_texts: LongTexts = "continue"
+    """A plain text that is longer than a row goes on in the next rows, and no token is lost. Or it
+    ends with its first row, and is counted as cut; or it is skipped. A .txt or .md file is one
+    text.
+    """
+
+    overlap: int = 0
+    """Where a text goes on, a row begins with so many tokens of the row before it. They are context
+    and are not trained again. With 0 it is the one token from which the next is predicted.
+    """
 
     packing: bool = True
     """Several examples go into one row, and attention stays inside each example. Without it, a
@@ -214,6 +228,12 @@ class DataConfig:
         at_least("data.max_seq_len", self.max_seq_len, 2)
         at_most("data.max_seq_len", self.max_seq_len, LARGEST["max_seq_len"])
         between("data.eval_fraction", self.eval_fraction, 0.0, 0.9)
+        if not 0 <= self.overlap <= self.max_seq_len // 2:
+            raise ConfigError(
+                "data.overlap",
+                f"{self.overlap:,} is outside 0 to {self.max_seq_len // 2:,}, half of "
+                "data.max_seq_len; choose a smaller overlap or longer rows.",
+            )
         self._check_added_tokens()
 
     def _check_added_tokens(self) -> None:

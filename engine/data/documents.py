@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
+from engine.config.data_settings import DataConfig
 from engine.data.rendered import Skipped
 from engine.examples.example import Conversation, Example, Labelled, Preference, Single
+from engine.sources.text_files import Passage
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,9 @@ class Document:
     """A document consists of T tokens that attend to each other and to nothing else."""
 
     ids: np.ndarray
-    """The token ids are int32[T], with T at most max_seq_len."""
+    """The token ids are int32[T], with T at most max_seq_len. A plain text is one document of any
+    length until `TextRows` divides it.
+    """
     trained: np.ndarray
     """It marks the tokens that are training targets, bool[T]. The first token never is one, because
     nothing predicts it.
@@ -124,6 +129,80 @@ def _joined_weights(documents: list[Document]) -> np.ndarray:
     if all(document.weights is None for document in documents):
         return np.zeros(0, np.float32)
     return np.concatenate([document.all_weights for document in documents])
+
+
+# ---------------------------------------------------------------------- texts of many rows
+
+_TOO_LONG = Skipped("the text is longer than data.max_seq_len")
+
+
+class TextRows:
+    """A `TextRows` divides the texts of a source, in their order, into documents that fill a row
+    each.
+
+    Where a text goes on, a row begins with the last token of the row before, which is not trained
+    again, or with `data.overlap` of them. So each token but the first of a text is trained in
+    exactly one row. A text may come in passages (`engine.sources.text_files`).
+    """
+
+    def __init__(self, config: DataConfig):
+        self._limit = config.max_seq_len
+        self._long = config.long_texts
+        self._repeated = max(1, config.overlap)
+        self._ids = np.empty(0, np.int32)
+        self._trained = np.empty(0, bool)
+        self._length = 0
+        """The text has had so many tokens."""
+        self._complete: list[Document] = []
+        """These documents belong to the next row of the data."""
+
+    def of_row(self, row: dict[str, Any], found: Kept | Skipped) -> Kept | Skipped:
+        """Returns the documents that are complete with a row of the data, of which there may be
+        none; `found` is the row with its text as one document. The end of a text completes its last
+        document. Behind a passage that is skipped, the text begins anew.
+        """
+        if isinstance(found, Skipped):
+            self._complete = self.rest()
+            return found
+        (text,) = found.documents
+        self._add(text)
+        if isinstance(row, Passage) and row.after:
+            documents, self._complete = self._complete, []
+            return Kept(documents, cut=False, answer=None)
+        is_cut = self._length > self._limit and self._long != "continue"
+        documents = self.rest()
+        return _TOO_LONG if is_cut and self._long == "skip" else Kept(documents, is_cut, None)
+
+    def rest(self) -> list[Document]:
+        """Returns the documents that no row of the data has yet, the end of the text among them."""
+        length = len(self._ids) if self._long == "continue" else self._length
+        self._complete_with(self._ids, self._trained, length)
+        self._ids, self._trained, self._length = self._ids[:0], self._trained[:0], 0
+        documents, self._complete = self._complete, []
+        return documents
+
+    def _add(self, text: Document) -> None:
+        """Adds tokens to the text. What fills a row is complete."""
+        ids = np.concatenate([self._ids, text.ids])
+        trained = np.concatenate([self._trained, text.trained])
+        self._length += len(text.ids)
+        if self._long != "continue":
+            self._ids, self._trained = ids[: self._limit], trained[: self._limit]
+            return
+        begin = 0
+        while len(ids) - begin >= self._limit:
+            end = begin + self._limit
+            self._complete_with(ids[begin:end], trained[begin:end].copy(), self._limit)
+            begin = end - self._repeated
+            trained[begin:end] = False
+        self._ids, self._trained = ids[begin:], trained[begin:]
+
+    def _complete_with(self, ids: np.ndarray, trained: np.ndarray, length: int) -> None:
+        """Makes tokens, int32[T], and their marks, bool[T], a document if any is trained. It would
+        have `length` tokens if it was not cut.
+        """
+        if trained.any():
+            self._complete.append(Document(ids, trained, None, length))
 
 
 # ---------------------------------------------------------------------- pairs

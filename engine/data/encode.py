@@ -11,7 +11,7 @@ from engine.config.data_settings import DataConfig
 from engine.data.documents import Document, Kept, answers_of, marked, pair_of
 from engine.data.render import ChatRenderer
 from engine.data.rendered import Handling, Rendered, Skipped, common_prefix
-from engine.data.text_tokens import PIECE, TextTokens, pieces
+from engine.data.text_tokens import TextTokens
 from engine.errors import DataError
 from engine.examples.example import (
     Conversation,
@@ -26,6 +26,8 @@ from engine.examples.example import (
 )
 
 _FAILED = Skipped("the tokenizer fails on its text")
+_Read = list[Rendered] | Skipped | Text | Segments | Tokens
+"""An example is read as texts from a template, or stays as it is."""
 
 
 class Encoder:
@@ -81,10 +83,36 @@ class Encoder:
         rendered = self._render(examples)
         texts: list[Rendered] = []
         for example in rendered:
-            if not isinstance(example, Skipped | Tokens | Segments):
+            if isinstance(example, list):
                 texts.extend(example)
         tokenised = self._tokenise(texts)
-        return [self._encoded(example, tokenised) for example in rendered]
+        plain_texts = [example for example in examples if isinstance(example, Text)]
+        whole = zip(plain_texts, self._tokens.whole(plain_texts))
+        found = []
+        for example in rendered:
+            if isinstance(example, Text):
+                found.append(self._of_text(*next(whole)))
+            else:
+                found.append(self._encoded(example, tokenised))
+        return found
+
+    def _of_text(self, text: Text, ids: np.ndarray | None) -> Kept | Skipped:
+        """Returns a text with its tokens, int32[T], as one document, however long it is. Only where
+        the text begins and ends does it have begin and end tokens.
+        """
+        if ids is None:
+            return _FAILED
+        tokens, trained, _ = self._framed(ids, np.ones(len(ids), dtype=bool), None)
+        if text.before:
+            tokens, trained = tokens[len(self._prefix) :], trained[len(self._prefix) :]
+        else:
+            trained[:1] = False
+        if text.after:
+            end = len(tokens) - len(self._suffix)
+            tokens, trained = tokens[:end], trained[:end]
+        document = Document(tokens, trained, None, len(tokens))
+        is_passage = text.before or text.after
+        return Kept([document], cut=False, answer=None) if is_passage else self._kept([document])
 
     def _encoded(
         self,
@@ -125,7 +153,7 @@ class Encoder:
         ids: list[int] = []
         trained: list[bool] = []
         for encoding, (_, is_trained) in zip(
-            self._tokens.plain([text for text, _ in example.parts], [False] * len(example.parts)),
+            self._tokens.plain([text for text, _ in example.parts]),
             example.parts,
         ):
             if encoding is None:
@@ -170,7 +198,7 @@ class Encoder:
         if self.renderer.control.stands_in(asked):
             encoding = self._tokens.typed(asked)
         else:
-            (encoding,) = self._tokens.plain([asked], [False])
+            (encoding,) = self._tokens.plain([asked])
         if encoding is None:
             raise DataError(f"This cannot be asked: {_FAILED.reason}.")
         ids = encoding[0]
@@ -183,16 +211,14 @@ class Encoder:
 
     # ------------------------------------------------------------------ text
 
-    def _render(self, examples: list[Single]) -> list[list[Rendered] | Skipped | Segments | Tokens]:
+    def _render(self, examples: list[Single]) -> list[_Read]:
         """Returns the texts of each example: one, or one per turn if the template requires it.
-        Segments and tokens stay as they are.
+        Plain texts, segments and tokens stay as they are.
         """
         chats: dict[int, Conversation] = {}
-        results: list[list[Rendered] | Skipped | Segments | Tokens] = [[]] * len(examples)
+        results: list[_Read] = [[]] * len(examples)
         for place, example in enumerate(examples):
-            if isinstance(example, Text):
-                results[place] = [_whole_text(example.text)]
-            elif isinstance(example, Segments | Tokens):
+            if isinstance(example, Text | Segments | Tokens):
                 results[place] = example
             elif isinstance(example, Conversation):
                 chats[place] = example
@@ -242,51 +268,18 @@ class Encoder:
 
     def _tokenise(self, texts: list[Rendered]) -> Iterator[list[Document] | Skipped]:
         """Yields the documents of each text."""
-        at_once = [text for text in texts if not text.typed and not _is_long(text)]
-        plain = iter(
-            self._tokens.plain([text.text for text in at_once], [text.divided for text in at_once])
-        )
+        plain = iter(self._tokens.plain([text.text for text in texts if not text.typed]))
         for rendered in texts:
-            if _is_long(rendered):
-                yield self._documents_of_long(rendered.text)
-                continue
             encoding = self._tokens.typed(rendered.text) if rendered.typed else next(plain)
             yield _FAILED if encoding is None else self._documents(rendered, *encoding)
-
-    def _documents_of_long(self, text: str) -> list[Document] | Skipped:
-        """Returns the documents of a text that is too long to be tokenised at once."""
-        ids: list[np.ndarray] = []
-        trained: list[np.ndarray] = []
-        for piece in pieces(text):
-            (encoding,) = self._tokens.plain([piece], [True])
-            if encoding is None:
-                return _FAILED
-            bounds = np.asarray(encoding[1], dtype=np.int64).reshape(-1, 2)
-            ids.append(np.asarray(encoding[0], dtype=np.int32))
-            trained.append(_covered(bounds, (0, len(piece))))
-        tokens, marks, _ = self._framed(np.concatenate(ids), np.concatenate(trained), None)
-        del ids, trained  # as much memory as the result
-        marks[:1] = False
-        return self._parts(tokens, marks)
-
-    def _parts(self, tokens: np.ndarray, trained: np.ndarray) -> list[Document]:
-        """Divides int32[T] tokens and their bool[T] marks into documents that fill a row each."""
-        limit = self.max_seq_len
-        return [
-            _part(tokens[start : start + limit], trained[start : start + limit])
-            for start in range(0, len(tokens), limit)
-        ]
 
     def _documents(
         self, rendered: Rendered, ids: list[int], offsets: list[tuple[int, int]]
     ) -> list[Document]:
-        """Returns the text as documents: one, cut to max_seq_len, or several if the text may be
-        divided.
-        """
+        """Returns the text as a document, cut to max_seq_len."""
         tokens = np.asarray(ids, dtype=np.int32)
         bounds = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
-        if not rendered.divided:  # all of a text is trained
-            bounds = self.renderer.control.without_space(rendered.text, tokens, bounds)
+        bounds = self.renderer.control.without_space(rendered.text, tokens, bounds)
         trained = np.zeros(len(tokens), dtype=bool)
         weights = np.ones(len(tokens), np.float32) if rendered.weights else None
         for place, span in enumerate(rendered.spans):
@@ -303,8 +296,6 @@ class Encoder:
             tokens, trained, answer = self._framed(tokens, trained, answer)
         trained[:1] = False
         limit = self.max_seq_len
-        if rendered.divided and len(tokens) > limit:
-            return self._parts(tokens, trained)
         if answer and answer[1] > limit:
             answer = None
         weights = None if weights is None else weights[:limit]
@@ -323,20 +314,6 @@ class Encoder:
         if answer:
             answer = (answer[0] + len(self._prefix), len(tokens))
         return tokens, trained, answer
-
-
-def _whole_text(text: str) -> Rendered:
-    return Rendered(text, ((0, len(text)),), None, framed=False, divided=True)
-
-
-def _is_long(text: Rendered) -> bool:
-    return text.divided and len(text.text) > PIECE
-
-
-def _part(tokens: np.ndarray, trained: np.ndarray) -> Document:
-    trained = trained.copy()  # the array is a view of the whole text's
-    trained[0] = False
-    return Document(tokens, trained, None, len(tokens))
 
 
 def _covered(bounds: np.ndarray, span: tuple[int, int]) -> np.ndarray:

@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from engine.data.documents import Document, Documents, Kept
+from engine.data.documents import Document, Documents, Kept, TextRows
 from engine.data.encode import Encoder
 from engine.data.rendered import Skipped
 from engine.errors import DataError
-from engine.examples.example import Example
+from engine.examples.example import Example, Text
 from engine.examples.formats import ROWS_TO_DETECT, ColumnMap
 from engine.examples.values import BrokenText, legible
 from engine.sources.open_source import Row, Source
+from engine.sources.text_files import Passage
 
 Numbered = tuple[int, Row, str]
 """It consists of a row's number, the row, and its place in the words of an error."""
@@ -105,6 +106,8 @@ def example_of(columns: ColumnMap, row: Row, where: str) -> Example | Skipped:
     """Reads a row as an example, or returns why it is skipped. Raises DataError as
     `ColumnMap.example` does.
     """
+    if isinstance(row, Passage):
+        return Text(row["text"], row.before, row.after)
     try:
         example = columns.example(row, where)
     except BrokenText:
@@ -136,11 +139,34 @@ def encode_rows(
 
 def encode_batch(encoder: Encoder, columns: ColumnMap, batch: list[Numbered]) -> Encoded:
     """Returns the batch as arrays. It takes over the warnings of the encoder's renderer."""
+    found = encode_rows(encoder, columns, batch)
+    _tell_later_columns(encoder, columns, batch)
+    return _as_arrays(found, encoder.renderer.take_warnings())
+
+
+def divided(texts: TextRows, batch: list[Numbered], encoded: Encoded) -> Encoded:
+    """Returns an encoded batch of plain texts with each text divided into rows."""
+    flat = encoded.documents
+    why = dict(encoded.skipped)
+    ends = np.cumsum(flat.lengths).tolist()
+    documents = iter(zip([0, *ends], ends))
+    found: list[Kept | Skipped] = []
+    for place, (_, row, _) in enumerate(batch):
+        text: Kept | Skipped | None = why.get(place)
+        if text is None:
+            begin, end = next(documents)
+            ids, trained = flat.ids[begin:end], flat.trained[begin:end]
+            text = Kept([Document(ids, trained, None, len(ids))], cut=False, answer=None)
+        found.append(texts.of_row(row, text))
+    return _as_arrays(found, encoded.warnings)
+
+
+def _as_arrays(rows: list[Kept | Skipped], warnings: Counter[str]) -> Encoded:
     documents: list[list[Document]] = []
     answers: list[tuple[int, int]] = []
     skipped: list[tuple[int, Skipped]] = []
     cut = 0
-    for place, row in enumerate(encode_rows(encoder, columns, batch)):
+    for place, row in enumerate(rows):
         if isinstance(row, Skipped):
             skipped.append((place, row))
             documents.append([])
@@ -149,13 +175,12 @@ def encode_batch(encoder: Encoder, columns: ColumnMap, batch: list[Numbered]) ->
             cut += row.cut
             documents.append(row.documents)
             answers.append(row.answer or (0, 0))
-    _tell_later_columns(encoder, columns, batch)
     return Encoded(
         Documents.joined(documents),
         np.array(answers, np.int64).reshape(-1, 2),
         cut,
         skipped,
-        encoder.renderer.take_warnings(),
+        warnings,
     )
 
 

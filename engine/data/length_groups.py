@@ -19,18 +19,25 @@ lengths better.
 
 
 ROW_MULTIPLE = 128
-"""Rows for compiled kernels are padded to a multiple of this many tokens. A kernel is compiled for
-one length, so fewer lengths mean fewer kernels.
+"""Rows for compiled kernels are padded to a multiple of this many tokens. Fewer lengths mean fewer
+kernels, and fewer recordings of them.
+"""
+_LEAST_MULTIPLE = 32
+_SHARE = 4
+"""For a short row, a multiple of 128 would be mostly padding. So the multiple is at most a fourth
+of the power of two below the row's length, but at least 32: rows of up to 2,048 tokens have 24
+lengths.
 """
 
 
 def padded_length(length: int, at_most: int) -> int:
     """Returns the padded length of a row of `length` tokens for compiled kernels: `length` rounded
-    up to a multiple of `ROW_MULTIPLE`, but at most `at_most`. No row is longer than `at_most`,
-    unless that is 0, which means no padding.
+    up to a multiple of `ROW_MULTIPLE`, of a short row to a smaller one, but at most `at_most`. No
+    row is longer than `at_most`, unless that is 0, which means no padding.
     """
-    multiples = -(-length // ROW_MULTIPLE)
-    return max(length, min(multiples * ROW_MULTIPLE, at_most))
+    power = 1 << max(0, length - 1).bit_length() >> 1
+    multiple = min(ROW_MULTIPLE, max(_LEAST_MULTIPLE, power // _SHARE))
+    return max(length, min(-(-length // multiple) * multiple, at_most))
 
 
 def grouped_by_length(

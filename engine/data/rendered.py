@@ -34,8 +34,6 @@ class Rendered:
     """
     typed: bool = False
     """It is true when characters in the text stand in for special tokens that a person typed."""
-    divided: bool = False
-    """It is true when a text that is longer than a row continues in the next row."""
     weights: tuple[float, ...] = ()
     """The losses of each range are multiplied by its weight; all weights are 1 if this is empty."""
 

@@ -282,6 +282,13 @@ class RowSet:
         bounds = micro_batch_bounds(batch_size, micro_batch_size)
         return mean_padded_length(lengths, bounds, pad_up_to)
 
+    def percent_padding(self, batch_size: int, micro_batch_size: int, pad_up_to: int) -> float:
+        """Returns which percentage of the positions of the first steps is padding."""
+        steps = min(_STEPS_MEASURED, len(self) // batch_size)
+        measured = self.order(0)[: steps * batch_size] if steps else np.argmax(self.row_lengths)
+        mean = float(self.row_lengths[measured].mean())
+        return 100 * (1 - mean / self.mean_padded_length(batch_size, micro_batch_size, pad_up_to))
+
     def steps_of(self, epochs: float, batch_size: int) -> int:
         """Returns the number of steps in `epochs` passes over the rows, rounded up: the last step
         may continue into the next pass.

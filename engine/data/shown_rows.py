@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from engine.config.data_settings import DataConfig
-from engine.data.documents import Document, Kept
+from engine.data.documents import Document, Kept, TextRows
 from engine.data.encode import Encoder
 from engine.data.encoded import Numbered, encode_rows
 from engine.data.packing import pack
@@ -18,6 +18,8 @@ from engine.data.rendered import Skipped, warning_sentences
 from engine.examples.formats import ColumnMap
 from engine.examples.values import legible
 from engine.sources.open_source import Source, notes_on
+from engine.sources.text_files import Passage
+from engine.words import counted
 
 _BINS = 20
 
@@ -45,6 +47,10 @@ class _Measured:
     skipped: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     """Skipped rows were skipped for these reasons."""
+    text_rows: list[int] = field(default_factory=list)
+    """Each plain text gives this many rows, as far as it was read."""
+    text_bytes: int = 0
+    """The passages of plain texts that were read have this many bytes."""
 
     def add(self, found: Kept | Skipped) -> None:
         if isinstance(found, Skipped):
@@ -56,6 +62,16 @@ class _Measured:
             self.tokens += len(document.ids)
             self.trained_tokens += int(document.trained.sum())
             self.lengths.append(document.length)
+
+    def add_text(self, row: dict[str, Any], found: Kept | Skipped) -> None:
+        """Adds a row of plain text, or a passage of one."""
+        self.add(found)
+        if isinstance(row, Passage):
+            self.text_bytes += len(row["text"].encode())
+        if not isinstance(row, Passage) or not row.before:
+            self.text_rows.append(0)
+        if isinstance(found, Kept):
+            self.text_rows[-1] += len(found.documents)
 
 
 def shown_rows(
@@ -74,6 +90,7 @@ def shown_rows(
       is `{edges, counts}` of these lengths.
     - `packed_rows` is the number of rows that the measured documents fill when packed (None without
       packing), and `percent_filled` is the share of their positions that are tokens.
+    - `text_rows` is a sentence on how many rows plain texts give, or an empty text.
     - `untrainable` is a sentence if none of these rows has a token to train on, or an empty text;
       `has_more` is whether rows may follow that were not read.
     - `warnings` is a list of sentences.
@@ -85,9 +102,16 @@ def shown_rows(
         # The first rows of every source are shown, as evenly as `rows` allows.
         most = rows * (place + 1) // len(opened)
         encoded = encode_rows(encoder, part.columns, part.first_rows)
-        for (_, _, where), found in zip(part.first_rows, encoded):
-            measured.add(found)
-            if len(shown) < most:
+        texts = TextRows(config) if part.columns.format == "text" else None
+        for (_, row, where), each in zip(part.first_rows, encoded):
+            if texts is None:
+                found = each
+                measured.add(found)
+            else:
+                found = texts.of_row(row, each)
+                measured.add_text(row, found)
+            is_waiting = isinstance(found, Kept) and not found.documents
+            if len(shown) < most and not is_waiting:
                 shown.append(_shown_row(where, found, tokenizer))
     return {
         **_how_read(config, encoder, opened),
@@ -97,10 +121,31 @@ def shown_rows(
         "rows_cut": measured.cut,
         "rows_skipped": measured.skipped,
         **_figures(measured, config),
+        "text_rows": _text_rows(measured, config, opened),
         "untrainable": _untrainable(measured),
         "has_more": any(part.has_more for part in opened),
         "warnings": _warnings(config, encoder, [part.columns for part in opened]),
     }
+
+
+def _text_rows(measured: _Measured, config: DataConfig, opened: list[Opened]) -> str:
+    """Returns a sentence on how many rows plain texts give, where one gives several, or an empty
+    text. Of files that were not read to their end, it is an estimate.
+    """
+    rows = sum(measured.text_rows)
+    if rows <= len(measured.text_rows):
+        return ""
+    long = f"of at most {config.max_seq_len:,} tokens"
+    sizes = [part.source.text_bytes for part in opened]
+    if any(part.has_more for part in opened) and measured.text_bytes and None not in sizes:
+        in_all = round(rows * sum(size or 0 for size in sizes) / measured.text_bytes)
+        return f"All of the text gives about {counted(in_all, 'row')} {long}."
+    texts = counted(len(measured.text_rows), "text")
+    verb = "gives" if len(measured.text_rows) == 1 else "give"
+    said = f"The first {texts} {verb} {counted(rows, 'row')} {long}"
+    if len(measured.text_rows) > 1:
+        said += f", the longest one {counted(max(measured.text_rows), 'row')}"
+    return f"{said}."
 
 
 def _untrainable(measured: _Measured) -> str:

@@ -13,9 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.config.data_settings import DataConfig
-from engine.data.documents import Documents
+from engine.data.documents import Document, Documents, TextRows
 from engine.data.encode import Encoder
-from engine.data.encoded import Encoded, Numbered, encode_batch, example_of, row_batches
+from engine.data.encoded import (
+    Encoded,
+    Numbered,
+    divided,
+    encode_batch,
+    example_of,
+    row_batches,
+)
 from engine.data.identity import Identity, identity_of, key_of
 from engine.data.processes import EncodingProcesses
 from engine.data.rendered import Skipped
@@ -111,10 +118,13 @@ def _tokenise(
     mapped = map_columns(config.format, first, source, config.columns, config.reads)
     tally = Tally(source.name, mapped)
     sides = _Sides(writer, tally, _held_out(source.total or 0, config.eval_fraction))
+    texts = TextRows(config) if mapped.format == "text" else None
     with contextlib.closing(_encoded(source, encoder, tally, execution.processes)) as batches:
         for batch, encoded in batches:
-            sides.add(batch, encoded)
+            sides.add(batch, encoded if texts is None else divided(texts, batch, encoded))
             progress(tally.rows, source.total or 0, f"Tokenising {source.name}")
+    if texts is not None:
+        sides.add_rest(texts.rest())
     sides.finish(config.eval_fraction > 0)
     if not writer.train.examples:
         raise DataError(_nothing_left(tally))
@@ -216,6 +226,10 @@ class _Sides:
         now = ~held_out
         now[last] = False
         self._writer.train.write(documents.of_rows(now))
+
+    def add_rest(self, documents: list[Document]) -> None:
+        """Trains on documents that end no row: a registry may say that a text is not read whole."""
+        self._writer.train.write(Documents.joined([documents]))
 
     def finish(self, must_hold_out: bool) -> None:
         """Writes the last examples. `must_hold_out` says that an example must be held out if there

@@ -72,10 +72,14 @@ class Pair:
 @dataclass(frozen=True)
 class Text:
     """A text is a document for continued pre-training. Every token is trained, and it has no
-    question.
+    question. It may be a passage of a longer text, which goes on before and behind it.
     """
 
     text: str
+    before: str = ""
+    """These characters are before a passage. A text that begins here has none."""
+    after: str = ""
+    """These characters are behind a passage. A text that ends here has none."""
 
     @property
     def asked(self) -> str:

@@ -38,8 +38,9 @@ from engine.plan.buffers import EMBED
 from engine.plan.ops import Backward, Forward, Recompute
 from engine.plan.step_plan import StepPlan
 
-MOST_SHAPES = 16
-"""Steps may have so many shapes. Where they have more, blocks run as they are: each new shape takes
+MOST_SHAPES = 24
+"""Steps may have so many shapes: padded rows of up to 2,048 tokens have as many lengths. Where they
+have more, blocks run as they are: each new shape takes
 a rehearsal, and the recordings of all shapes are made anew.
 """
 

@@ -64,19 +64,20 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
             yield number, text
 
 
-def text_pieces(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields (number of the line from 1, line) of a plain text. Lines end with a line feed, except
-    that a very long one is divided. Raises DataError as `text_lines` does.
+def text_blocks(path: Path) -> Iterator[str]:
+    """Yields a plain text in blocks of any length, each of whole characters, with line feeds alone
+    as line ends. Raises DataError as `text_lines` does.
     """
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")(), translate=True)
-    number = 1
+    last = 1
     try:
-        for number, piece in _pieces(path):
-            for text in io.StringIO(decoder.decode(piece), newline="\n"):
-                yield number, text
-        yield number, decoder.decode(b"", final=True)
-    except UnicodeDecodeError:
-        raise not_utf8(number, path.name) from None
+        for number, block in _blocks(path):
+            last = number
+            yield decoder.decode(block)
+        yield decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        behind = error.object.count(b"\n", error.start)
+        raise not_utf8(last - behind, path.name) from None
 
 
 def not_utf8(number: int, name: str) -> DataError:
@@ -93,6 +94,20 @@ def _pieces(path: Path) -> Iterator[tuple[int, bytes]]:
                 raise _zeros(piece, number, path.name)
             yield number, piece
             number += piece.endswith(b"\n")
+
+
+def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yields (number of the line in which the block ends, block of bytes) of a plain text."""
+    number = 1
+    with told(path.name, lambda: f"line {number - 1}"), open_text(path) as file:
+        while block := file.read(_PIECE):
+            if b"\0" in block:
+                first = block.index(b"\0")
+                begin = block.rfind(b"\n", 0, first) + 1
+                line, _, _ = block[begin:].partition(b"\n")
+                raise _zeros(line, number + block.count(b"\n", 0, first), path.name)
+            number += block.count(b"\n")
+            yield number, block
 
 
 def _zeros(line: bytes, number: int, name: str) -> DataError:

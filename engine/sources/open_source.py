@@ -79,6 +79,10 @@ class Source:
     """`datasets` identifies the content of a data set by this value. It is None for other
     sources.
     """
+    text_bytes: int | None = None
+    """The plain texts have this many bytes. It is None for other sources, and where a text is
+    compressed.
+    """
     format: str | None = None
     """It is the format of the rows if a registry says it, or None."""
     columns: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -230,6 +234,8 @@ def _of_kind(path: Path, name: str, config: DataConfig, streaming: bool) -> Sour
         return _counted(Source(name, "row", None, lambda: table_rows(path)), path, streaming)
     unit = "the passage from line"
     source = Source(name, unit, None, lambda: passages(path, config.max_seq_len))
+    if not suffixes_of(path)[1]:
+        source = dataclasses.replace(source, text_bytes=path.stat().st_size)
     return _counted(source, path, streaming)
 
 
@@ -292,7 +298,9 @@ def _folder_of_files(path: Path, config: DataConfig, streaming: bool) -> Source:
 
     totals = [member.total for member in members if member.total is not None]
     total = sum(totals) if len(totals) == len(members) else None
-    return Source(path.name, "row", total, read, members)
+    sizes = [member.text_bytes for member in members if member.text_bytes is not None]
+    size = sum(sizes) if len(sizes) == len(members) else None
+    return Source(path.name, "row", total, read, members, text_bytes=size)
 
 
 # ---------------------------------------------------------------------- through `datasets`

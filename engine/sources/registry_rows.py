@@ -114,7 +114,7 @@ class Translation:
                     f"in {where}; name one that is there."
                 )
         turns = {column: self._speakers(row[column]) for column in self._turns if column in row}
-        return row | turns
+        return row | turns if turns else row
 
     def _speakers(self, value: Any) -> Any:
         """Returns a turn, or a list of them, as {from, value, ...} with ShareGPT's names of

@@ -1,4 +1,4 @@
-"""Plain text (.txt, .md) is read in passages."""
+"""A plain text (.txt, .md) of any length is read passage by passage, and no character is lost."""
 
 from __future__ import annotations
 
@@ -6,48 +6,76 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from engine.sources.bounded_lines import text_pieces
+from engine.sources.bounded_lines import text_blocks
 
 TURN_COLUMNS = ("messages", "conversations", "conversation")
 """Columns with these names hold the turns of a conversation."""
-CHARACTERS_A_TOKEN = 3
-"""A passage from a text file has about this many characters per token of a row."""
-_LONGEST_PARAGRAPH = 1 << 20
+CONTEXT = 64
+"""A passage comes with so many characters of the text before it and behind it: the tokens at its
+ends are those of the whole text where no word is longer.
+"""
+_CHARACTERS_A_TOKEN = 3
+"""A passage has about this many characters per token of a row."""
+_PLACES_TRIED = 64
 
 
-def passages(path: Path, max_seq_len: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Divides a plain text into passages and yields (first line, {text}) for each. A passage
-    consists of whole paragraphs, as many as fill about one row of `max_seq_len` tokens. Blank lines
-    separate paragraphs. A paragraph longer than that is a separate passage.
+class Passage(dict[str, Any]):
+    """A `Passage` is the row {text} of a text that goes on in the rows around it."""
+
+    def __init__(self, text: str, before: str, after: str):
+        super().__init__(text=text)
+        self.before = before
+        """The characters before it, at most `CONTEXT`. The first passage has none."""
+        self.after = after
+        """The characters behind it, at most `CONTEXT`. The last passage has none."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Passage, (self["text"], self.before, self.after)
+
+
+def passages(path: Path, max_seq_len: int) -> Iterator[tuple[int, Passage]]:
+    """Divides a plain text into passages and yields (first line, passage) for each. All together
+    are the text, character by character. Each fills about one row of `max_seq_len` tokens. A text
+    of white space alone has no passages.
     """
-    most = max_seq_len * CHARACTERS_A_TOKEN
-    passage = ""
-    begin = 1
-    for paragraph_begin, paragraph in _paragraphs(path):
-        if passage and len(passage) + len(paragraph) > most:
-            yield begin, {"text": passage.rstrip("\n")}
-            passage = ""
-        if not passage:
-            begin = paragraph_begin
-        passage += paragraph + "\n"
-    if passage.strip():
-        yield begin, {"text": passage.rstrip("\n")}
+    most = max_seq_len * _CHARACTERS_A_TOKEN
+    number, before, rest = 1, "", ""
+    for block in text_blocks(path):
+        rest, begin = rest + block, 0
+        while len(rest) - begin >= most + CONTEXT:
+            end = cut_place(rest, begin, begin + most)
+            text = rest[begin:end]
+            yield number, Passage(text, before, rest[end : end + CONTEXT])
+            number += text.count("\n")
+            before = (before + text)[-CONTEXT:]
+            begin = end
+        rest = rest[begin:]
+    while len(rest) > most:
+        end = cut_place(rest, 0, most)
+        text, rest = rest[:end], rest[end:]
+        yield number, Passage(text, before, rest[:CONTEXT])
+        number += text.count("\n")
+        before = (before + text)[-CONTEXT:]
+    if before or rest.strip():
+        yield number, Passage(rest, before, "")
 
 
-def _paragraphs(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields (first line, text) of each paragraph. A paragraph is cut at `_LONGEST_PARAGRAPH`
-    characters, to limit memory for a file without blank lines.
+def cut_place(text: str, begin: int, most: int) -> int:
+    """Returns where a piece of `text` that begins at `begin` ends, at `most` or in the half before
+    it; the text goes on behind `most`. Two words with one space between them are the best place,
+    because nearly every tokenizer begins a token with such a space. Then come the end of a line,
+    any space, and any place at all.
     """
-    paragraph = ""
-    begin = 0
-    for number, line in text_pieces(path):
-        is_blank = not line.strip()
-        if not is_blank:
-            if not paragraph:
-                begin = number
-            paragraph += line
-        if paragraph and (is_blank or len(paragraph) >= _LONGEST_PARAGRAPH):
-            yield begin, paragraph
-            paragraph = ""
-    if paragraph:
-        yield begin, paragraph
+    least = max(begin + 1, (begin + most) // 2)
+    place = most
+    for _ in range(_PLACES_TRIED):
+        place = text.rfind(" ", least, place)
+        if place < 0:
+            break
+        if text[place - 1].isalnum() and text[place + 1].isalpha():
+            return place
+    place = text.rfind("\n", least, most)
+    if place >= 0:
+        return place + 1
+    place = text.rfind(" ", least, most)
+    return place if place >= 0 else most

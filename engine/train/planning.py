@@ -21,6 +21,7 @@ from engine.checkpoints.checkpoint import folders_by_step
 from engine.config.settings import TrainConfig
 from engine.data.length_groups import padded_length
 from engine.data.loader import PreparedData
+from engine.data.rows import RowSet
 from engine.errors import FitError, GpuMemoryError
 from engine.files import bytes_in
 from engine.fit.choose import choose
@@ -147,6 +148,9 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     )
     product = largest_product(shape, chosen.micro_batch_size * row_length)
     matmul_rates = rates
+    note = padding_note(config, job.data.train, chosen)
+    if note:
+        session.log("info", note)
     if isinstance(backend, CpuBackend):
         backend.share_work(product)
         matmul_rates = stored_cpu_rates(product)
@@ -208,6 +212,26 @@ def typical_length(config: TrainConfig, data: PreparedData, chosen: Chosen) -> i
     pad_up_to = chosen.pad_up_to(longest)
     mean = rows.mean_padded_length(config.train.batch_size, chosen.micro_batch_size, pad_up_to)
     return max(1, round(mean * rows.lines_of_row))
+
+
+def padding_note(config: TrainConfig, rows: RowSet, chosen: Chosen) -> str:
+    """Returns a sentence on how much of a step is padding where rows have one document each, or an
+    empty text. Lines of pairs are not counted, since each pair is padded to its longer line.
+    """
+    if rows.packed or rows.lines_of_row > 1:
+        return ""
+    pad_up_to = chosen.pad_up_to(config.data.max_seq_len)
+    size = chosen.micro_batch_size
+    percent = rows.percent_padding(config.train.batch_size, size, pad_up_to)
+    if not config.data.shuffle:
+        return (
+            f"Rows have one document each, and {percent:.1f} % of a step is padding: rows of "
+            "similar length share a step only with data.shuffle."
+        )
+    return (
+        f"Rows have one document each, and those of similar length share a step: {percent:.1f} % "
+        "of it is padding."
+    )
 
 
 def _judged(

@@ -7,8 +7,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.data.length_groups import padded_length
 from engine.data.packing import one_each
 from engine.data.rows import DocumentTokens, Order, RowSet, batches, one_pass
+from engine.graphs.block_graphs import MOST_SHAPES
 
 SEED = 3
 
@@ -105,3 +107,37 @@ def test_the_mean_length_is_that_of_the_steps(lengths, pad_up_to):
     ]
     assert rows.mean_padded_length(16, 5, pad_up_to) == pytest.approx(sum(shapes) / (62 * 16))
     assert rows_of(lengths[:3]).mean_padded_length(16, 5, pad_up_to) == lengths[:3].max()
+
+
+@pytest.fixture(scope="module")
+def corpus() -> np.ndarray:
+    """Returns the lengths of 4,000 documents, half of them of fewer than 245 tokens."""
+    drawn = np.exp(np.random.default_rng(0).normal(5.5, 1, 4000))
+    return drawn.clip(2, 2048).astype(np.int64)
+
+
+@pytest.mark.parametrize("pad_up_to", [0, 2048])
+@pytest.mark.parametrize("batch_size", [8, 32])
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 3, 4, 8, 32])
+def test_less_than_15_percent_of_a_step_is_padding(corpus, batch_size, micro_batch_size, pad_up_to):
+    """Rows have one document each, in the order and with the padding of a run, compiled or not."""
+    rows = rows_of(corpus).grouped_by_length(batch_size)
+    size = min(micro_batch_size, batch_size)
+    positions = tokens = 0
+    for step in range(1, 65):
+        for batch in batches(rows, batch_size, size, step, pad_up_to):
+            positions += batch.input_ids.size
+            tokens += batch.tokens
+    waste = 100 * (1 - tokens / positions)
+    assert waste < (12 if pad_up_to else 5)
+    assert rows.percent_padding(batch_size, size, pad_up_to) == pytest.approx(waste)
+
+
+def test_padded_lengths_are_few_and_no_longer_than_multiples_of_128():
+    lengths = {padded_length(length, 2048) for length in range(1, 2049)}
+    assert len(lengths) == MOST_SHAPES == 24 and {32, 64, 160, 320, 640, 1152, 2048} <= lengths
+    for length in range(1, 5000):
+        assert (
+            length <= padded_length(length, 4999) <= max(length, min(-(-length // 128) * 128, 4999))
+        )
+    assert padded_length(300, 0) == 300 and padded_length(300, 310) == 310

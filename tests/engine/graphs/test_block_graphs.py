@@ -115,9 +115,9 @@ def test_a_shape_that_comes_late_has_no_recordings_beside_its_rehearsal():
 
 
 def test_too_many_shapes_are_told():
-    shapes = [(rows, tokens) for rows in (1, 2) for tokens in range(3, 12)]
+    shapes = [(rows, tokens) for rows in (1, 2) for tokens in range(3, 16)]
     planes, problem = planes_after(WHOLE, AgainRecorder(), shapes, each=1)
-    assert "more than 16 shapes" in problem
+    assert "more than 24 shapes" in problem
     assert_same_bits(planes, planes_after(WHOLE, shapes=shapes, each=1)[0])
 
 

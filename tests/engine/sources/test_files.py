@@ -60,41 +60,6 @@ def test_turns_in_a_cell_are_read_as_json(tmp_path, tokenizer):
     assert data.train.ids.tolist() == tokenizer.apply_chat_template(turns)["input_ids"]
 
 
-def test_a_text_file_is_read_in_passages_of_whole_paragraphs_and_nothing_is_lost(
-    tmp_path, tokenizer
-):
-    paragraphs = [f"{i} hello hello\nan hello" for i in range(9)] + ["x" * 500] + ["he"]
-    path = tmp_path / "a.md"
-    path.write_text("\n\n\n".join(paragraphs) + "\n", encoding="utf-8")
-    data = prepared(path, tokenizer, max_seq_len=32)
-    texts = [
-        tokenizer.decode(data.train.ids[a:b].tolist())
-        for a, b in zip(data.train.starts, data.train.starts[1:])
-    ]
-    whole = "".join(texts).replace("</s>", "\n\n")
-    assert whole.split("\n\n")[:-1] == paragraphs
-    assert (
-        data.summary["rows_cut"] == data.summary["rows_skipped"] == 0
-        and data.summary["format"] == "text"
-    )
-    assert data.summary["tokens_per_example"]["longest"] == 32
-    shown = preview(DataConfig(source=str(path), max_seq_len=32), tokenizer)
-    assert shown["rows"][0]["where"] == "the passage from line 1 of a.md"
-    assert shown["rows"][1]["where"] == "the passage from line 17 of a.md"
-
-
-def test_a_text_longer_than_a_row_goes_on_in_the_next_and_every_token_but_the_first_is_trained(
-    tmp_path, tokenizer
-):
-    data = prepared(
-        lines(tmp_path / "a.jsonl", [{"text": "hello an " * 40}]), tokenizer, max_seq_len=16
-    )
-    expected = tokenizer("hello an " * 40)["input_ids"] + [tokenizer.eos_token_id]
-    assert data.train.ids.tolist() == expected and data.summary["train_examples"] == 1
-    starts = set(data.train.starts.tolist())
-    assert data.train.trained.tolist() == [place not in starts for place in range(len(expected))]
-
-
 def test_a_folder_is_its_files_in_the_order_of_their_names(tmp_path, tokenizer):
     lines(tmp_path / "whole.jsonl", ROWS)
     lines(tmp_path / "set/b/2.jsonl", ROWS[3:])

@@ -227,7 +227,7 @@ def registry(tmp_path):
     for entry in ENTRIES.values():
         path = tmp_path / entry.get("file_name", "")
         if path.suffix == ".txt":
-            path.write_text("hello\n")
+            path.write_text("hello")
         elif path.suffix:
             text = json.dumps(row_of(entry))
             path.write_text(text if path.suffix == ".jsonl" else f"[{text}]")

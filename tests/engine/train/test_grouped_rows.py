@@ -9,7 +9,7 @@ import json
 import pytest
 
 from engine.data.loader import BY_LENGTH, PreparedData
-from engine.runs.events import EvalFinished, StepFinished
+from engine.runs.events import EvalFinished, LogLine, StepFinished
 from engine.train.run import resume_run, start_run
 from tests.support.folders import WORDS, make_config
 from tests.support.trained_runs import events_of, execute, planes_on_disk
@@ -56,6 +56,9 @@ def test_a_resumed_run_takes_the_same_rows(config, tmp_path):
     assert [step.tokens for step in events_of(again, StepFinished)] == [
         step.tokens for step in events_of(whole, StepFinished)
     ]
+    (note,) = [line.text for line in events_of(whole, LogLine) if "padding" in line.text]
+    percent = float(note.split("share a step: ")[1].split(" %")[0])
+    assert 0 <= percent < 15
     losses = [[event.loss for event in events_of(run, EvalFinished)] for run in (whole, again)]
     assert losses[0] == losses[1] and losses[0]
 

@@ -14,21 +14,46 @@ MASKS = "tests/engine/data/test_data_masks.py"
 ROW_TESTS = "tests/engine/data/test_data_rows.py"
 FINGERPRINT = "tests/engine/data/test_data_fingerprint.py"
 MIX = "tests/engine/data/test_data_mix.py"
+LONG = "tests/engine/data/test_long_texts.py"
 
 DATA = (
     Change(
         "first-token-of-a-text-trained",
         ENCODE,
-        "    trained[0] = False\n",
-        "    trained[0] = True\n",
-        "The first token of each part of a long text counts as trained.",
+        "        else:\n            trained[:1] = False\n",
+        "        else:\n            trained[:1] = True\n",
+        "The first token of a plain text counts as trained.",
         (LABELS,),
+    ),
+    Change(
+        "repeated-tokens-trained-again",
+        "engine/data/documents.py",
+        "            trained[begin:end] = False\n",
+        "            trained[begin : begin + 1] = False\n",
+        "Where a text goes on, the tokens that are repeated as context are trained once more.",
+        (LONG,),
+    ),
+    Change(
+        "next-row-without-its-predecessor",
+        "engine/data/documents.py",
+        "self._repeated = max(1, config.overlap)",
+        "self._repeated = config.overlap",
+        "Where a text goes on, the first token of a row is not predicted by any row.",
+        (LONG,),
+    ),
+    Change(
+        "tokens-of-the-context-kept",
+        "engine/data/text_tokens.py",
+        "end if piece.after else None)",
+        "None)",
+        "Tokens of the text behind a piece come twice.",
+        (LONG,),
     ),
     Change(
         "first-token-of-any-document-trained",
         ENCODE,
-        "trained[:1] = False\n        limit = self.max_seq_len\n        if rendered.divided",
-        "trained[:1] = True\n        limit = self.max_seq_len\n        if rendered.divided",
+        "trained[:1] = False\n        limit = self.max_seq_len\n        if answer",
+        "trained[:1] = True\n        limit = self.max_seq_len\n        if answer",
         "The first token of a document counts as trained.",
         (LABELS, MASKS),
     ),

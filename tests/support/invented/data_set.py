@@ -78,6 +78,8 @@ def _settings(random: Random, source: str) -> tuple[DataConfig, bool]:
         "lost_turns": random.choice(("turn_by_turn", "turn_by_turn", "refuse")),
         "typed_tokens": random.choice(("text", "text", "tokens")),
         "eval_fraction": random.choice((0.0, 0.0, 0.3)),
+        "long_texts": random.choice(("continue", "continue", "cut", "skip")),
+        "overlap": random.choice((0, 0, 1)),
     }
     if random.random() < 0.85:
         return DataConfig(**settings), True
