@@ -15,6 +15,7 @@ import gc
 import itertools
 import os
 import tempfile
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -51,10 +52,15 @@ once, and its packing is tried once.
 LIST = Path(__file__).parent / "second_tier.yaml"
 """This file lists tests of the second tier."""
 
+NTH_CASE = int(os.environ.get("RAMSTREAM_NTH_CASE", "2"))
+"""Of the cases of long sweeps, the second tier has one of two, and all of them with 1."""
+
 PLAIN = pytest.StashKey[set[str]]()
 """The configuration of a run has under this key the names of those collected tests that a plain run
 has.
 """
+SWEEPS_BY = pytest.StashKey[set[str]]()
+"""Under this key are the reasons of sweeps of which the second tier has some cases."""
 LEFT_OUT = pytest.StashKey[int]()
 """The configuration of a run counts under this key the tests that its tier leaves out."""
 
@@ -85,7 +91,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leaves out the second tier unless it is asked for. The groups of several files come first,
     because they take longest: tests that need the GPU or a browser, and sweeps over families.
     """
-    _mark_listed(items)
+    config.stash[SWEEPS_BY] = set(_mark_listed(items))
     config.stash[PLAIN] = {
         item.nodeid for item in items if item.get_closest_marker("everything") is None
     }
@@ -122,8 +128,10 @@ def _group(nodeid: str) -> str:
     return FAMILIES if file.rpartition("/")[2] in SWEEPS else file
 
 
-def _mark_listed(items: list[pytest.Item]) -> None:
-    """Marks the tests of the second tier that the file lists."""
+def _mark_listed(items: list[pytest.Item]) -> list[str]:
+    """Marks the tests of the second tier that the file lists. Returns its reasons that are sweeps
+    over many cases.
+    """
     listed = yaml.safe_load(LIST.read_text(encoding="utf-8")) if LIST.exists() else {"tests": {}}
     cases: Counter[tuple[Path, str]] = Counter()
     for item in items:
@@ -140,21 +148,27 @@ def _mark_listed(items: list[pytest.Item]) -> None:
             found = "sweep" if (cases[item.path, test] - 1) % found["every"] else None
         if found is not None:
             item.add_marker(pytest.mark.everything(listed["reasons"][found]))
+    return [listed["reasons"][each] for each in listed.get("sampled", ())]
 
 
 def _is_wanted(item: pytest.Item, config: pytest.Config, named: set[tuple[Path, str]]) -> bool:
     """Whether `item` is in the first tier, or the command line asks for the second one: with
-    `--everything`, with `-m` and the marker's name, or with the name of the test.
+    `--everything`, with `-m` and the marker's name, or with the name of the test. Of the cases of a
+    sweep, the second tier has some, unless the test is named.
     """
     marker = item.get_closest_marker("everything")
     if marker is None:
         return True
     if not marker.args:
         raise pytest.UsageError(f"{item.nodeid} is marked `everything` without a reason")
-    if config.option.everything or "everything" in config.option.markexpr:
-        return True
     name = item.nodeid.partition("::")[2]
-    return (item.path, name) in named or (item.path, name.split("[")[0]) in named
+    if (item.path, name) in named or (item.path, name.split("[")[0]) in named:
+        return True
+    if not config.option.everything and "everything" not in config.option.markexpr:
+        return False
+    is_case = "[" in name and marker.args[0] in config.stash[SWEEPS_BY]
+    # The checksum chooses the same cases each time, and leaves no value of a parameter out.
+    return not is_case or zlib.crc32(item.nodeid.encode()) % NTH_CASE == 0
 
 
 def _named_tests(config: pytest.Config) -> set[tuple[Path, str]]:
@@ -181,7 +195,8 @@ def pytest_sessionfinish(session: pytest.Session):
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if left_out and reporter is not None:
         tests = "1 test was" if left_out == 1 else f"{left_out:,} tests were"
-        reporter.write_line(f"{tests} left out; `pytest --everything` runs them too.")
+        how = "RAMSTREAM_NTH_CASE=1" if config.option.everything else "`pytest --everything`"
+        reporter.write_line(f"{tests} left out; {how} runs them too.")
     return result
 
 

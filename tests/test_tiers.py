@@ -13,6 +13,7 @@ import yaml
 
 from engine.paths import PROGRAM_ROOT
 from tests.conftest import PLAIN
+from tests.support.tiers import PLAN_SWEEP
 from tests.support.tiny import MOST_USED
 from tests.test_rooms import TREES, rooms
 
@@ -78,6 +79,8 @@ def test_a_plain_run_has_flows_in_a_browser_and_the_starter(plain):
 
 def test_the_list_of_the_second_tier_names_tests_that_are_there():
     listed = yaml.safe_load((TESTS / "second_tier.yaml").read_text(encoding="utf-8"))
+    assert listed["reasons"]["plans"] == PLAN_SWEEP
+    assert {*listed["sampled"]} < {*listed["reasons"]}
     for file, tests in listed["tests"].items():
         code = (TESTS / file).read_text(encoding="utf-8")
         for test, found in tests.items() if isinstance(tests, dict) else ():

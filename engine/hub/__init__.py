@@ -1,1 +1,1 @@
-"""Models on the Hugging Face hub: which files they have, what is here already, and downloads."""
+"""These files know models on the Hugging Face hub: their files, what is here, and downloads."""

@@ -1,3 +1,3 @@
-"""What passes between the embedding, the blocks and the head: a hidden state, and in some families
-more than that.
+"""A hidden state passes between the embedding, the blocks and the head, and in some families more
+than that.
 """

@@ -1,4 +1,4 @@
-"""The values that blocks hand to later blocks in one micro-batch, and their gradients."""
+"""A `HandedValues` keeps what blocks hand to later blocks in a micro-batch, and the gradients."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class BlockHanding:
 
 @dataclass(frozen=True)
 class Handing:
-    """A model hands these values to its blocks, one entry a block, in forward order."""
+    """A `Handing` says what passes between the blocks of a model, for each block in order."""
 
     blocks: tuple[BlockHanding, ...]
 

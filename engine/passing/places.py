@@ -1,6 +1,5 @@
-"""Places of values in nested arguments, and copies of arguments in which such values are others.
-
-A place is a tuple of keys: names in dicts, numbers in lists and tuples.
+"""A place says where a value is in nested arguments. It is a tuple of keys: names in dicts, numbers
+in lists and tuples.
 """
 
 from __future__ import annotations

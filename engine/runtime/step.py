@@ -274,7 +274,7 @@ class StepUnderWay:
     shapes: dict[int, torch.Size] = field(default_factory=dict)
     """Each micro-batch's hidden state has this shape."""
     state_dtypes: dict[str, torch.dtype] = field(default_factory=dict)
-    """The inputs of a block have this data type, if they wait in ring buffers."""
+    """Each block whose inputs wait in ring buffers has their data type here."""
     arguments: dict[int, list[BlockArguments]] = field(default_factory=dict)
     """Each micro-batch calls the blocks with these arguments, in forward order."""
     handed: dict[int, HandedValues] = field(default_factory=dict)

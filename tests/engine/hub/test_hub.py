@@ -12,9 +12,9 @@ import subprocess
 import pytest
 
 from engine.errors import FitError, ModelError
+from engine.hub import hub as engine_hub
 from engine.hub.hub import fetch
 from engine.hub.hub_cache import cached_weights, weight_files
-from engine.model import hub as engine_hub
 from tests.support.fake_hub import NAME, FakeHub, GivenUp, content_name, serve
 from tests.support.folders import make_model
 from tests.support.pickled_folders import pickle_weights
