@@ -52,8 +52,8 @@ once, and its packing is tried once.
 LIST = Path(__file__).parent / "second_tier.yaml"
 """This file lists tests of the second tier."""
 
-NTH_CASE = int(os.environ.get("RAMSTREAM_NTH_CASE", "2"))
-"""Of the cases of long sweeps, the second tier has one of two, and all of them with 1."""
+NTH_CASE = int(os.environ.get("RAMSTREAM_NTH_CASE", "3"))
+"""Of the cases of long sweeps, the second tier has one of three, and all of them with 1."""
 
 PLAIN = pytest.StashKey[set[str]]()
 """The configuration of a run has under this key the names of those collected tests that a plain run

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 FAMILY_SWEEP = "it sweeps over every family; a plain run has the eight that are used most"
-NTH = int(os.environ.get("RAMSTREAM_NTH_FAMILY", "5"))
-"""Of some sweeps, the second tier has every fifth family, and all of them with 1."""
+NTH = int(os.environ.get("RAMSTREAM_NTH_FAMILY", "7"))
+"""Of some sweeps, the second tier has every seventh family, and all of them with 1."""
 PLAN_SWEEP = "it sweeps over many plans and delays; a plain run has one way to sum gradients"
 BROWSER_FLOWS = "a plain run opens a browser for two flows alone"
 

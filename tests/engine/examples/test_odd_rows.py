@@ -82,10 +82,10 @@ rows = st.dictionaries(
 )
 
 
-MANY = pytest.mark.everything("it invents 100 data sets, for some five seconds")
+MANY = pytest.mark.everything("it invents 60 data sets, for some five seconds")
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(100, marks=MANY)])
+@pytest.mark.parametrize("count", [20, pytest.param(60, marks=MANY)])
 def test_rows_of_any_values_are_read_or_refused_in_a_sentence(count):
     @settings(many, max_examples=count)
     @given(st.lists(rows, min_size=1, max_size=3))

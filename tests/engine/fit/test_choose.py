@@ -202,9 +202,7 @@ def test_micro_batches_saturate_but_do_not_sprawl():
 
 
 def test_rounds_are_not_many_and_their_micro_batches_are_not_small():
-    for gib, length, rows in itertools.product(
-        (48, 80, 139), (256, 1024, 8192), (7, 100, 148, 512)
-    ):
+    for gib, length, rows in itertools.product((48, 139), (256, 8192), (7, 148, 512)):
         chosen = on_gpu(gib, length=length, train__batch_size=rows)
         c = chosen.choices
         assert c.rounds <= MOST_ROUNDS and -(-rows // chosen.micro_batch_size) == c.micro_batches
