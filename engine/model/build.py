@@ -75,6 +75,11 @@ def build_model(
         return built
     except RamstreamError:
         raise
+    except ImportError as error:
+        raise ModelError(
+            f"{config.model_type} needs a package that is not installed "
+            f"({first_line(error).rstrip('.:')}); install it and try again."
+        ) from error
     except Exception as error:  # a family's own code raises errors of many kinds
         other = "" if model.dtype == "float32" else "set model.dtype to float32 or "
         raise ModelError(

@@ -63,6 +63,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": _part("siglip_vision_model", TOWER, patch_size=14),
         "mm_tokens_per_image": 4,
     },
+    "gemma4": {
+        "text_config": _part(
+            "gemma4_text",
+            TEXT | {"num_hidden_layers": 4},
+            layer_types=["sliding_attention", "full_attention"] * 2,
+            head_dim=8,
+            global_head_dim=16,
+            sliding_window=8,
+            hidden_size_per_layer_input=8,
+            vocab_size_per_layer_input=VOCAB,
+            num_kv_shared_layers=2,
+        ),
+        "vision_config": _part(
+            "gemma4_vision",
+            {name: size for name, size in TOWER.items() if name != "image_size"},
+            num_key_value_heads=4,
+            head_dim=8,
+            patch_size=14,
+            pooling_kernel_size=2,
+        ),
+        "audio_config": None,
+    },
     "llava": {
         "text_config": _part("llama", TEXT),
         "vision_config": _part("clip_vision_model", TOWER, patch_size=14),
@@ -127,12 +149,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 IN_A_GRID = ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v")
 """Their images are patches in a row, with the sizes of a grid."""
-FOUR_TOKENS = ("gemma3", "llava", "mistral3", "internvl")
+FOUR_TOKENS = ("gemma3", "gemma4", "llava", "mistral3", "internvl")
 """Their image of 28 x 28 pixels becomes four tokens, those of the others one."""
 
 
 def multimodal_config(family: str, tied: bool = False) -> Any:
-    """A configuration with three blocks of width 32 and a tower of two."""
+    """A configuration with three or four blocks of width 32 and a tower of two."""
     config = CONFIG_MAPPING[family](**CONFIGS[family])
     for name in ("image_token_id", "image_token_index"):
         if hasattr(config, name):
@@ -169,7 +191,12 @@ def image_prompt(family: str) -> dict[str, torch.Tensor]:
         )
         given["image_grid_thw"] = torch.tensor([[1, 2, 2]])
         given["mm_token_type_ids"] = (ids == IMAGE).long()
-    if family in ("gemma3"):
+    if family == "gemma4":  # its patches have places in an image of 4 x 4, and 2 x 2 become a token
+        patches = torch.rand(1, 16, 3 * 14 * 14, generator=torch.Generator().manual_seed(5))
+        places = torch.cartesian_prod(torch.arange(4), torch.arange(4))
+        given["pixel_values"], given["image_position_ids"] = patches, places[None]
+        given["mm_token_type_ids"] = (ids == IMAGE).long()
+    if family == "gemma3":
         given["token_type_ids"] = (ids == IMAGE).long()
     if family == "mistral3":
         given["image_sizes"] = torch.tensor([[28, 28]])
@@ -189,7 +216,7 @@ def make_multimodal(folder: Path, family: str, tied: bool = False, dtype=torch.f
     return folder
 
 
-ALSO_REFUSED = ("gemma4", "git", "phi4_multimodal")
+ALSO_REFUSED = ("git", "phi4_multimodal")
 """Families of `families.tiny_family_config` that are refused."""
 
 

@@ -60,8 +60,8 @@ def train(tmp_path: Path, **values):
 
 
 def untouched(names) -> set[str]:
-    """The names of weights that no text passes through."""
-    parts = ("vis", "projector", "connector", "mlp1")
+    """The names of weights that no text passes through, and of buffers, which nothing trains."""
+    parts = ("vis", "projector", "connector", "mlp1", "layer_scalar")
     return {name for name in names if any(part in name for part in parts)}
 
 
