@@ -328,7 +328,7 @@ class Sizer:
             Item(
                 MemoryItem.ROTARY_EMBEDDINGS,
                 together * rotary * (2 if choices.graphs else 1),  # graphs read copies
-                "made once for all blocks",
+                "made once for all blocks, with their other inputs",
             ),
             Item(
                 MemoryItem.KEPT_ACTIVATIONS,
