@@ -164,6 +164,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 2,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
+    "inkling2_loop_text": {"n_layers_per_attn_res_block": 2},
+    "inkling2_text": {"n_layers_per_attn_res_block": 2},
     "moshi": {"audio_vocab_size": VOCAB},
     "zamba": {"layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"]},
     "qwen4_exp_text": {

@@ -4,7 +4,6 @@ eager ones, and no more is kept than the planner counts on.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import shutil
@@ -18,7 +17,8 @@ from engine.model.activation_sizes import DOCUMENTS
 from engine.model.activations import count_activations
 from engine.model.build import build_model
 from engine.model.library import transformers
-from engine.passing.block_arguments import BlockArguments, tensors_in
+from engine.model.specimens import arguments_on_meta, on_meta
+from engine.passing.block_arguments import tensors_in
 from engine.plan.assign_slots import slot_of
 from engine.runtime import compiled, loss
 from engine.runtime.compiled import CompiledBlock, CompiledFunction, set_up_compiler
@@ -336,16 +336,10 @@ def kept_of_compiled(model, length: int) -> int:
     """Returns the bytes that autograd keeps of a first block that torch really partitions, on the
     meta device.
     """
-    unit = model.blocks[0]
     with torch.no_grad():
         captured = model.skeleton.capture(torch.zeros(1, length, dtype=torch.long), None)
-    block = copy.deepcopy(unit.block, {id(model.config): model.config}).to("meta")
-    block.__dict__.pop("forward", None)
-    block.train()
-    given = captured.arguments[0]
-    given = BlockArguments(
-        activations._on_meta(given.args), activations._on_meta(given.kwargs), given.hidden_keyword
-    )
+    block = on_meta(model, model.blocks[0])
+    given = arguments_on_meta(captured.arguments[0])
     own = {
         activations._storage(t)
         for t in [
