@@ -14,6 +14,7 @@ import pytest
 
 from engine.config.data_settings import DataConfig, DataSource
 from engine.data import mapped
+from engine.data.documents import TextRows
 from engine.data.encode import Encoder
 from engine.data.loader import prepare_data
 from engine.data.render import Skipped
@@ -67,9 +68,12 @@ def former_documents(config: DataConfig, encoder: Encoder) -> tuple[list, list]:
         count = min(max(1, round(len(rows) * config.eval_fraction)), len(rows) - 1)
         held = set(np.random.default_rng(SEED_OF_THE_SPLIT).permutation(len(rows))[:count].tolist())
     train, held_out = [], []
+    texts = TextRows(config) if columns.format == "text" else None
     for place, (number, row) in enumerate(rows):
         example = columns.example(row, source.where(number))
         found = encoder.encode([example])[0] if example is not None else Skipped("")
+        if texts is not None:
+            found = texts.of_row(row, found)
         if not isinstance(found, Skipped):
             (held_out if place in held else train).append(found.documents)
     if config.eval_fraction > 0 and not held_out and len(train) > 1:
