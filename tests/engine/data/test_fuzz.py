@@ -181,10 +181,11 @@ def _run(count: int, prefix: str) -> dict[str, int]:
 
 def test_any_data_set_is_trained_as_it_says_or_refused_in_a_sentence():
     ends = _run(100, "few-")
-    assert min(ends["trained"], ends["refused"]) > 10
+    # Texts go on in more rows, so that few data sets have nothing to train.
+    assert min(ends["trained"], ends["refused"]) > 4
 
 
 @pytest.mark.everything("it invents 500 data sets, for a minute")
 def test_many_data_sets():
     ends = _run(MANY, "many-")
-    assert min(ends["trained"], ends["refused"]) > MANY // 10
+    assert min(ends["trained"], ends["refused"]) > MANY // 25

@@ -1,4 +1,4 @@
-"""A memory of shapes that can be emptied, and a model for a hub."""
+"""A memory of shapes that can be emptied."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 
 from engine.model import find_shape as shapes
 from engine.model import kept_shapes
-from tests.support.folders import make_model
 
 
 @pytest.fixture
@@ -36,12 +35,3 @@ def forgetful(monkeypatch):
     forget.built = built
     forget()
     return forget
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """Returns the folder of a model with some megabytes of weights, so that a download can be ended
-    in the middle of them.
-    """
-    folder = tmp_path_factory.mktemp("wide") / "model"
-    return make_model(folder, hidden_size=256, intermediate_size=512)
