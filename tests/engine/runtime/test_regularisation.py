@@ -135,7 +135,7 @@ def test_a_compiled_plan_smooths_its_loss_and_no_other_run_s():
     compiled = dataclasses.replace(BASE, compiled=True)
     plain, losses = plain_model(tiny_config("llama")), {}
     for name, regularisation in {"plain": NO_REGULARISATION, **KINDS}.items():
-        for choices in (BASE, compiled):
+        for choices in (BASE, compiled) if name in KINDS else (BASE,):
             run = streamed(plain, choices, regularisation=regularisation)
             applied = []
             run.engine.train_step(1, random_batches(2), 0.0, applied.append)
@@ -143,7 +143,7 @@ def test_a_compiled_plan_smooths_its_loss_and_no_other_run_s():
             assert not run.engine.uncompiled
             losses[name, choices.compiled] = applied[0].loss
             run.close()
-    for name in ("plain", *KINDS):
+    for name in KINDS:
         assert losses[name, True] == pytest.approx(losses[name, False], rel=1e-5)
     assert len({round(loss, 4) for loss in losses.values()}) == 4
 
