@@ -87,7 +87,9 @@ def taken_by(folders: list[str]) -> list[int]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("family", in_tiers(SHAPES, {"qwen3_moe"}, "it is another layout of experts"))
+@pytest.mark.parametrize(
+    "family", in_tiers(SHAPES, {"qwen3_moe"}, "it is another layout of experts")
+)
 def test_a_real_load_takes_less_than_the_bound_and_far_less_than_a_copy(family, tmp_path):
     plain = large_model(family)
     folders = [str(make_model(tmp_path / "small", family, torch.float16))]
