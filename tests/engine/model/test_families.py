@@ -134,6 +134,8 @@ def law_one(
             for u in run.model.units
             for s, o in zip(u.layout.parameters, u.layout.offsets)
         }
+        # tests/engine/passing says how exact those of Gemma 3n and Gemma 4 can be.
+        amplifies = resync and run.model.handing is not None
         named = plain.named_parameters()
         parameters = {name: p for name, p in named if p.requires_grad or name in names}
         assert set(names) == set(parameters)
@@ -167,7 +169,7 @@ def law_one(
                 error = (mine - true).norm() / norm
                 # After the first step the two sets of weights differ by rounding, which training
                 # amplifies.
-                assert error < (1e-6 if step == 1 and not resync else 2e-5), (
+                assert error < (1e-6 if step == 1 and not amplifies else 2e-5), (
                     f"step {step}: gradient of {name} is off by {error:.1e} of the global norm"
                 )
                 if parameter.grad is not None:
