@@ -22,11 +22,12 @@ from engine.run_model.read_model import read_model
 from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.engine_settings import EngineSettings
 from engine.runtime.streaming_engine import StreamingEngine
-from tests.engine.runtime.test_parity import RATE, plain_optimizer
+from tests.engine.runtime.test_parity import plain_optimizer
 from tests.support import data_tokenizers as made
 from tests.support.folders import make_model, make_tokenizer
+from tests.support.plain_steps import step_both
 from tests.support.tiers import in_tiers
-from tests.support.tiny import plain_loss, random_batches, tiny_config
+from tests.support.tiny import random_batches, tiny_config
 
 pytestmark = pytest.mark.computing
 
@@ -120,15 +121,7 @@ def test_training_equals_plain_training_with_the_same_new_rows(tmp_path, family,
         batches[0].input_ids[:, 3:5] = MANY, MANY + 1
         batches[0].labels[:, 2:4] = MANY, MANY + 1
         batches[0].loss_tokens = int((batches[0].labels >= 0).sum())
-        homes = []
-        engine.train_step(step, batches, RATE, homes.append)
-        engine.drain()
-        loss = plain_loss(plain, batches)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        assert homes[0].loss == pytest.approx(loss.item(), rel=2e-5)
+        step_both(engine, plain, optimizer, batches, step)
     for name, parameter in plain.named_parameters():
         unit, spec = places[name]
         mine = store.master(unit, spec.name)

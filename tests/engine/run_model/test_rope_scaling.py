@@ -27,10 +27,11 @@ from engine.runtime.engine_settings import EngineSettings
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.sampling.generate import longest_row
 from engine.train.run import resume_run, start_run
-from tests.engine.runtime.test_parity import RATE, plain_optimizer
+from tests.engine.runtime.test_parity import plain_optimizer
 from tests.support.failing import command
 from tests.support.folders import make_config, make_data, make_model
 from tests.support.multimodal import multimodal_config
+from tests.support.plain_steps import step_both
 from tests.support.tiers import in_tiers
 from tests.support.tiny import plain_loss, random_batches, tiny_config
 from tests.support.trained_runs import events_of, execute, resumed_to_the_end, trained
@@ -86,18 +87,10 @@ def test_training_equals_plain_training_on_longer_rows(tmp_path, made):
     unscaled = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for step in range(1, 4):
         batches = random_batches(2, 2, 100, seed=step)
-        homes = []
-        engine.train_step(step, batches, RATE, homes.append)
-        engine.drain()
-        loss = plain_loss(plain, batches)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        assert homes[0].loss == pytest.approx(loss.item(), rel=2e-5)
+        found = step_both(engine, plain, optimizer, batches, step)
         if step == 1:
             other = plain_loss(unscaled, batches).item()
-            assert abs(other - homes[0].loss) > 1e-4, "scaling makes a difference"
+            assert abs(other - found) > 1e-4, "scaling makes a difference"
     for name, parameter in plain.named_parameters():
         unit, spec = places[name]
         mine = store.master(unit, spec.name)
