@@ -74,7 +74,7 @@ def _between(needs: Needs, shape: ModelShape, rates: Rates) -> Between:
     """Returns what passes between the ranks in a step of the plan that was found."""
     choices = needs.chosen.choices
     plan, timing = predicted_step(shape, choices, rates, needs.micro_batch, needs.device)
-    numels = {unit.name: unit.numel for unit in shape.units}
+    numels = {unit.name: (unit.numel, unit.weight_numel) for unit in shape.units}
     times = ExchangeTimes(plan, numels, shape.item_bytes, rates)
     received = sum(map(times.received, plan.ops))
     by_host = float(received) if choices.span > 1 else sum(map(times.between_hosts, plan.ops))

@@ -110,7 +110,7 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     # Of several ranks, each copies its shards, and receives those of the others, and their sums.
     whole = choices.whole_reads
     carried = fetched if whole else fetched / choices.ranks
-    gathered = settled * shape.item_bytes + (0 if whole else fetched)
+    gathered = updated * shape.item_bytes + (0 if whole else fetched)
     received = (1 - 1 / choices.ranks) * (gathered + 4 * shape.gradient_numel)
     compute += received * COMPUTE_SECONDS
     if choices.host_boundaries:

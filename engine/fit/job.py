@@ -92,8 +92,7 @@ def numbers_of_ranks(
         return (rounding.get("ranks", 1) // rounding.get("span", 1),)
     if asked != AUTO:
         return (asked,)
-    is_alone = config.engine.disk is not None or train.parts is not None
-    most = 1 if is_alone else max(1, gpus)
+    most = 1 if config.engine.disk is not None else max(1, gpus)
     least = 1 if train.micro_batch_size == AUTO else train.micro_batch_size
     return tuple(
         ranks
@@ -108,9 +107,10 @@ def spans_of(config: TrainConfig, hosts: int, rounding: Mapping[str, Any]) -> tu
     """
     if rounding:
         return (rounding.get("span", 1),)
-    if hosts == 1 or config.engine.across_hosts == "copy":
+    across = config.engine.across_hosts
+    if hosts == 1 or across == "copy" or (across == AUTO and config.train.parts is not None):
         return (1,)
-    return (hosts,) if config.engine.across_hosts == "divide" else (1, hosts)
+    return (hosts,) if across == "divide" else (1, hosts)
 
 
 def refuse_contradictions(job: Job) -> None:
@@ -194,13 +194,13 @@ def _refuse_uneven_rounds(job: Job, rounds: int) -> None:
 
 
 def _refuse_one_gpu_s(job: Job) -> None:
-    """Raises ConfigError for settings that are for one GPU alone."""
-    if job.config.train.parts is not None:
+    """Raises ConfigError for settings that are for one GPU alone, or for one host."""
+    if job.span > 1 and job.config.train.parts is not None:
         what = "adapters" if job.config.train.method == "lora" else "parts of a model"
         raise ConfigError(
-            "train.method",
-            f"{what} are trained on one GPU, not on {job.all_ranks}; {_alone(job)}, or "
-            "set train.method to full.",
+            "engine.across_hosts",
+            f"planes are divided among hosts only where a model is trained whole, and here {what} "
+            "are trained; choose auto or copy.",
         )
     if job.config.engine.save_level == "boundary_pairs":
         raise ConfigError(

@@ -300,12 +300,12 @@ def _unit_bytes(
     """Returns the bytes that planes of one unit take in a part of memory."""
     planes = shape.unit_bytes(unit)
     on_device = name == PartName.GPU
-    if on_device and choices.ranks > 1 and unit.numel:
+    if on_device and choices.ranks > 1 and unit.weight_numel:
         # A device of several holds the weights whole, and of other planes a shard.
         shards = Shards(choices.ranks)
         own = min(unit.numel, shards.numel(unit.numel))
-        planes = {plane: -(-size * own // unit.numel) for plane, size in planes.items()}
-        planes["weight_high"] = shards.padded(unit.numel) * shape.item_bytes
+        planes = {plane: -(-size * own // max(1, unit.numel)) for plane, size in planes.items()}
+        planes["weight_high"] = unit.padded(shards).weight_numel * shape.item_bytes
         planes["grad"] = shards.numel(unit.numel) * shape.item_bytes
     elif name == PartName.HOST:
         planes = {plane: size // choices.span for plane, size in planes.items()}

@@ -109,7 +109,7 @@ class _OpSeconds:
         self._item = shape.item_bytes
         self._numel = {unit.name: shards.numel(unit.gradient_numel) for unit in shape.units}
         """So much of each unit has a gradient and is updated: all of it, or a shard."""
-        numels = {unit.name: unit.numel for unit in shape.units}
+        numels = {unit.name: (unit.numel, unit.weight_numel) for unit in shape.units}
         self._exchange = ExchangeTimes(plan, numels, self._item, rates)
         low = PLANE_ITEM_BYTES[shape.dtype].get("weight_low", 0)
         self._weight_bytes = {

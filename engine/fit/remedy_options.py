@@ -202,8 +202,6 @@ def groups_of_adapters(needs: Needs) -> list[list[Kind]]:
     if config.data.add_tokens:  # their rows must be trained, and adapters leave them as they are
         return []
     changes: Changes = {METHOD: "lora"}
-    if config.engine.gpus not in (AUTO, 1):
-        changes["engine.gpus"] = 1
     if config.engine.save_level == "boundary_pairs":
         changes["engine.save_level"] = AUTO
     words = f"Train adapters (LoRA) of rank {config.train.lora_rank} instead of all weights"

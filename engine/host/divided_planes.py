@@ -76,6 +76,8 @@ class HostShares:
         ranks: int,
         hosts: int,
     ):
+        if any(layout.high_numel > layout.numel for layout in layouts.values()):
+            raise ValueError("frozen weights are divided among no hosts")
         self.hosts = hosts
         self._layouts = layouts
         self._dtype = dtype

@@ -96,7 +96,8 @@ class DeviceShares:
             size = end - begin
             if key[1] == WHOLE_PLANE:
                 # All shards have the same size, so the last one may reach beyond the plane.
-                numel = Shards(self._ranks).padded(self._layouts[key[0]].numel)
+                layout = self._layouts[key[0]]
+                numel = Shards(self._ranks).slot_numel(layout.numel, layout.high_numel)
                 size = numel * PLANE_ITEM_BYTES[self._dtype][WHOLE_PLANE]
             found[key] = Wanted(size, plane.kind, plane.is_for_dma)
         return found
@@ -107,7 +108,7 @@ class DeviceShares:
         layout = self._layouts[unit]
         bounds = Shards(self._ranks, rank).bounds(layout.numel)
         if plane == WHOLE_PLANE:
-            bounds = 0, layout.numel
+            bounds = 0, layout.high_numel
         return shard_bytes(layout, plane, (self._dtype, self._optimizer()), bounds)
 
 

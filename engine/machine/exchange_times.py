@@ -5,6 +5,7 @@ No torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
 from engine.machine.link_rates import exchange_seconds, seconds_between_hosts
 from engine.machine.rates import Rates
@@ -12,29 +13,38 @@ from engine.plan.ops import Op
 from engine.plan.rank_ops import AllGather, ReduceScatter
 from engine.plan.step_plan import StepPlan
 
+Numels: TypeAlias = Mapping[str, tuple[int, int]]
 SUM_BYTES = 4
 """An element of a sum takes this many bytes."""
 
 
 class ExchangeTimes:
     """An `ExchangeTimes` says how long the exchanges of one rank's plan take, by estimate. numels:
-    each unit has so many elements. item: a weight takes this many bytes.
+    each unit has so many elements, and so many in weight_high, where frozen ones are too. item: a
+    weight takes this many bytes.
     """
 
-    def __init__(self, plan: StepPlan, numels: Mapping[str, int], item: int, rates: Rates):
+    def __init__(self, plan: StepPlan, numels: Numels, item: int, rates: Rates):
         self._rates = rates
         self._item = item
         self._hosts, self._span = plan.hosts, plan.span
         shards = plan.shards
-        self._received = {unit: shards.received(numel) for unit, numel in numels.items()}
-        self._added = {unit: SUM_BYTES * shards.padded(numel) for unit, numel in numels.items()}
+        self._received = {unit: shards.received(numel) for unit, (numel, _) in numels.items()}
+        frozen = {unit: shards.received(high - numel) for unit, (numel, high) in numels.items()}
+        self._fetched = {unit: self._received[unit] + frozen[unit] for unit in numels}
+        self._added = {
+            unit: SUM_BYTES * shards.padded(numel) for unit, (numel, _) in numels.items()
+        }
+        self._settled = {unit for unit, _ in plan.settled}
 
     def received(self, op: Op) -> int:
         """Returns the bytes that a rank receives in the op from those that have other shards of the
         same planes. What it is told of norms is nothing.
         """
         if isinstance(op, AllGather):
-            return self._received[op.unit] * self._item
+            lives_there = op.unit in self._settled  # what is frozen is there already
+            numels = self._received if lives_there else self._fetched
+            return numels[op.unit] * self._item
         return SUM_BYTES * self._received[op.unit] if isinstance(op, ReduceScatter) else 0
 
     def seconds(self, op: Op) -> float:

@@ -86,6 +86,12 @@ class UnitShape:
         is_embed = self.name == EMBED
         return MomentCounts(self.numel, self.small_numel, self.block_count, is_embed)
 
+    def padded(self, shards: Shards) -> UnitShape:
+        """Returns the unit with the elements of its slot and its sum on one of several ranks."""
+        numel = shards.padded(self.numel)
+        frozen = shards.slot_numel(self.numel, self.weight_numel) - numel
+        return replace(self, numel=numel, frozen_numel=frozen)
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -260,7 +266,7 @@ class ModelShape:
                 planes = self.unit_bytes(unit)
                 rest = sum(planes.values()) - planes["grad"] - planes["weight_high"]
                 shard = -(-rest * own // unit.numel) if unit.numel else 0
-                found.append(found[-1] + shards.padded(unit.numel) * item + shard)
+                found.append(found[-1] + unit.padded(shards).weight_numel * item + shard)
             self._settled_on[ranks] = found
         return self._settled_on[ranks]
 
@@ -341,9 +347,8 @@ class ModelShape:
         if ranks == 1:
             return self
         if ranks not in self._padded:
-            shards = Shards(ranks)
-            units = [replace(unit, numel=shards.padded(unit.numel)) for unit in self.units]
-            self._padded[ranks] = replace(self, units=tuple(units))
+            units = tuple(unit.padded(Shards(ranks)) for unit in self.units)
+            self._padded[ranks] = replace(self, units=units)
         return self._padded[ranks]
 
     @functools.cached_property
@@ -411,13 +416,8 @@ class ModelShape:
 
     def varlen(self, packed: bool, device: str) -> bool:
         """Returns whether attention uses the GPU's variable-length kernel, document by document."""
-        return (
-            packed
-            and self.packs
-            and device == "cuda"
-            and self.attention == DOCUMENTS
-            and self.dtype != "float32"
-        )
+        has_kernel = device == "cuda" and self.attention == DOCUMENTS and self.dtype != "float32"
+        return packed and self.packs and has_kernel
 
     def dense_mask(self, packed: bool, row_length: int) -> bool:
         """Returns whether a tokens x tokens mask is made for each row and kept through a step."""

@@ -121,6 +121,8 @@ class StreamedModel:
     """An element of a block's state takes as many bytes as so many elements of `dtype`."""
     handing: Handing | None = None
     """This passes between blocks in addition to the hidden state; None for nothing."""
+    parts: Parts | Adapters | None = None
+    """These are trained; None for the whole model."""
 
     @property
     def blocks(self) -> list[Unit]:
@@ -202,11 +204,14 @@ class StreamedModel:
         model = Adaptable(whole, blocks, self.layouts, self.aliases, family, dtype)
         return place_adapters(model, parts)
 
-    def train_parts(self, layouts: Sequence[UnitLayout], counted: tuple[int, int]) -> None:
-        """Replaces the layouts of all units by others in which some parameters are frozen. Blocks
-        are of one kind only where the same parameters of them are trained, since a template has the
+    def train_parts(
+        self, parts: Parts | Adapters, layouts: Sequence[UnitLayout], counted: tuple[int, int]
+    ) -> None:
+        """Replaces the layouts of all units by others in which only `parts` are trained. Blocks are
+        of one kind only where the same parameters of them are trained, since a template has the
         places of its parameters. counted: the active parameters and the `work_parameters`.
         """
+        self.parts = parts
         self.active_parameters, self.work_parameters = counted
         kinds: dict[tuple[int, tuple[tuple[str, bool], ...]], int] = {}
         for unit, layout in zip(self.units, layouts, strict=True):

@@ -192,11 +192,12 @@ def _refuse_wrong_ranks(choices: PlanChoices, sizes: PlaneSizes | None) -> None:
 
 def _refuse_wrong_frozen(blocks: list[str], choices: PlanChoices, trained: TrainedUnits) -> None:
     """Raises ValueError where choices need a gradient or a backward that units do not have."""
-    if choices.all_ranks > 1 or choices.outer_in_parked or choices.boundary_blocks > 1:
+    if choices.outer_in_parked or choices.boundary_blocks > 1:
         raise ValueError(
-            "several ranks, pairs of blocks, and embed and head among parked gradients are for "
-            "models that are trained whole"
+            "pairs of blocks, and embed and head among parked gradients, are for models that are "
+            "trained whole"
         )
+
     if not set(trained.frozen) < {EMBED, *blocks, HEAD}:
         raise ValueError("nothing is trained")
     if set(choices.device_homes) & set(trained.frozen):

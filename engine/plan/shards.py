@@ -7,6 +7,8 @@ The ranks of a host have all shards, or those of all hosts together have. No tor
   `SHARD_ELEMENTS`, whatever the number of ranks, so that no border cuts a block of 8-bit codes. The
   slot is as large as all shards together; the last of them may reach beyond the unit, and small
   units leave some ranks without elements.
+- Frozen weights come after all others, in weight_high alone. They are divided in the same way, as a
+  plane of their own: nobody updates them, and each rank fetches its part.
 
 The method is that of ZeRO stage 3 (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training
 Trillion Parameter Models", 2020).
@@ -48,6 +50,19 @@ class Shards(NamedTuple):
         """
         size = self.numel(numel)
         return min(numel, self.rank * size), min(numel, (self.rank + 1) * size)
+
+    def frozen_bounds(self, numel: int, high_numel: int) -> tuple[int, int]:
+        """Returns where the part of this rank begins and ends among the frozen weights of a unit,
+        which are those from the element `numel` up to `high_numel`.
+        """
+        start, stop = self.bounds(high_numel - numel)
+        return numel + start, numel + stop
+
+    def slot_numel(self, numel: int, high_numel: int) -> int:
+        """Returns the elements of a slot for a unit of `numel` elements, or `high_numel` with those
+        that are frozen: they follow the others, and shards of either may reach beyond it.
+        """
+        return max(self.padded(numel), numel + self.padded(high_numel - numel))
 
 
 WHOLE = Shards()

@@ -249,12 +249,13 @@ class StepWriter(UnitOps):
 
     def _prefetch_whole(self, unit: str, slot: Buffer) -> None:
         """Writes the fetch of a unit from memory that the ranks share. It is preceded by a meeting
-        where ranks may still be updating the unit. They update nothing before all of them have sent
-        their norms, and so have read what they need of this step.
+        where ranks may still be updating the unit, which is trained. They update nothing before all
+        of them have sent their norms, and so have read what they need of this step.
         """
-        planes, met = self.device.planes(unit), Buffer(BufferKind.MET, unit)
-        if unit not in self._met:
-            self._met.add(unit)
-            self._emit(Meet, unit, planes, {met: READY})
-        reads = planes | {met: READY}
+        reads, met = self.device.planes(unit), Buffer(BufferKind.MET, unit)
+        if self.trained.trains(unit):
+            if unit not in self._met:
+                self._met.add(unit)
+                self._emit(Meet, unit, reads, {met: READY})
+            reads = reads | {met: READY}
         self._emit(Prefetch, unit, reads, self.device.weights(unit, slot), slot=slot, whole=True)

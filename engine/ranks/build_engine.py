@@ -88,9 +88,9 @@ def build_engines(
     # The other ranks open the planes where they are now.
     parts.store.settle(settled_of(blocks, settings.choices), parts.backend)
     # Files of the model need not be on other hosts, and a run may change what they say.
-    config = parts.model.config
+    config, trained = parts.model.config, parts.model.parts
     span = settings.choices.span
-    held = Held(model, config, *parts.store.states, tuple(parts.store.settled), span)
+    held = Held(model, config, trained, *parts.store.states, tuple(parts.store.settled), span)
     planes = _planes_of_hosts(crew, held)
 
     def message(rank: int) -> Build:

@@ -49,7 +49,7 @@ class FollowerStore:
     def __init__(self, opener: Opener, held: Held, memory: PlaneMemory):
         self.held = held
         self._opener = opener
-        self.model: StreamedModel = build_model(held.config, held.model)
+        self.model: StreamedModel = build_model(held.config, held.model, held.parts)
         backend = opener.backend
         is_on_gpu = backend.device.type != "cpu"
         self.store = HostStore(

@@ -8,8 +8,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from engine.config.adapters import Adapters
 from engine.config.regularisation import Regularisation
 from engine.config.settings import ModelConfig, Optimizer
+from engine.config.trained_parts import Parts
 from engine.exchange.place import Place
 from engine.host.divided_planes import HostPart
 from engine.host.host_adamw import AdamWSettings
@@ -54,6 +56,8 @@ class Held:
     model: ModelConfig
     config: Any
     """It is the model's configuration, of transformers, as the leader changed it."""
+    parts: Parts | Adapters | None
+    """These are trained; None for the whole model."""
     optimizer: Optimizer
     has_gradients: bool
     """The planes include gradients."""

@@ -133,16 +133,19 @@ def _attempt(do: Work, context: OpContext, op: Op, step: StepUnderWay) -> None:
 
 
 def _prefetch(context: OpContext, op: Prefetch, _step: StepUnderWay) -> None:
-    start, stop = context.shard(op.unit)
-    if op.whole or context.plan.shards.ranks == 1:
-        start, stop = 0, context.units[op.unit].layout.high_numel
-    plane = context.store.tensor(op.unit, "weight_high")[start:stop]
+    layout, shards = context.units[op.unit].layout, context.plan.shards
+    is_whole = op.whole or shards.ranks == 1
+    start, stop = (0, layout.high_numel) if is_whole else context.shard(op.unit)
+    plane = context.store.tensor(op.unit, "weight_high")
     # `data` has its own version counter, so autograd does not notice this write. Kept blocks have
     # saved views of this slot. By their backward, the slot holds the same weights again, which the
     # contents in the plan prove.
     slot = context.state.slots[op.slot].data
-    slot[start:stop].copy_(plane, non_blocking=True)
-    for part in context.units[op.unit].layout.exact_within(start, stop):
+    slot[start:stop].copy_(plane[start:stop], non_blocking=True)
+    if not is_whole and layout.high_numel > layout.numel:
+        first, last = shards.frozen_bounds(layout.numel, layout.high_numel)
+        slot[first:last].copy_(plane[first:last], non_blocking=True)
+    for part in layout.exact_within(start, stop):
         low = context.store.tensor(op.unit, "weight_low")
         context.state.exact[op.slot].fetch(part, slot, low)
 

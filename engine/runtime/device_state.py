@@ -277,10 +277,10 @@ class DeviceState:
 
     def _slot_numel(self, unit: str) -> int:
         """Returns the elements that the weights of a unit take in a slot, with those of all
-        shards. Models of which parts are frozen have one shard.
+        shards.
         """
         layout = self._units[unit].layout
-        return max(layout.high_numel, self._shards.padded(layout.numel))
+        return self._shards.slot_numel(layout.numel, layout.high_numel)
 
     def _zeros(self, numel: int) -> torch.Tensor:
         """Returns a flat buffer [numel] in the dtype of the model."""

@@ -22,11 +22,18 @@ from engine.runtime.step import StepUnderWay
 
 
 def all_gather(context: OpContext, op: AllGather, _step: StepUnderWay) -> None:
-    """Completes the weights of a unit in its slot."""
-    layout = context.units[op.unit].layout
+    """Completes the weights of a unit in its slot. The frozen ones come first: the last shard of
+    the others may reach beyond them, and then brings with it what is there on its rank.
+    """
+    layout, shards = context.units[op.unit].layout, context.plan.shards
     # `data` has its own version counter, so autograd does not notice this write, as in a prefetch.
     slot = context.state.slots[op.slot].data
-    context.exchange.all_gather(slot[: context.plan.shards.padded(layout.numel)])
+    frozen = shards.padded(layout.high_numel - layout.numel)
+    lives_there = (op.unit, op.slot) in context.plan.settled  # what is frozen stays complete
+    if frozen and not lives_there:
+        context.exchange.all_gather(slot[layout.numel : layout.numel + frozen])
+    if layout.numel:
+        context.exchange.all_gather(slot[: shards.padded(layout.numel)])
     if layout.exact_parts:
         _gather_exact(context, op.slot, layout)
 

@@ -17,7 +17,9 @@ from unittest import mock
 
 import pytest
 
+from engine.checkpoints.adapter_weights import initialise_adapters
 from engine.checkpoints.weights import load_pretrained
+from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig
 from engine.exchange.place import Place
 from engine.host.host_adamw import AdamWSettings, HostAdamW
@@ -81,13 +83,16 @@ def led(
 ) -> Iterator[Led]:
     """Gives a crew whose ranks train the model in `folder`, which is made if it is not there.
     hosts: so many have `ranks` ranks each, in processes that are gathered. Planes are divided among
-    them where the choices have a `span`.
+    them where the choices have a `span`. Of the model, only the choices' `parts` are trained where
+    they have any.
     """
+    trained = choices.pop("parts", None)
     if not folder.exists():
         make_model(folder)
     settled = settled_of([f"block {number}" for number in range(3)], PlanChoices(**choices))
     how = ModelConfig(source=str(folder), dtype="float32", init="random")
-    model, backend, logged = build_model(load_config(how.source), how), CpuBackend(), []
+    model = build_model(load_config(how.source), how, trained)
+    backend, logged = CpuBackend(), []
     with contextlib.ExitStack() as parts:
         gathering = parts.enter_context(gathered(Place(0, ranks, hosts))) if hosts > 1 else None
         plan = CrewPlan(ranks, "cpu", 1, hosts=hosts)
@@ -100,6 +105,8 @@ def led(
         store.settle(settled, backend)
         store.allocate_weights()
         load_pretrained(model, how.source, store)
+        if isinstance(trained, Adapters):
+            initialise_adapters(model, store, seed=7)
         store.allocate_states()
         settings = AdamWSettings(eps=1e-5)
         adamw = HostAdamW(store, settings, threads=1)

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from engine.checkpoints.adapter_weights import initialise_adapters
+from engine.config.adapters import Adapters
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import Lane
 from engine.planes.moments import FP32_MOMENTS, MOMENTS
@@ -92,7 +94,7 @@ def open_rank(
     """Returns the engine of one rank. With one rank alone, it is an engine like any other."""
     with _alone:
         plain, config = _plain(job.family, job.exact, tuple(job.changes.items()))
-        return streamed(
+        run = streamed(
             plain,
             choices,
             backend=backend,
@@ -101,6 +103,9 @@ def open_rank(
             exchange=exchange if exchange.place.all_ranks > 1 else None,
             **job.engine,
         )
+        if isinstance(run.model.parts, Adapters):
+            initialise_adapters(run.model, run.store, seed=7)
+        return run
 
 
 def shard_of(run: Streamed, unit: str, plane: str) -> torch.Tensor:
