@@ -275,7 +275,6 @@ BAD = {
     "train.lora_save_modules=[layers]": "every layer that is named is in a module of",
     "train.method=adapters": "train.method: 'adapters' is not",
     "output.export_form=both": "output.export_form: 'both' is not",
-    "engine.gpus=2": "train.method: adapters are trained on one GPU, not on 2",
 }
 
 

@@ -314,6 +314,34 @@ def test_two_sums_take_turns():
     assert all(sums[below] != sums[block] for below, block in pairwise(BLOCKS))
 
 
+FROZEN = ("embed", "block 0", "block 3", "head")
+
+
+@pytest.mark.parametrize("changes", [{}, dict(whole_reads=True), dict(settled_units=3)], ids=str)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_frozen_units_are_gathered_and_nothing_else(changes, ranks):
+    """Nobody waits for an update of theirs, where each rank reads them whole."""
+    numel = NUMEL | dict.fromkeys(FROZEN, 0)
+    choices = PlanChoices(micro_batches=2, ranks=ranks, **changes)
+    meetings = []
+    for rank in range(ranks):
+        plan = build_step_plan(BLOCKS, False, choices, PlaneSizes(numel, rank=rank, frozen=FROZEN))
+        validate(plan)
+        assert from_text(to_text(plan)) == plan
+        trained = set(NUMEL) - set(FROZEN)
+        for kind in (OpKind.REDUCE_SCATTER, OpKind.MEET):
+            units = {op.unit for op in plan.ops if op.kind == kind}
+            assert units == (
+                set() if kind == OpKind.MEET and "whole_reads" not in changes else trained
+            )
+        updated = {op.unit for op in plan.ops if op.kind in (OpKind.UPDATE, OpKind.UPDATE_IN_PLACE)}
+        assert updated == trained
+        dropped = {kind for kind, _ in find_dropped_waits(plan)}
+        assert dropped >= {OpKind.PREFETCH, OpKind.REDUCE_SCATTER, OpKind.SUMMARY}
+        meetings.append(meeting_points(plan))
+    assert all(each == meetings[0] for each in meetings)
+
+
 # ---------------------------------------------------------------------- refusals
 
 ALONE = {

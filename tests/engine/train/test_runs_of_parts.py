@@ -164,8 +164,6 @@ BAD = {
     "train.part_names=[nothing.*]": "train.part_names: nothing.* fits no parameter of this model; "
     "its parameters have names such as model.embed_tokens.weight",
     "train.part_names=[' ']": "train.part_names: a pattern is empty",
-    "engine.gpus=2": "train.method: parts of a model are trained on one GPU, not on 2; set "
-    "engine.gpus to 1 (under torchrun, start one process), or set train.method to full.",
     "engine.save_level=boundary_pairs": "engine.save_level: boundary_pairs is for models that are",
 }
 

@@ -13,8 +13,8 @@ PART_CHANGES = (
     Change(
         "frozen-weights-not-fetched",
         "engine/runtime/block_ops.py",
-        "start, stop = 0, context.units[op.unit].layout.high_numel",
-        "start, stop = 0, context.units[op.unit].layout.numel",
+        "(0, layout.high_numel) if is_whole",
+        "(0, layout.numel) if is_whole",
         "A prefetch leaves out the weights that are not trained.",
         (PARITY,),
     ),

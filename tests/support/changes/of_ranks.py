@@ -15,6 +15,10 @@ HOST_PROCESSES = "tests/engine/ranks/test_hosts.py::test_hosts_train_what_one_ho
 DIVIDED = (
     "tests/engine/ranks/test_hosts.py::test_hosts_that_divide_planes_have_the_bits_of_one_host"
 )
+FROZEN = (
+    "tests/engine/adapters/test_adapters_on_ranks.py"
+    "::test_ranks_with_one_micro_batch_have_the_bits_of_one_rank"
+)
 ONE_EACH = f"{RANKS}::test_ranks_with_one_micro_batch_have_the_bits_of_one_rank"
 AS_ONE_RANK = f"{RANKS}::test_ranks_train_what_one_rank_trains"
 
@@ -22,10 +26,18 @@ RANK_CHANGES = (
     Change(
         "weights-not-gathered",
         OPS,
-        "    context.exchange.all_gather(slot[: context.plan.shards.padded(layout.numel)])\n",
-        "",
+        "        context.exchange.all_gather(slot[: shards.padded(layout.numel)])\n",
+        "        pass\n",
         "A rank computes with its own shard and what a slot held before.",
         (ONE_EACH,),
+    ),
+    Change(
+        "frozen-weights-not-gathered",
+        OPS,
+        "        context.exchange.all_gather(slot[layout.numel : layout.numel + frozen])\n",
+        "        pass\n",
+        "Of the weights beside adapters, a rank has its own part alone.",
+        (FROZEN,),
     ),
     Change(
         "exact-weights-not-gathered",

@@ -231,8 +231,8 @@ STEPS = (
     Change(
         "slot-filled-in-part",
         BLOCK_OPS,
-        '    plane = context.store.tensor(op.unit, "weight_high")[start:stop]\n',
-        '    stop -= 64\n    plane = context.store.tensor(op.unit, "weight_high")[start:stop]\n',
+        "    slot[start:stop].copy_(plane[start:stop], non_blocking=True)\n",
+        "    stop -= 64\n    slot[start:stop].copy_(plane[start:stop], non_blocking=True)\n",
         "The last parameter of a unit keeps the weights of another unit.",
         (LAWS, PARITY),
     ),
