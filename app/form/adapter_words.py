@@ -11,6 +11,7 @@ LABELS = {
     "train.lora_rslora": "Divide by the root of the rank (rsLoRA)",
     "train.lora_targets": "Layers with an adapter (one a line)",
     "train.lora_save_modules": "Modules to train whole (one a line)",
+    "train.lora_target_parameters": "Stacked experts with adapters (one a line)",
     "output.export_form": "What is exported",
 }
 CHOICE_LABELS = {
@@ -29,6 +30,7 @@ SHORT_HELP = {
     "train.lora_alpha": "Adapters are multiplied by alpha / rank.",
     "train.lora_targets": "all-linear, or ends of names such as q_proj; * stands for any letters.",
     "train.lora_save_modules": "Ends of names, such as norm or lm_head.",
+    "train.lora_target_parameters": "Such as experts.gate_up_proj and experts.down_proj.",
 }
 _WITH_METHOD = {
     "parts": ("train.part_names", "train.last_blocks"),

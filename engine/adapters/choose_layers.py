@@ -1,5 +1,6 @@
-"""Names and patterns in `train.lora_targets` and `train.lora_save_modules` mean layers and modules
-of a model. This file finds them, by the rules of PEFT, and refuses what cannot be meant. No torch.
+"""Names and patterns in `train.lora_targets`, `train.lora_target_parameters` and
+`train.lora_save_modules` mean layers, parameters and modules of a model. This file finds them, by
+the rules of PEFT, and refuses what cannot be meant. No torch.
 """
 
 from __future__ import annotations
@@ -8,7 +9,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from engine.config.adapters import ALL_LINEAR, SAVE_MODULES, TARGETS, Adapters
+from engine.config.adapters import (
+    ALL_LINEAR,
+    SAVE_MODULES,
+    TARGET_PARAMETERS,
+    TARGETS,
+    Adapters,
+)
 from engine.errors import ConfigError
 from engine.planes.layout import UnitLayout
 
@@ -25,8 +32,10 @@ class Modules:
     """These are all other modules in blocks, with their class."""
     outside: Collection[str]
     """These are outside of blocks, such as the embedding and the head."""
-    stacked: Collection[str] = ()
-    """These are no modules, but weights of three dimensions in blocks: one matrix an expert."""
+    stacked: Mapping[str, str]
+    """These are no modules, but weights of three dimensions in blocks: one matrix an expert. Each
+    has the reason why it can have no adapter, or an empty text.
+    """
 
 
 def chosen_layers(modules: Modules, adapters: Adapters) -> list[str]:
@@ -36,6 +45,8 @@ def chosen_layers(modules: Modules, adapters: Adapters) -> list[str]:
     that fits no layer, or something else.
     """
     saved = [name for name in modules.linear if _is_in_saved(name, adapters.save_modules)]
+    if not adapters.targets:  # stacked experts alone have adapters
+        return []
     if adapters.targets == (ALL_LINEAR,):
         found = {name for name, reason in modules.linear.items() if not reason}
         if not found:
@@ -79,9 +90,8 @@ def _fitting(modules: Modules, target: str) -> set[str]:
     if experts is not None and not found:
         raise ConfigError(
             TARGETS,
-            f"{target} fits {experts}, which has the weights of all experts of a block, and "
-            f"stacked experts can have no adapters; leave {target} out, or set train.method to "
-            "parts to train experts whole.",
+            f"{target} fits {experts}, which is no layer but has the weights of all experts of a "
+            f"block; name it in {TARGET_PARAMETERS} instead.",
         )
     refused = next(
         (name for name in modules.linear if name in found and modules.linear[name]), None
@@ -99,6 +109,44 @@ def _fitting(modules: Modules, target: str) -> set[str]:
             f"give {ALL_LINEAR}.",
         )
     return found
+
+
+def chosen_stacks(modules: Modules, adapters: Adapters) -> list[str]:
+    """Returns the full names of the parameters that get an adapter for each expert, in the order of
+    the model. Raises ConfigError for a name that fits none.
+    """
+    found: set[str] = set()
+    for target in adapters.target_parameters:
+        fitting = [name for name in modules.stacked if _fits(name, target)]
+        if not fitting:
+            raise ConfigError(TARGET_PARAMETERS, _no_stack(modules, target))
+        refused = [name for name in fitting if modules.stacked[name]]
+        if len(refused) == len(fitting):
+            raise ConfigError(
+                TARGET_PARAMETERS,
+                f"{refused[0]} can have no adapter, since {modules.stacked[refused[0]]}; leave "
+                f"{target} out.",
+            )
+        found |= set(fitting) - set(refused)
+    return [
+        name
+        for name in modules.stacked
+        if name in found and not _is_in_saved(name.rpartition(".")[0], adapters.save_modules)
+    ]
+
+
+def _no_stack(modules: Modules, target: str) -> str:
+    """Returns a sentence on a target that fits no stacked experts."""
+    if not modules.stacked:
+        return (
+            f"{target} fits nothing, since this model has no experts that are stacked in one "
+            f"parameter; leave it out, or name layers in {TARGETS}."
+        )
+    ends = dict.fromkeys(".".join(name.split(".")[-2:]) for name in modules.stacked)
+    return (
+        f"{target} fits no stacked experts of this model, which are called "
+        f"{' and '.join(list(ends)[:4])}; give one of these, or leave it out."
+    )
 
 
 def _fits(name: str, target: str) -> bool:

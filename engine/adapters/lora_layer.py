@@ -23,8 +23,8 @@ from engine.adapters.adapted_linear import adapted_linear
 from engine.config.adapters import Adapters
 
 
-class _Factor(nn.Module):
-    """A `_Factor` holds one factor of an adapter. It is no linear layer, so that nothing that
+class Factor(nn.Module):
+    """A `Factor` holds one factor of an adapter. It is no linear layer, so that nothing that
     initialises or names the linear layers of a model takes it for one.
     """
 
@@ -48,8 +48,8 @@ class _WithAdapter(nn.Module):
         nn.Module.__init__(self)
         self.__dict__.update(vars(layer))
         taken, returned = features
-        self.lora_A = _Factor((adapters.rank, taken), dtype)
-        self.lora_B = _Factor((returned, adapters.rank), dtype)
+        self.lora_A = Factor((adapters.rank, taken), dtype)
+        self.lora_B = Factor((returned, adapters.rank), dtype)
         self.lora_scaling = adapters.scaling
         self.lora_dropout = adapters.dropout
 

@@ -22,7 +22,6 @@ _UNKNOWN = {
     "lora_bias": "biases of its own",
     "rank_pattern": "ranks that differ between layers",
     "alpha_pattern": "alphas that differ between layers",
-    "target_parameters": "adapters of parameters (experts)",
     "layer_replication": "layers that are there twice",
     "trainable_token_indices": "tokens that are trained alone",
     "use_qalora": "QA-LoRA",
@@ -113,6 +112,8 @@ class Base:
     source: str
     targets: Sequence[str]
     """The layers that have an adapter are named by these."""
+    target_parameters: Sequence[str]
+    """The parameters that have an adapter by themselves are named by these."""
     saved: Sequence[str]
     """These are the full names of the modules that are trained whole."""
     is_transposed: bool
@@ -140,6 +141,7 @@ def peft_settings(adapters: Adapters, base: Base) -> dict[str, Any]:
         "rank_pattern": {},
         "revision": None,
         "target_modules": list(base.targets),
+        "target_parameters": list(base.target_parameters) or None,
         "task_type": "CAUSAL_LM",
         "use_dora": False,
         "use_rslora": adapters.rslora,

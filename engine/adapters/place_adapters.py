@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from engine.adapters.choose_layers import Modules, chosen_layers, saved_parameters
-from engine.adapters.factors import factor_specs
+from engine.adapters.choose_layers import Modules, chosen_layers, chosen_stacks, saved_parameters
+from engine.adapters.factors import factor_specs, stack_specs
 from engine.adapters.lora_layer import with_adapter
+from engine.adapters.stacked_experts import stack_of, with_stack_adapters
 from engine.config.adapters import Adapters
 from engine.planes.freezing import frozen_but
-from engine.planes.layout import UnitLayout, lay_out
+from engine.planes.layout import ParameterSpec, UnitLayout, lay_out
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ def place_adapters(model: Adaptable, adapters: Adapters) -> list[UnitLayout]:
     names that the model lacks; it is unchanged then.
     """
     trained = saved_parameters(model.layouts, model.aliases, adapters.save_modules)
-    chosen = set(chosen_layers(_modules(model), adapters))
+    modules = _modules(model)
+    chosen, stacks = set(chosen_layers(modules, adapters)), chosen_stacks(modules, adapters)
     embed, *blocks, head = [frozen_but(layout, trained) for layout in model.layouts]
     for at, block in enumerate(model.blocks):
         specs = list(blocks[at].parameters)
@@ -94,8 +96,29 @@ def place_adapters(model: Adaptable, adapters: Adapters) -> list[UnitLayout]:
                 adapted = with_adapter(layer, features, adapters, model.dtype)
                 block.module.set_submodule(name, adapted)
                 specs += factor_specs(block.prefix, name, features, adapters.rank)
+        specs += _place_in_experts(block, stacks, adapters, model.dtype)
         blocks[at] = lay_out(blocks[at].unit, specs)
     return [embed, *blocks, head]
+
+
+def _place_in_experts(
+    block: Block, names: Collection[str], adapters: Adapters, dtype: torch.dtype
+) -> list[ParameterSpec]:
+    """Puts adapters beside the stacked experts of a block, and returns the specifications of their
+    factors. names: the full names of these parameters in all blocks.
+    """
+    specs: list[ParameterSpec] = []
+    for owner, module in list(block.module.named_modules()):
+        stacks = [
+            stack_of(module, name, parameter.shape)
+            for name, parameter in module.named_parameters(recurse=False)
+            if f"{block.prefix}{owner}.{name}" in names
+        ]
+        if stacks:
+            adapted = with_stack_adapters(module, stacks, adapters, dtype)
+            block.module.set_submodule(owner, adapted)
+            specs += stack_specs(block.prefix, owner, stacks, adapters.rank)
+    return specs
 
 
 def _features(layer: nn.Module, transposed: type[nn.Module]) -> tuple[int, int]:
@@ -115,12 +138,12 @@ def _modules(model: Adaptable) -> Modules:
                 others[block.prefix + name] = type(module).__name__
     inside = linear.keys() | others.keys() | {block.prefix[:-1] for block in model.blocks}
     outside = [name for name, _ in model.whole.named_modules() if name and name not in inside]
-    stacked = [
-        spec.full_name
-        for layout in model.layouts[1:-1]
+    stacked = {
+        spec.full_name: "no gradient reaches it" if spec.name in block.untrained else ""
+        for block, layout in zip(model.blocks, model.layouts[1:-1])
         for spec in layout.parameters
         if len(spec.shape) == 3 and not spec.name.endswith(".weight")  # that is a convolution's
-    ]
+    }
     return Modules(linear, others, outside, stacked)
 
 

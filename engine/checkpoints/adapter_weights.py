@@ -5,6 +5,7 @@ Merged, they are part of the weights of their layers.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,12 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from engine.adapters.choose_layers import is_named
+from engine.adapters.factors import FACTORS
 from engine.adapters.lora_layer import merged_weight
 from engine.adapters.peft_folder import WEIGHTS, PeftFolder, peft_key
+from engine.adapters.stacked_experts import merged_stack, stack_adapters
+from engine.config.adapters import TARGET_PARAMETERS
 from engine.errors import ModelError
 from engine.host.host_store import HostStore
 from engine.model.units import StreamedModel, Unit
@@ -52,6 +57,7 @@ def load_adapters(folder: PeftFolder, model: StreamedModel, store: HostStore) ->
         for spec in unit.layout.parameters
         if not spec.frozen
     }
+    _compare_stacks(folder, model)
     file = folder.path / WEIGHTS
     try:
         with safe_open(file, framework="pt") as content:
@@ -67,6 +73,32 @@ def load_adapters(folder: PeftFolder, model: StreamedModel, store: HostStore) ->
                 store.write(unit, spec.name, found)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"model.start_from: {file} cannot be read ({error}).") from None
+
+
+def _compare_stacks(folder: PeftFolder, model: StreamedModel) -> None:
+    """Raises ModelError where adapters of stacked experts belong to other parameters: their names
+    say in which order PEFT took these, and not which they are.
+    """
+    there = folder.settings.get("target_parameters") or []
+    own = stacks_of(model)
+    lacking = [target for target in there if not any(is_named(name, target) for name in own)]
+    more = [name for name in own if not any(is_named(name, target) for target in there)]
+    if lacking or more:
+        said = json.dumps(sorted(there))
+        raise ModelError(
+            f"model.start_from: target_parameters of the adapter in {folder.path} is {said}, and "
+            f"other stacked experts are trained here; set {TARGET_PARAMETERS} to {said}."
+        )
+
+
+def stacks_of(model: StreamedModel) -> list[str]:
+    """Returns the full names of the parameters that have an adapter by themselves."""
+    found = []
+    for unit in model.blocks:
+        assert unit.block is not None  # every block has a module
+        own = stack_adapters(unit.block)
+        found += [spec.full_name for spec in unit.layout.parameters if spec.name in own]
+    return found
 
 
 def _compare(file: Path, there: set[str], wanted: set[str]) -> None:
@@ -86,14 +118,21 @@ def _compare(file: Path, there: set[str], wanted: set[str]) -> None:
 
 
 def merged(store: HostStore, unit: Unit, spec: ParameterSpec) -> torch.Tensor | None:
-    """Returns a parameter with the adapter of its layer merged, in fp32 and in its own shape; None
-    where its layer has no adapter. The sum is computed in fp32, from the masters.
+    """Returns a parameter with its adapter merged, in fp32 and in its own shape; None where neither
+    its layer nor the parameter itself has one. The sum is computed in fp32, from the masters.
     """
+    stacks = {} if unit.block is None else stack_adapters(unit.block)
+    if spec.name in stacks:
+        module, place = stacks[spec.name]
+        factors = [store.master(unit.name, f"{place}{each}.weight") for each in FACTORS]
+        weight = store.master(unit.name, spec.name)
+        name = spec.name.rpartition(".")[2]
+        return merged_stack(module, name, weight, (factors[0], factors[1]))
     owner, _, attribute = spec.name.rpartition(".")
     name = f"{owner}.lora_A.weight"
     if attribute != "weight" or not any(each.name == name for each in unit.layout.parameters):
         return None
     assert unit.block is not None  # adapters are in blocks
-    factors = [store.master(unit.name, f"{owner}.{each}.weight") for each in ("lora_A", "lora_B")]
+    factors = [store.master(unit.name, f"{owner}.{each}.weight") for each in FACTORS]
     layer = unit.block.get_submodule(owner)
     return merged_weight(layer, store.master(unit.name, spec.name), (factors[0], factors[1]))

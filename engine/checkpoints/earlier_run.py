@@ -14,7 +14,7 @@ from typing import Any
 from engine.adapters.peft_folder import is_peft_folder
 from engine.checkpoints.restore import verified_manifest
 from engine.checkpoints.start_from import newest_weights
-from engine.config.adapters import Adapters
+from engine.config.adapters import TARGET_PARAMETERS, Adapters
 from engine.config.rope_settings import ROPE_SCALING
 from engine.config.settings import TrainConfig
 from engine.errors import CheckpointError, ConfigError, ModelError
@@ -81,6 +81,12 @@ class EarlierRun:
                     f"train.lora_{name} {said}, and here it is {told}; set train.lora_{name} to "
                     f"{said}."
                 )
+        there, here = self.adapters.target_parameters, adapters.target_parameters
+        if there and here and set(there) != set(here):
+            raise ModelError(
+                f"model.start_from: the adapters in {self.path} are those of the stacked experts "
+                f"{', '.join(there)}; set {TARGET_PARAMETERS} to these."
+            )
 
     def is_of(self, source: str) -> bool:
         """Tells whether the run trained the model of this name."""
@@ -116,6 +122,7 @@ def _adapters(settings: Mapping[str, Any]) -> Adapters | None:
         settings["train.lora_rslora"],
         tuple(settings["train.lora_targets"]),
         tuple(settings["train.lora_save_modules"]),
+        tuple(settings.get("train.lora_target_parameters", ())),
     )
 
 

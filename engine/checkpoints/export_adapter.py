@@ -19,6 +19,7 @@ from engine.adapters.peft_folder import (
     peft_settings,
     target_modules,
 )
+from engine.checkpoints.adapter_weights import stacks_of
 from engine.config.adapters import Adapters
 from engine.host.host_store import HostStore
 from engine.model.units import TORCH_DTYPES, StreamedModel
@@ -42,18 +43,31 @@ def save_adapter(
                 weights[peft_key(spec.full_name)] = found.contiguous()
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     whole = dict(model.skeleton.model.named_modules())
-    adapted = [name for name in whole if f"{peft_key(name)}.lora_A.weight" in weights]
+    linear = {
+        spec.full_name
+        for unit in model.units
+        for spec in unit.layout.parameters
+        if not spec.experts
+    }
+    adapted = [name for name in whole if f"{name}.lora_A.weight" in linear]
     others = [name for name in whole if name.rpartition(".")[2] not in FACTORS]
     path = resolve_source(source)
     base = Base(
         source if path is None else str(path),
         target_modules(adapted, others),
+        _target_parameters(model, adapters),
         # PEFT would take the end of a name for other modules too, such as norm for input_layernorm.
         _saved(others, adapters),
-        not any(isinstance(whole[name], nn.Linear) for name in adapted),
+        bool(adapted) and not any(isinstance(whole[name], nn.Linear) for name in adapted),
     )
     text = json.dumps(peft_settings(adapters, base), indent=2, sort_keys=True)
     (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+
+
+def _target_parameters(model: StreamedModel, adapters: Adapters) -> list[str]:
+    """Returns what names stacked experts to PEFT, which knows no patterns."""
+    given = adapters.target_parameters
+    return stacks_of(model) if any("*" in name for name in given) else list(given)
 
 
 def _saved(modules: list[str], adapters: Adapters) -> list[str]:

@@ -41,7 +41,7 @@ def description(layout: UnitLayout) -> dict[str, Any]:
     for spec, offset in zip(layout.parameters, layout.offsets):
         fields = asdict(spec)
         # The planes are the same, whatever the device computes with, and whatever the weights mean.
-        del fields["exact"], fields["adapter"]
+        del fields["exact"], fields["adapter"], fields["experts"]
         if not spec.frozen:  # earlier versions do not know the word
             del fields["frozen"]
         parameters.append({**fields, "offset": offset})

@@ -12,6 +12,7 @@ from engine.config.limits import at_least
 from engine.errors import ConfigError
 
 TARGETS, SAVE_MODULES = "train.lora_targets", "train.lora_save_modules"
+TARGET_PARAMETERS = "train.lora_target_parameters"
 ALL_LINEAR = "all-linear"
 """This target stands for every linear layer of every block."""
 
@@ -33,6 +34,10 @@ class Adapters:
     """Linear layers get an adapter whose names end with one of these, or fit it as a pattern."""
     save_modules: tuple[str, ...] = ()
     """Modules whose names end with one of these are trained whole."""
+    target_parameters: tuple[str, ...] = ()
+    """Parameters with the stacked weights of experts get adapters whose names end with one of
+    these, or fit it as a pattern.
+    """
 
     @property
     def scaling(self) -> float:
@@ -42,9 +47,10 @@ class Adapters:
     @property
     def is_plain(self) -> bool:
         """Tells whether every linear layer has an adapter, without dropout, and nothing is trained
-        beside the adapters. Shapes with such adapters are known of all models of the catalog.
+        beside these adapters. Shapes with such adapters are known of all models of the catalog.
         """
-        return self.targets == (ALL_LINEAR,) and not self.save_modules and not self.dropout
+        is_more = self.save_modules or self.target_parameters or self.dropout
+        return self.targets == (ALL_LINEAR,) and not is_more
 
     def check(self) -> None:
         """Raises ConfigError for the first setting that is wrong."""
@@ -58,13 +64,24 @@ class Adapters:
             raise ConfigError(
                 "train.lora_dropout", f"{self.dropout} is outside 0 to 1 (1 excluded)."
             )
-        if not self.targets:
+        if not (self.targets or self.target_parameters):
             raise ConfigError(
                 TARGETS, f"no layers are named; give {ALL_LINEAR}, or names of layers."
             )
-        for field, names in ((TARGETS, self.targets), (SAVE_MODULES, self.save_modules)):
+        named = {
+            TARGETS: self.targets,
+            SAVE_MODULES: self.save_modules,
+            TARGET_PARAMETERS: self.target_parameters,
+        }
+        for field, names in named.items():
             if any(not name.strip() for name in names):
                 raise ConfigError(field, "a name is empty; leave it out.")
+        if self.target_parameters and self.dropout:
+            raise ConfigError(
+                "train.lora_dropout",
+                f"{self.dropout} is given, and adapters of stacked experts have none, as in PEFT; "
+                f"set it to 0, or leave {TARGET_PARAMETERS} empty.",
+            )
         if ALL_LINEAR in self.targets and len(self.targets) > 1:
             raise ConfigError(
                 TARGETS, f"{ALL_LINEAR} stands for all layers; give it alone, or leave it out."

@@ -25,6 +25,7 @@ _OF_METHODS = {
         "lora_rslora",
         "lora_targets",
         "lora_save_modules",
+        "lora_target_parameters",
     ),
 }
 """Only these methods of training read these settings."""

@@ -146,6 +146,11 @@ class OptimConfig:
     these, such as `norm` or `lm_head`.
     """
 
+    lora_target_parameters: tuple[str, ...] = ()
+    """Experts that are stacked in one parameter get adapters, too: those whose full name ends with
+    one of these, such as `experts.gate_up_proj` and `experts.down_proj`, or fits it as a pattern.
+    """
+
     learning_rate: float = 1.0e-5
     """The learning rate of AdamW rises to this peak."""
 
@@ -237,6 +242,7 @@ class OptimConfig:
             self.lora_rslora,
             self.lora_targets,
             self.lora_save_modules,
+            self.lora_target_parameters,
         )
 
     def _check_length(self) -> None:

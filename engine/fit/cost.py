@@ -139,6 +139,10 @@ def host_rate(rates: Rates, optimizer: Optimizer, beside_states: bool) -> float:
     return 2 / (1 / alone + 1 / rates.updates(optimizer, busy=True)) if beside_states else alone
 
 
+STACK_TOUCHES = {OpKind.FORWARD: 3, OpKind.BACKWARD: 3}
+"""Stacked experts are read, and their sums with what adapters add written and read, which takes
+longer than the small products. Backward writes the gradients of these sums and reads them twice.
+"""
 ADAPTER_TOUCHES = {OpKind.FORWARD: 2.5, OpKind.BACKWARD: 3.0}
 """The factors of an adapter are so small that their products take as long as the device's memory
 takes for what they read and write: the features of their layer so many times (measured:
@@ -199,7 +203,7 @@ class Cost:
         # for the gradient of the matrix.
         self._backward = {
             unit.name: max(
-                self._pass(unit, unit.parameter_count + unit.trained_count, _BACKWARD),
+                self._pass(unit, unit.parameter_count + _with_gradient(unit), _BACKWARD),
                 self._launch_block(OpKind.BACKWARD),
             )
             for unit in shape.blocks[shape.forward_blocks :]
@@ -256,11 +260,12 @@ class Cost:
         kept = activations.of(self._micro_batch.rows, self._micro_batch.row_length)
         # Kept tensors are written and read. In a compiled block, recomputed tensors are neither.
         touched = times * (1 if self._compiled else 2) * kept
-        adapters = ADAPTER_TOUCHES[kind.of] * unit.adapter_features * tokens * self.shape.item_bytes
+        adapters = ADAPTER_TOUCHES[kind.of] * unit.adapter_features * tokens
+        adapters += STACK_TOUCHES[kind.of] * unit.adapted_numel
         return (
             2 * parameters * self.shape.block_share * tokens / matmul
             + kind.attention * self._attention
-            + adapters / rates.device_memory
+            + adapters * self.shape.item_bytes / rates.device_memory
             + times * self._unpacking
             + touched / rates.device_memory
             + times * rates.overhead
@@ -329,6 +334,11 @@ class Cost:
             + self.gradient(HEAD, 8)
         )
         return max(work, self.launch(OpKind.FORWARD))
+
+
+def _with_gradient(unit: UnitShape) -> int:
+    """Returns how many elements have a gradient in a block: stacked experts with adapters, too."""
+    return unit.trained_count + unit.adapted_numel
 
 
 def largest_product(shape: ModelShape, tokens: int) -> float:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.config.adapters import SAVE_MODULES, TARGETS, Adapters
+from engine.config.adapters import SAVE_MODULES, TARGET_PARAMETERS, TARGETS, Adapters
 from engine.config.settings import Optimizer, TrainConfig
 from engine.config.trained_parts import Parts
 from engine.errors import ConfigError
@@ -189,8 +189,8 @@ def table_shape(entry: CatalogEntry, config: TrainConfig) -> ModelShape | None:
     if adapters is not None and not adapters.is_plain:
         raise ConfigError(
             _not_plain(adapters),
-            "a table counts adapters of every linear layer, without dropout and without modules "
-            "that are trained whole; leave it out, or check one model.",
+            "a table counts adapters of every linear layer, without dropout, stacked experts and "
+            "modules that are trained whole; leave it out, or check one model.",
         )
     return entry.shape(config.model.dtype, adapters=adapters)
 
@@ -205,6 +205,8 @@ def _not_plain(adapters: Adapters) -> str:
     """Returns the first setting by which adapters are not plain."""
     if adapters.dropout:
         return "train.lora_dropout"
+    if adapters.target_parameters:
+        return TARGET_PARAMETERS
     return SAVE_MODULES if adapters.save_modules else TARGETS
 
 

@@ -394,8 +394,10 @@ class Sizer:
             for place, unit in enumerate(self.shape.blocks):
                 goes_back = place >= self.shape.forward_blocks
                 activations = self._activations(unit).of(size, self.row_length)
+                activations += unit.adapted_numel * item  # what stacked experts run with
                 kept.append(activations if goes_back else 0)
-                numel = wide * unit.widest * tokens + unit.gradient_numel
+                # The gradient of one expert after the other is added to those of all.
+                numel = wide * unit.widest * tokens + unit.gradient_numel + 2 * unit.adapted_numel
                 needed.append((numel + 2 * tokens * self.shape.hidden_width) * item)
             self._by_size[size] = BlockBytes.of(kept, needed)
         return self._by_size[size]

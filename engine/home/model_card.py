@@ -50,6 +50,7 @@ _OF_ADAPTERS = (
     "train.lora_dropout",
     "train.lora_targets",
     "train.lora_save_modules",
+    "train.lora_target_parameters",
 )
 """It also lists these of a run that trained adapters."""
 _OF_PREFERENCES = {

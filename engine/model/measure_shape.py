@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from engine.adapters.factors import adapted_stacks
 from engine.model.activation_sizes import Activations
 from engine.model.activations import Counted, argument_numel, count_activations
 from engine.model.shape import FP32_LOGIT_BYTES, ModelShape, UnitShape
@@ -106,7 +107,10 @@ def _block(layout: UnitLayout, experts: tuple[int, int], counted: Counted) -> Un
         frozen_numel=layout.high_numel - layout.numel,
         frozen_count=layout.parameter_count - layout.trained_count,
         # The rank is the other size of a factor, and smaller but for models of tests.
-        adapter_features=sum(max(spec.shape) for spec in layout.parameters if spec.adapter),
+        adapter_features=sum(
+            max(s.shape) for s in layout.parameters if s.adapter and not s.experts
+        ),
+        adapted_numel=adapted_stacks(layout),
     )
 
 

@@ -31,9 +31,7 @@ _NONE = Activations()
 
 @dataclass(frozen=True)
 class UnitShape:
-    """A unit's shape describes its size. The fields after `parameter_count` are 0 for units that
-    are not blocks.
-    """
+    """A unit's shape is its size. Fields after `parameter_count` may be 0 for all but blocks."""
 
     name: str
     numel: int
@@ -51,6 +49,8 @@ class UnitShape:
     """In a bf16 model, this many elements stay in fp32 on the device, alignment included."""
     adapter_features: int = 0
     """This is what all layers with an adapter take and return."""
+    adapted_numel: int = 0
+    """Stacked experts with adapters have so many elements, added up anew in every pass."""
     small_numel: int = 0
     """This many elements belong to small parameters (`engine.planes.moments`)."""
     block_count: int = 0

@@ -36,7 +36,7 @@ def _active(config: Any, specs: Iterable[ParameterSpec]) -> int:
     total = 0
     for spec in specs:
         is_stacked = len(spec.shape) == 3 or re.search(r"(^|\.)experts\.\w*bias$", spec.name)
-        if experts and is_stacked and spec.shape[0] == experts:
+        if experts and (spec.experts or (is_stacked and spec.shape[0] == experts)):
             total += spec.numel * chosen // experts
         else:
             total += spec.numel

@@ -109,6 +109,8 @@ class ParameterSpec:
     """It is true when the parameter is not trained."""
     adapter: bool = False
     """It is true when the parameter is a factor of an adapter, which the model itself lacks."""
+    experts: int = 0
+    """It is a factor with a part for each of so many experts, whose weights are stacked."""
 
     @property
     def numel(self) -> int:

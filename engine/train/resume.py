@@ -50,13 +50,14 @@ _OF_ADAPTERS = (
     "train.lora_rslora",
     "train.lora_targets",
     "train.lora_save_modules",
+    "train.lora_target_parameters",
 )
 """These settings decide which adapters a run trains, and what they mean."""
 _NOT_COMPARED = ("name", "train.steps", "train.epochs", "model.init", "model.start_from")
 """The number of steps is compared as it is counted; the others mean nothing to a resume."""
 
 
-_ADDED = {ROPE_SCALING: "none", "data.add_tokens": []}
+_ADDED = {ROPE_SCALING: "none", "data.add_tokens": [], "train.lora_target_parameters": []}
 """Checkpoints of earlier versions lack these settings; their runs had these values."""
 
 

@@ -19,7 +19,8 @@ PREFIX = "base_model.model."
 def adapted_layers(model: StreamedModel) -> list[str]:
     """The full names of the layers that have an adapter."""
     end = ".lora_A.weight"
-    names = [spec.full_name for layout in model.layouts for spec in layout.parameters]
+    specs = [spec for layout in model.layouts for spec in layout.parameters]
+    names = [spec.full_name for spec in specs if not spec.experts]
     return [name.removesuffix(end) for name in names if name.endswith(end)]
 
 
@@ -31,6 +32,7 @@ def in_peft(plain: torch.nn.Module, model: StreamedModel, adapters: Adapters) ->
         lora_dropout=adapters.dropout,
         use_rslora=adapters.rslora,
         target_modules=adapted_layers(model),
+        target_parameters=list(adapters.target_parameters) or None,
         modules_to_save=list(adapters.save_modules) or None,
         task_type="CAUSAL_LM",
     )

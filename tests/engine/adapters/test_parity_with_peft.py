@@ -10,7 +10,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from engine.checkpoints.adapter_weights import merged
+from engine.checkpoints.adapter_weights import merged, stacks_of
 from engine.checkpoints.export_adapter import save_adapter
 from engine.config.adapters import Adapters
 from engine.plan.choices import PlanChoices
@@ -18,13 +18,14 @@ from tests.engine.model.test_families import AMPLIFIES, SUPPORTED, assert_alloca
 from tests.support.families import tiny_family_config
 from tests.support.library_version import another_version_may_refuse
 from tests.support.peft_models import ADAPTERS, adapted_layers, in_peft, take_adapters, trained_of
-from tests.support.tiers import FAMILY_SWEEP, nth
+from tests.support.tiers import FAMILY_SWEEP, in_tiers, nth
 from tests.support.tiny import Streamed, plain_loss, plain_model, random_batches, streamed
 
 pytestmark = pytest.mark.computing
 
 MISREAD = ("laguna",)
 """PEFT renames layers of these families as it reads an adapter, and finds none of its own files."""
+EXPERTS_OF_BOTH_KINDS = ("experts.gate_up_proj", "experts.down_proj")
 STEPS = 10
 RATE = 1e-3
 FIRST_TIER = ("llama", "gpt2", "gemma3_text", "phi3", "mixtral")
@@ -122,7 +123,7 @@ def assert_taken_home(run: Streamed, peft, adapters: Adapters, where: tuple) -> 
             if found is not None:
                 count += 1
                 torch.testing.assert_close(found, whole[spec.full_name].detach())
-    assert count == len(adapted_layers(run.model))
+    assert count == len(adapted_layers(run.model)) + len(stacks_of(run.model))
 
 
 def families() -> list:
@@ -151,3 +152,26 @@ def test_adapters_of_all_linear_layers(family, tmp_path):
 def test_adapters_by_name(adapters, tmp_path):
     config = tiny_family_config("llama", tied=False)
     compare(config, adapters, tmp_path / "adapter")
+
+
+EXPERTS = Adapters(rank=3, alpha=6.0, target_parameters=EXPERTS_OF_BOTH_KINDS)
+STACKED = {
+    "mixtral": EXPERTS,
+    "qwen3_moe": EXPERTS,
+    "gpt_oss": EXPERTS,
+    "deepseek_v3": Adapters(
+        rank=3, alpha=6.0, targets=(), target_parameters=("experts.down_proj",)
+    ),
+    "qwen3_next": EXPERTS,
+    "glm4_moe": EXPERTS,
+}
+"""Experts with either order of features, with biases, beside experts that all tokens pass, and one
+parameter alone.
+"""
+
+
+@pytest.mark.parametrize("family", in_tiers(STACKED, ("mixtral", "gpt_oss"), FAMILY_SWEEP))
+def test_adapters_of_stacked_experts(family, tmp_path):
+    with another_version_may_refuse():
+        config = tiny_family_config(family)
+        compare(config, STACKED[family], tmp_path / "adapter", family in AMPLIFIES)
