@@ -149,7 +149,7 @@ def _matrices(layout: UnitLayout, experts: tuple[int, int]) -> list[tuple[int, t
     stacked, chosen = experts
     found: list[tuple[int, tuple[int, ...]]] = []
     for spec in layout.parameters:
-        if len(spec.shape) == 2:
+        if len(spec.shape) == 2 and not spec.experts:  # no token passes through these factors
             found.append((1, spec.shape))
         elif len(spec.shape) == 3 and stacked and spec.shape[0] == stacked:
             found.append((chosen, spec.shape[1:]))
