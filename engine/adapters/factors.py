@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 FACTORS = ("lora_A", "lora_B")
 """The factors of an adapter are modules of these names in their layer."""
+BASE_LAYER = "base_layer"
+"""PEFT keeps under this name what it wraps."""
 
 
 class Stack(NamedTuple):
@@ -46,7 +48,7 @@ def places_of(names: Sequence[str]) -> dict[str, str]:
     """Returns what the names of the factors of several parameters of a module begin with. PEFT
     wraps the module for one parameter after the other, so the last one is outermost.
     """
-    return {name: "base_layer." * at for at, name in enumerate(reversed(names))}
+    return {name: f"{BASE_LAYER}." * at for at, name in enumerate(reversed(names))}
 
 
 def stack_specs(prefix: str, owner: str, stacks: Sequence[Stack], rank: int) -> list[ParameterSpec]:

@@ -138,12 +138,12 @@ def _modules(model: Adaptable) -> Modules:
                 others[block.prefix + name] = type(module).__name__
     inside = linear.keys() | others.keys() | {block.prefix[:-1] for block in model.blocks}
     outside = [name for name, _ in model.whole.named_modules() if name and name not in inside]
-    stacked = {
-        spec.full_name: "no gradient reaches it" if spec.name in block.untrained else ""
-        for block, layout in zip(model.blocks, model.layouts[1:-1])
-        for spec in layout.parameters
-        if len(spec.shape) == 3 and not spec.name.endswith(".weight")  # that is a convolution's
-    }
+    stacked: dict[str, str] = {}
+    for block, layout in zip(model.blocks, model.layouts[1:-1]):
+        for spec in layout.parameters:
+            if len(spec.shape) == 3 and not spec.name.endswith(".weight"):  # of a convolution
+                is_reached = spec.name not in block.untrained
+                stacked[spec.full_name] = "" if is_reached else "no gradient reaches it"
     return Modules(linear, others, outside, stacked)
 
 

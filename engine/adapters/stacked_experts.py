@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from engine.adapters.factors import Stack, places_of
+from engine.adapters.factors import BASE_LAYER, FACTORS, Stack, places_of
 from engine.adapters.lora_layer import Factor
 from engine.config.adapters import Adapters
 
@@ -43,11 +43,12 @@ class _WithStackAdapters(nn.Module):
         """While the module runs, the weights with what their adapters add, by name."""
         holder: nn.Module = self
         for stack in reversed(stacks):
-            shapes = stack.factor_shapes(adapters.rank)
-            holder.lora_A, holder.lora_B = (Factor(shape, dtype) for shape in shapes)
+            for factor, shape in zip(FACTORS, stack.factor_shapes(adapters.rank)):
+                holder.add_module(factor, Factor(shape, dtype))
             if stack is not stacks[0]:
-                holder.base_layer = _Inner()
-                holder = holder.base_layer
+                inner = _Inner()
+                holder.add_module(BASE_LAYER, inner)
+                holder = inner
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns what the module returns with the weights of its adapters added."""
@@ -61,10 +62,7 @@ class _WithStackAdapters(nn.Module):
     def _adapted(self, name: str, place: str) -> torch.Tensor:
         """Returns a weight [experts, ...] with what its adapter adds."""
         weight = cast(torch.Tensor, self._parameters[name])
-        factors = [
-            self.get_parameter(f"{place}{each}.weight").to(weight.dtype)
-            for each in ("lora_A", "lora_B")
-        ]
+        factors = [self.get_parameter(f"{place}{each}.weight").to(weight.dtype) for each in FACTORS]
         left, right = self.lora_stacks[name].products(factors[0], factors[1])
         return torch.baddbmm(weight, left, right, alpha=self.lora_scaling)
 

@@ -81,9 +81,8 @@ def _compare_stacks(folder: PeftFolder, model: StreamedModel) -> None:
     """
     there = folder.settings.get("target_parameters") or []
     own = stacks_of(model)
-    lacking = [target for target in there if not any(is_named(name, target) for name in own)]
-    more = [name for name in own if not any(is_named(name, target) for target in there)]
-    if lacking or more:
+    fitting = [(name, target) for name in own for target in there if is_named(name, target)]
+    if {name for name, _ in fitting} != set(own) or {name for _, name in fitting} != set(there):
         said = json.dumps(sorted(there))
         raise ModelError(
             f"model.start_from: target_parameters of the adapter in {folder.path} is {said}, and "

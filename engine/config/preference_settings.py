@@ -70,6 +70,11 @@ class PreferenceConfig:
         return self.objective in ("dpo", "kto")
 
     @property
+    def has_pass(self) -> bool:
+        """Returns whether other answers pass without gradients before each step (KTO)."""
+        return self.objective == "kto"
+
+    @property
     def lines(self) -> int:
         """Returns how many lines of tokens a row of a batch has: a pair is two."""
         return 2 if self.reads == "pairs" else 1

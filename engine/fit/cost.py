@@ -74,6 +74,8 @@ class MicroBatch:
     """Attention runs document by document in the variable-length kernel. The estimate assumes one
     document per row.
     """
+    has_pass: bool = False
+    """Before each step, all earlier ones are applied, and as many rows pass without gradients."""
 
     @property
     def tokens(self) -> int:
@@ -322,16 +324,20 @@ class Cost:
         """
         return self._numel[unit] * touches / self.rates.device_memory
 
-    def loss(self) -> float:
-        """Returns the seconds of forward and backward of the head on all tokens."""
+    def loss(self, trains: bool = True) -> float:
+        """Returns the seconds of forward and backward of the head on all tokens. trains: False for
+        a pass without gradients.
+        """
         shape, tokens = self.shape, float(self._micro_batch.tokens)
         units = [shape.head, shape.embed] if shape.tied else [shape.head]
         passed = sum(2 * unit.parameter_count + unit.trained_count for unit in units)
+        if not trains:
+            passed = sum(unit.parameter_count for unit in units)
         logit_bytes = shape.compiled_logit_bytes if self._compiled else shape.logit_bytes
         work = (
             tokens * passed * 2 / self._matmul
-            + tokens * shape.vocab_size * logit_bytes * 2 / self.rates.device_memory
-            + self.gradient(HEAD, 8)
+            + tokens * shape.vocab_size * logit_bytes * (1 + trains) / self.rates.device_memory
+            + (self.gradient(HEAD, 8) if trains else 0.0)
         )
         return max(work, self.launch(OpKind.FORWARD))
 

@@ -249,7 +249,8 @@ class Needs:
     def micro_batch(self) -> MicroBatch:
         """Returns the micro-batches of a typical step."""
         varlen = self.shape.varlen(self.config.packs, self.device)
-        return MicroBatch(self.chosen.micro_batch_size, self.step_length, varlen)
+        has_pass = self.config.preference.has_pass
+        return MicroBatch(self.chosen.micro_batch_size, self.step_length, varlen, has_pass)
 
     @property
     def checkpoints_before(self) -> int:

@@ -360,7 +360,8 @@ class Planner:
     def _micro_batch(self, size: int) -> MicroBatch:
         sizer = self.sizer
         varlen = sizer.shape.varlen(sizer.packed, sizer.device)
-        return MicroBatch(size, sizer.row_length, varlen)
+        has_pass = sizer.job.config.preference.has_pass
+        return MicroBatch(size, sizer.row_length, varlen, has_pass)
 
     def _cost(self, size: int) -> Cost:
         if size not in self._costs:

@@ -133,7 +133,9 @@ def costs_of(
     if facts.rates is None or needs.device != "cuda":
         return None
     rates = with_disk(facts.rates, config)
-    plan, timing = predicted_step(shape, chosen.choices, rates, needs.micro_batch, needs.device)
+    # Of a pass that goes before the step, nothing is told.
+    micro_batch = replace(needs.micro_batch, has_pass=False)
+    plan, timing = predicted_step(shape, chosen.choices, rates, micro_batch, needs.device)
     spans = zip(plan.ops, timing.starts, timing.ends)
     busy = _by_unit((op, end - start) for op, start, end in spans)
     waited = _by_unit(_waits(plan, timing))

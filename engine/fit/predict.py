@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 from engine.fit.buffer_sizes import ring_numel, update_buffer
 from engine.fit.cost import (
@@ -21,8 +22,8 @@ from engine.machine.link_rates import COMPUTE_SECONDS, of_rank
 from engine.machine.rates import Rates, stored_cpu_rates
 from engine.model.shape import ModelShape
 from engine.plan.buffers import EMBED
-from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlanChoices, PlaneSizes
+from engine.plan.build_step import build_forward_plan, build_step_plan
+from engine.plan.choices import PlanChoices, PlaneSizes, forward_choices
 from engine.plan.ops import (
     DISK_LANES,
     Backward,
@@ -66,7 +67,8 @@ def predicted_step(
     shape: ModelShape, choices: PlanChoices, rates: Rates, micro_batch: MicroBatch, device: str
 ) -> tuple[StepPlan, Simulated]:
     """Returns the plan of these choices, and when each of its ops would run. Of several ranks, it
-    is that of the first, whose shards are the largest.
+    is that of the first, whose shards are the largest. A pass that goes before each step counts in
+    the step's seconds; then nothing is left of the step before when an op runs.
     """
     buffer = update_buffer(shape, choices)
     numel = {unit.name: unit.numel for unit in shape.units}
@@ -82,8 +84,35 @@ def predicted_step(
     )
     blocks = [unit.name for unit in shape.blocks]
     plan = build_step_plan(blocks, shape.tied, choices, sizes)
+    seconds_of, inline = op_seconds(plan, shape, rates, micro_batch), device == "cpu"
+    if not micro_batch.has_pass:
+        return plan, simulate(plan, seconds_of, inline)
+    before = predicted_pass(shape, choices, rates, micro_batch, device)
+    alone = simulate(plan, seconds_of, inline, steps=1)
+    busy = {lane: alone.busy[lane] + before.busy[lane] for lane in alone.busy}
+    return plan, replace(alone, seconds=before.seconds + alone.seconds, busy=busy)
+
+
+def predicted_pass(
+    shape: ModelShape, choices: PlanChoices, rates: Rates, micro_batch: MicroBatch, device: str
+) -> Simulated:
+    """Returns when the ops of a pass without gradients would run, over as many rows as a step has.
+    Of several ranks, each takes its part of them, and weights that it reads whole unless these are
+    divided among hosts. Where boundaries are on the device, all micro-batches fit there at once.
+    """
+    own = forward_choices(choices)
+    is_alike = choices.host_boundaries or choices.span > 1
+    passed = replace(
+        own,
+        micro_batches=choices.micro_batches,
+        rounds=choices.rounds if is_alike else 1,
+        compiled=choices.compiled,
+    )
+    plan = build_forward_plan([unit.name for unit in shape.blocks], shape.tied, passed)
+    if choices.span == 1:
+        rates = of_rank(rates, choices.ranks)
     seconds_of = op_seconds(plan, shape, rates, micro_batch)
-    return plan, simulate(plan, seconds_of, inline=device == "cpu")
+    return simulate(plan, seconds_of, inline=device == "cpu", steps=1)
 
 
 def op_seconds(
@@ -121,6 +150,7 @@ class _OpSeconds:
         self._cost = Cost(shape, rates, micro_batch, plan.compiled, plan.graphs > 0)
         self._adamw = host_rate(rates, shape.optimizer, bool(plan.device_homes))
         self._summary = next((op.index for op in plan.ops if isinstance(op, Summary)), 0)
+        self._trains = any(isinstance(op, Summary) for op in plan.ops)
         self._slower = 1.0
         """COMPUTE takes so many times as long beside exchanges."""
         lost = COMPUTE_SECONDS * sum(map(self._exchange.received, plan.ops))
@@ -164,7 +194,7 @@ class _OpSeconds:
                 touches = FIRST_GRADIENT_BYTES if op.first else GRADIENT_BYTES
                 return again + cost.backward(op.unit) + cost.gradient(op.unit, touches)
             case Loss():
-                return cost.loss()
+                return cost.loss(self._trains)
             case Embed() | EmbedBackward():
                 return self._of_embed(op)
             case Reduce():

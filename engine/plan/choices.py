@@ -242,3 +242,16 @@ class PlaneSizes:
     """No parameter of these units is trained."""
     rank: int = 0
     """The plan is that of the rank with this number on its host."""
+
+
+def forward_choices(choices: PlanChoices) -> PlanChoices:
+    """Returns what the plans of passes without gradients take over from those of training."""
+    return PlanChoices(
+        slots=choices.slots,
+        prefetch_depth=choices.prefetch_depth,
+        resident_blocks=choices.resident_blocks,
+        settled_units=choices.settled_units,
+        shared_outer_slot=choices.shared_outer_slot,
+        ranks=choices.ranks if choices.span > 1 else 1,
+        span=choices.span,
+    )

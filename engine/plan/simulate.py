@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from engine.plan.ops import Lane, Op
 from engine.plan.step_plan import StepPlan
 
-_STEPS = 4
+STEPS = 4
 """After this many consecutive steps, the time of a step no longer depends on the first."""
 
 
@@ -40,17 +40,21 @@ class Simulated:
         return max(0.0, self.seconds - self.busy[Lane.COMPUTE])
 
 
-def simulate(plan: StepPlan, seconds_of: Callable[[Op], float], inline: bool = False) -> Simulated:
+def simulate(
+    plan: StepPlan, seconds_of: Callable[[Op], float], inline: bool = False, steps: int = STEPS
+) -> Simulated:
     """Returns the times at which the ops of `plan` would run.
 
     seconds_of: how long an op runs on its lane. inline: all lanes run on one thread, as on the CPU.
+    steps: so many run in a row, the last of which counts. One alone begins when nothing runs any
+    more.
     """
     durations = [seconds_of(op) for op in plan.ops]
     free = dict.fromkeys(Lane, 0.0)
     applied = [0.0]
     starts: list[float] = []
     ends: list[float] = []
-    for _ in range(_STEPS):
+    for _ in range(steps):
         starts, ends = _run_step(plan.ops, durations, free, ends, inline)
         applied.append(max(ends))
     busy = dict.fromkeys(Lane, 0.0)

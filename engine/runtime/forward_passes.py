@@ -23,7 +23,7 @@ from engine.passing.block_arguments import tensors_in
 from engine.plan.assign_slots import slot_of
 from engine.plan.buffers import EMBED
 from engine.plan.build_step import build_forward_plan
-from engine.plan.choices import PlanChoices
+from engine.plan.choices import PlanChoices, forward_choices
 from engine.plan.ops import Embed, Lane
 from engine.plan.step_plan import StepPlan
 from engine.plan.validate import validate
@@ -244,19 +244,6 @@ class ForwardPasses:
                 self._parts.backend.drain()
             self._state_bytes[key] = _bytes_of(probe.hidden[0], probe.arguments[0])
         return self._state_bytes[key]
-
-
-def forward_choices(choices: PlanChoices) -> PlanChoices:
-    """Returns what the plans of passes without gradients take over from those of training."""
-    return PlanChoices(
-        slots=choices.slots,
-        prefetch_depth=choices.prefetch_depth,
-        resident_blocks=choices.resident_blocks,
-        settled_units=choices.settled_units,
-        shared_outer_slot=choices.shared_outer_slot,
-        ranks=choices.ranks if choices.span > 1 else 1,
-        span=choices.span,
-    )
 
 
 def _bytes_of(*holders: Any) -> int:

@@ -32,7 +32,7 @@ from engine.host.host_store import HostStore
 from engine.losses.document_losses import Evaluation, sums_by_document
 from engine.model.units import TORCH_DTYPES, StreamedModel
 from engine.plan.build_step import build_forward_plan, build_step_plan
-from engine.plan.choices import PlaneSizes, settled_of, spilled_of
+from engine.plan.choices import PlaneSizes, forward_choices, settled_of, spilled_of
 from engine.plan.ops import OpKind
 from engine.plan.step_plan import Span, StepPlan
 from engine.plan.validate import validate
@@ -49,7 +49,6 @@ from engine.runtime.forward_passes import (
     ForwardPasses,
     LabelledRows,
     LabelScores,
-    forward_choices,
     pass_groups,
     summed,
     sweeps,

@@ -1,0 +1,90 @@
+"""KTO makes a pass without gradients before each step, when the step before is applied: a report
+counts it in the seconds of a step, and so does the plan that is simulated for a run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine.fit.choose import choose
+from engine.fit.cost import MicroBatch
+from engine.fit.job import Job, Target
+from engine.fit.needs import needs_of
+from engine.fit.predict import op_seconds, predicted_pass, predicted_seconds, predicted_step
+from engine.machine.several_gpus import named_with_several
+from engine.plan.build_step import build_forward_plan
+from engine.plan.choices import PlanChoices
+from engine.plan.ops import Lane, OpKind
+from engine.train.planning import simulated_step
+from engine.words import GIB
+from tests.support.chosen import QUICK, big_shape, config
+from tests.support.tiers import PLAN_SWEEP, in_tiers
+
+pytestmark = [pytest.mark.computing, pytest.mark.usefixtures("compiler")]
+
+KTO = {"preference__objective": "kto", "train__batch_size": 32}
+PLANS = {
+    "usual": dict(host_boundaries=True),
+    "rounds": dict(rounds=2, gradient_sum="device"),
+    "on the CPU": dict(),
+    "two GPUs": dict(ranks=2, whole_reads=True),
+    "two hosts": dict(ranks=2, span=2),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_step_takes_its_pass_and_itself_from_the_first_op_to_the_last(name):
+    """No op of the step is beside those of the step before, as in training without a pass."""
+    choices, device = PlanChoices(micro_batches=4, **PLANS[name]), "cuda"
+    if name == "on the CPU":
+        device = "cpu"
+    one = MicroBatch(8, 1024)
+    other = replace(one, has_pass=True)
+    plan, plain = predicted_step(big_shape(), choices, QUICK, one, device)
+    same, timing = predicted_step(big_shape(), choices, QUICK, other, device)
+    before = predicted_pass(big_shape(), choices, QUICK, other, device)
+    assert same == plan and before.seconds > 0
+    last = max(timing.ends)
+    assert timing.seconds == pytest.approx(before.seconds + last)
+    assert last >= plain.seconds * (1 - 1e-9)
+    assert timing.seconds == predicted_seconds(big_shape(), choices, QUICK, other, device)
+    for lane in Lane:
+        assert timing.busy[lane] == pytest.approx(plain.busy[lane] + before.busy[lane])
+    # A step that recomputes passes all matrices four times, and the pass once.
+    assert 0.15 < before.busy[Lane.COMPUTE] / plain.busy[Lane.COMPUTE] < 0.3
+
+
+def test_a_pass_computes_what_a_forward_does():
+    shape, one = big_shape(), MicroBatch(8, 1024)
+    blocks = [unit.name for unit in shape.blocks]
+    plan = build_forward_plan(blocks, shape.tied, PlanChoices(micro_batches=2))
+    seconds = op_seconds(plan, shape, QUICK, one)
+    step, _ = predicted_step(shape, PlanChoices(micro_batches=2), QUICK, one, "cuda")
+    of_step = op_seconds(step, shape, QUICK, one)
+    found, trained = (
+        {(op.kind, op.unit): of(op) for op in each.ops}
+        for each, of in ((plan, seconds), (step, of_step))
+    )
+    loss = found.pop((OpKind.LOSS, "head"))
+    assert {kind for kind, _ in found} == {OpKind.PREFETCH, OpKind.EMBED, OpKind.FORWARD}
+    assert all(taken == trained[op] > 0 for op, taken in found.items())
+    assert 0.25 < loss / trained[OpKind.LOSS, "head"] < 0.5
+
+
+@pytest.mark.parametrize("gpus", in_tiers([1, 2], [1], PLAN_SWEEP))
+def test_a_report_and_the_step_of_a_run_count_it(gpus):
+    machine = named_with_several(f"{gpus} x H100 SXM" if gpus > 1 else "H100 SXM", 512)
+    usual = {"engine__gpus": gpus, "engine__states": "host", "train__batch_size": 32}
+    plain, kto = (needs_of(config(**usual | each), machine, big_shape()) for each in ({}, KTO))
+    choices = kto.chosen.choices
+    before = predicted_pass(big_shape(), choices, kto._facts.rates, kto.micro_batch, "cuda")
+    assert kto.step_seconds > plain.step_seconds + 0.8 * before.seconds > plain.step_seconds
+    job = Job(big_shape(), config(**usual | KTO), 1024, ranks=gpus)
+    target = Target("cuda", 75 * GIB, 400 * GIB, kto._facts.rates)
+    chosen = choose(job, target)
+    event = simulated_step(job, chosen, target, 1024)
+    assert event is not None
+    alone = max(span["end"] for span in event.spans)
+    assert event.seconds > alone > 0
