@@ -19,7 +19,14 @@ import { RunPage } from "./run/run_page.js";
 import { RunList } from "./runs/runs.js";
 import { Talk } from "./talk/talk.js";
 import { DataFiles } from "./train/data_files.js";
-import { leadToMachines, mountTrain, runsFound, serverAnswers, trainShown } from "./train/train.js";
+import {
+    fill,
+    leadToMachines,
+    mountTrain,
+    runsFound,
+    serverAnswers,
+    trainShown,
+} from "./train/train.js";
 
 // The loop polls again after this many ms.
 const AWAITING = 500; // a request to the run is pending
@@ -379,7 +386,7 @@ const mounts = {
         wake();
     },
     hardware: (place) => {
-        places.hardware = new Hardware(place.element, () => go({ page: "new" }));
+        places.hardware = new Hardware(place.element, () => go({ page: "new" }), fill);
         leadToMachines((model) => {
             go({ page: "hardware" });
             places.hardware.offer(model);

@@ -10,6 +10,7 @@ from playwright.sync_api import expect
 
 from engine.fit.model_table import HERE
 from tests.browser.conftest import WAIT_MILLISECONDS
+from tests.browser.screen import box, open_other_settings
 from tests.support.tiers import BROWSER_FLOWS
 
 pytestmark = pytest.mark.everything(BROWSER_FLOWS)
@@ -122,6 +123,7 @@ def test_the_table_is_filtered_sorted_extended_and_taken_as_csv(tab):
 
 
 def test_from_a_model_to_machines_and_to_train(tab):
+    tab.locator("[data-part=settings] select[name=method]").select_option("lora")
     # Settings that no run could have are one sentence.
     tab.get_by_label("Rows a step").fill("0")
     tab.get_by_label("Rows a step").press("Tab")
@@ -146,8 +148,13 @@ def test_from_a_model_to_machines_and_to_train(tab):
     expect(tab.locator("[data-field=measured]")).to_contain_text("was cancelled")
     expect(tab.get_by_role("button", name="Measure", exact=True)).to_be_enabled()
 
+    # New gets the model, and what the table trains of it.
     tab.locator(f"[data-machine='{HERE}'] button").press("Enter")
     expect(tab.locator("#field-model-source :is(input, textarea)")).to_have_value("Qwen/Qwen3-0.6B")
+    open_other_settings(tab)
+    expect(box(tab, "train.method")).to_have_value("adapters (LoRA)")
+    expect(box(tab, "train.lora_rank")).to_be_visible()
+    expect(tab.locator(".rs-verdict")).to_contain_text("trained")
     expect(tab.locator(".rs-verdict [data-field=size]")).to_contain_text("qwen3")
 
 

@@ -11,9 +11,11 @@ const BOX_TRIES = 40;
 const BOX_RIGHT = 4; // checks in a row at which the box must show the model
 
 export class Hardware {
-    constructor(element, openTrain) {
+    // openTrain() shows New; fillForm(changes) changes settings of its form.
+    constructor(element, openTrain, fillForm) {
         this.root = element;
         this.openTrain = openTrain;
+        this.fillForm = fillForm;
         this.stale = true;
         this.reading = false;
         this.settings = null;
@@ -259,10 +261,13 @@ export class Hardware {
 
     // -------------------------------------------------------------- one model
 
-    open(id) {
+    // Opens New with the model and the method of training that the table is about.
+    async open(id) {
+        const { method } = this.settings;
         this.table.point(null);
         this.openTrain();
-        typeModel(id);
+        await typeModel(id);
+        this.fillForm({ "train.method": method });
     }
 
     offer(id) {

@@ -134,7 +134,7 @@ function mountTools(place) {
 }
 
 // Changes settings of the form. Gradio does that, since it owns the form.
-function fill(changes) {
+export function fill(changes) {
     if (places.preview) give(places.preview, changes);
 }
 
