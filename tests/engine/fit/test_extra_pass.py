@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from engine.fit.choose import choose
 from engine.fit.cost import MicroBatch
 from engine.fit.job import Job, Target
 from engine.fit.needs import needs_of
@@ -24,7 +23,7 @@ from tests.support.tiers import PLAN_SWEEP, in_tiers
 
 pytestmark = [pytest.mark.computing, pytest.mark.usefixtures("compiler")]
 
-KTO = {"preference__objective": "kto", "train__batch_size": 32}
+KTO = {"preference__objective": "kto"}
 PLANS = {
     "usual": dict(host_boundaries=True),
     "rounds": dict(rounds=2, gradient_sum="device"),
@@ -76,15 +75,15 @@ def test_a_pass_computes_what_a_forward_does():
 @pytest.mark.parametrize("gpus", in_tiers([1, 2], [1], PLAN_SWEEP))
 def test_a_report_and_the_step_of_a_run_count_it(gpus):
     machine = named_with_several(f"{gpus} x H100 SXM" if gpus > 1 else "H100 SXM", 512)
-    usual = {"engine__gpus": gpus, "engine__states": "host", "train__batch_size": 32}
-    plain, kto = (needs_of(config(**usual | each), machine, big_shape()) for each in ({}, KTO))
-    choices = kto.chosen.choices
-    before = predicted_pass(big_shape(), choices, kto._facts.rates, kto.micro_batch, "cuda")
-    assert kto.step_seconds > plain.step_seconds + 0.8 * before.seconds > plain.step_seconds
-    job = Job(big_shape(), config(**usual | KTO), 1024, ranks=gpus)
-    target = Target("cuda", 75 * GIB, 400 * GIB, kto._facts.rates)
-    chosen = choose(job, target)
-    event = simulated_step(job, chosen, target, 1024)
-    assert event is not None
-    alone = max(span["end"] for span in event.spans)
-    assert event.seconds > alone > 0
+    values = {"engine__gpus": gpus, "engine__states": "host", "train__batch_size": 32}
+    asked = config(**KTO | values)
+    kto = needs_of(asked, machine, big_shape())
+    chosen, rates = kto.chosen, kto._facts.rates
+    without = replace(kto.micro_batch, has_pass=False)
+    before = predicted_pass(big_shape(), chosen.choices, rates, without, "cuda")
+    plain = predicted_seconds(big_shape(), chosen.choices, rates, without, "cuda")
+    assert kto.micro_batch.has_pass and kto.step_seconds >= plain + before.seconds > plain
+    job = Job(big_shape(), asked, 1024, ranks=gpus)
+    event = simulated_step(job, chosen, Target("cuda", 75 * GIB, 400 * GIB, rates), 1024)
+    assert event is not None and event.seconds == pytest.approx(kto.step_seconds)
+    assert event.seconds - before.seconds == pytest.approx(max(e["end"] for e in event.spans))

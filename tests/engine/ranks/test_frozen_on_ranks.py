@@ -18,7 +18,6 @@ from tests.support.crews import (
     forked_followers,  # noqa: F401  a fixture
     led,
 )
-from tests.support.tiers import in_tiers
 from tests.support.tiny import random_batches
 
 SWEEP = "it starts one to three processes, for five seconds or more"
@@ -79,7 +78,7 @@ def usual(model):
     return get
 
 
-@pytest.mark.parametrize("case", in_tiers(CASES, CASES[:1], SWEEP), ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_any_plan_gives_the_same_bits(model, usual, case):
     name, plan = case
     found, expected = found_by(model, 2, parts=PARTS[name], **PLANS[plan]), usual(name)

@@ -20,16 +20,13 @@ pytestmark = pytest.mark.computing
 LORA = {"train.method": "lora", "train.lora_rank": 4, "train.lora_dropout": 0.2}
 PARTS = {"train.method": "parts", "train.last_blocks": 1}
 EVERY = {"output.checkpoint_every": 2, "output.keep_checkpoints": 9, "output.eval_every": 0}
-PROCESSES = "it starts processes and waits for them, for five seconds or more"
 
 
 def figures(run: Run) -> list[float]:
     return [event.loss for event in events_of(run, StepFinished)]
 
 
-@pytest.mark.parametrize(
-    "values", [LORA, pytest.param(PARTS, marks=pytest.mark.everything(PROCESSES))]
-)
+@pytest.mark.parametrize("values", [LORA, PARTS])
 def test_a_run_goes_on_with_other_ranks(tmp_path, values):
     """Ten steps of two ranks, one and two are those of one rank, but for rounding."""
     values = values | EVERY | {"train.steps": 10}
@@ -43,14 +40,12 @@ def test_a_run_goes_on_with_other_ranks(tmp_path, values):
     assert_close(planes(run, 10), planes(one, 10))
 
 
-@pytest.mark.everything(PROCESSES)
 @pytest.mark.parametrize("values", [LORA, PARTS])
 def test_bits_repeat(tmp_path, values):
     first, second = (train_rows(tmp_path, n, on(2, **values | EVERY)) for n in ("a", "b"))
     assert files_of(first) == files_of(second) and figures(first) == figures(second)
 
 
-@pytest.mark.everything(PROCESSES)
 @pytest.mark.parametrize("objective", ["dpo", "kto"])
 def test_two_ranks_learn_from_pairs_with_adapters(tmp_path, objective):
     values = LORA | {"train.lora_dropout": 0.0}

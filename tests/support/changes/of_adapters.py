@@ -27,6 +27,22 @@ ADAPTER_CHANGES = (
         (f"{PARITY}::test_adapters_of_all_linear_layers",),
     ),
     Change(
+        "experts-one-after-the-other-in-both-factors",
+        "engine/adapters/factors.py",
+        "second.reshape(second.shape[0], -1, self.experts).permute(2, 0, 1)",
+        "second.reshape(second.shape[0], self.experts, -1).permute(1, 0, 2)",
+        "Adapters of stacked experts take the columns of others, and PEFT reads them otherwise.",
+        (f"{PARITY}::test_adapters_of_stacked_experts",),
+    ),
+    Change(
+        "stacks-of-transposed-experts",
+        "engine/adapters/stacked_experts.py",
+        'bool(getattr(module, "is_transposed", False))',
+        "False",
+        "Families whose experts have their features the other way round get other adapters.",
+        (f"{PARITY}::test_adapters_of_stacked_experts",),
+    ),
+    Change(
         "patterns-as-parts-of-names",
         "engine/adapters/choose_layers.py",
         'return fnmatchcase(name, target) if "*" in target else is_named(name, target)',
