@@ -55,6 +55,22 @@ def test_ranks_with_one_micro_batch_have_the_bits_of_one_rank(name, dtype, ranks
     assert [loss for loss, _ in several.steps] == [loss for loss, _ in one.steps]
 
 
+@pytest.mark.everything(PLAN_SWEEP)
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
+def test_so_they_have_where_weights_stay_in_fp32(optimizer, monkeypatch):
+    """Routers are frozen, and have all planes nonetheless."""
+    monkeypatch.setattr("engine.planes.moments.SMALL", 256)
+    engine = IN_ORDER | {"parts": Adapters(rank=8), "optimizer": optimizer}
+    job = Job("ernie4_5_moe", "bfloat16", 2, 2, {}, engine, exact=True)
+    train(2, job).assert_same_bits(train(1, job))
+
+
+def test_stacked_experts_have_them_too():
+    experts = Adapters(4, target_parameters=("experts.gate_up_proj", "experts.down_proj"))
+    job = Job("mixtral", "float32", 2, 2, UNTIED, IN_ORDER | {"parts": experts})
+    train(2, job).assert_same_bits(train(1, job))
+
+
 @pytest.fixture(scope="module")
 def usual():
     """Returns what two ranks train by the plan without choices."""

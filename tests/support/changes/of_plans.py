@@ -31,6 +31,14 @@ POOL_TIMES_TESTS = "tests/engine/fit/test_pool_times.py"
 
 PLANS = (
     Change(
+        "pass-before-a-step-not-counted",
+        "engine/fit/predict.py",
+        "    if not micro_batch.has_pass:\n",
+        "    if micro_batch is not None:\n",
+        "The pass that KTO makes before each step is not in the seconds of a step.",
+        ("tests/engine/fit/test_extra_pass.py",),
+    ),
+    Change(
         "slot-overwritten-while-it-is-read",
         WAITS,
         "            needs.update(self._readers.get(buffer, ()))\n",
