@@ -141,7 +141,8 @@ def _modules(model: Adaptable) -> Modules:
     stacked: dict[str, str] = {}
     for block, layout in zip(model.blocks, model.layouts[1:-1]):
         for spec in layout.parameters:
-            if len(spec.shape) == 3 and not spec.name.endswith(".weight"):  # of a convolution
+            is_stacked = len(spec.shape) == 3 and spec.shape[0] > 1
+            if is_stacked and not spec.name.endswith(".weight"):  # that is a convolution's
                 is_reached = spec.name not in block.untrained
                 stacked[spec.full_name] = "" if is_reached else "no gradient reaches it"
     return Modules(linear, others, outside, stacked)
