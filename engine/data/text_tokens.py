@@ -175,6 +175,8 @@ def _with_offsets(encoding: Any | None) -> Encoding | None:
 
 def _joined(ids: list[np.ndarray] | None) -> np.ndarray | None:
     """Returns the tokens of all pieces of a text, int32[T], or None where the tokenizer failed."""
+    if ids is not None and len(ids) == 1:
+        return ids[0]
     return None if ids is None else np.concatenate([np.empty(0, np.int32), *ids])
 
 

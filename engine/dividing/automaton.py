@@ -1,4 +1,4 @@
-"""A pattern as a table: what a character does to the search for the end of a word.
+"""An `Automaton` is a pattern as a table: what a character does to the search for a word's end.
 
 The way to it is the known one from a regular expression to a deterministic automaton. A state is
 the list of places in the pattern that the text has led to, in the order in which the pattern tries
@@ -113,9 +113,9 @@ class _Places:
     def _repeated(self, part: Repeated, then: int) -> int:
         behind = then
         if part.most is None:
-            again = _Place()
-            behind = self._new(again)
-            again.then = [self._added(part.part, behind), then]
+            again: list[int] = []
+            behind = self._new(_Place(then=again))
+            again += [self._added(part.part, behind), then]
         else:
             for _ in range(part.most - part.least):
                 behind = self._new(_Place(then=[self._added(part.part, behind), then]))

@@ -33,7 +33,7 @@ class UnknownPattern(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Characters:
-    """One character of a set."""
+    """A `Characters` is one character of a set."""
 
     members: np.ndarray
     """It marks the characters of the set by their numbers, bool[CODES]."""
@@ -41,7 +41,7 @@ class Characters:
 
 @dataclass(frozen=True, eq=False)
 class NotBefore:
-    """A place that no character of a set follows."""
+    """A `NotBefore` is a place that no character of a set follows."""
 
     members: np.ndarray
     """It marks the characters of the set by their numbers, bool[CODES]."""
@@ -49,21 +49,21 @@ class NotBefore:
 
 @dataclass(frozen=True, eq=False)
 class Sequence:
-    """Several parts, one after another."""
+    """A `Sequence` is several parts, one after another."""
 
     parts: list[Part]
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """The first of several parts with which the whole pattern matches."""
+    """A `Choice` is the first of several parts with which the whole pattern matches."""
 
     parts: list[Part]
 
 
 @dataclass(frozen=True, eq=False)
 class Repeated:
-    """A part as often as possible."""
+    """A `Repeated` is a part as often as possible."""
 
     part: Part
     least: int

@@ -31,9 +31,9 @@ _SLOTS, _RECORDS = types.int32[::1], types.uint32[::1]
 HEADER = 2
 """The record of a word begins with the numbers of its characters and of its tokens; these follow.
 """
-_BASIS, _PRIME = np.uint64(14695981039346656037), np.uint64(1099511628211)
-"""A word is hashed as FNV-1a does it, a character at a time."""
-_SHIFT = np.uint64(29)
+_BASIS, _PRIME = 14695981039346656037 - (1 << 64), 1099511628211
+"""A word is hashed as FNV-1a does it, a character at a time, in signed integers that overflow."""
+_SHIFT = 29
 
 
 @njit(nogil=True, forceinline=True)
@@ -46,7 +46,7 @@ def _slot_of(
     slots, records = known
     begin, length = bounds[0], bounds[1] - bounds[0]
     last = len(slots) - 1
-    slot = np.int64((hashed ^ (hashed >> _SHIFT)) & np.uint64(last))
+    slot = (hashed ^ (hashed >> _SHIFT)) & last
     while slots[slot]:
         record = slots[slot]
         if records[record] == length:
@@ -83,7 +83,7 @@ def _divided(
         state, place, end = START, begin, begin
         hashed = hashed_here = _BASIS
         while state != DEAD:
-            kind, code = end_of_text, np.uint32(0)
+            kind, code = end_of_text, 0
             if place < length:
                 code = codes[place]
                 kind = class_of[code]
@@ -93,7 +93,7 @@ def _divided(
             if entry & ENDS:
                 end, hashed = place, hashed_here
             state = entry & (ENDS - 1)
-            hashed_here = (hashed_here ^ np.uint64(code)) * _PRIME
+            hashed_here = (hashed_here ^ code) * _PRIME
             place += 1
         if end == begin or begin < own[0] < end or begin < own[1] < end:
             return UNCLEAN, 0, 0
@@ -122,13 +122,13 @@ def _placed(known: tuple[np.ndarray, np.ndarray], first: int, behind: int) -> No
         end = begin + records[record]
         hashed = _BASIS
         for place in range(begin, end):
-            hashed = (hashed ^ np.uint64(records[place])) * _PRIME
+            hashed = (hashed ^ records[place]) * _PRIME
         slots[_slot_of(known, records, (begin, end), hashed)] = record
         record = end + records[record + 1]
 
 
 _KNOWN = types.Tuple((_SLOTS, _RECORDS))
-_SIGNATURES = {
+_SIGNATURES: dict[str, tuple[Any, Any]] = {
     "divided": (
         _divided,
         types.UniTuple(types.int64, 3)(

@@ -6,7 +6,7 @@ import functools
 import json
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -117,7 +117,7 @@ class WordTokens:
 
 
 class KnownWords:
-    """The words that have come up, with the tokens that `model` makes of each."""
+    """A `KnownWords` keeps the words that have come up, with the tokens that `model` makes."""
 
     def __init__(self, model: Any):
         self._model = model
@@ -137,20 +137,19 @@ class KnownWords:
         """Returns the slots, int32[slots], and the records, uint32[values], of all words."""
         return self._slots, self._records
 
-    def add(self, words: Iterable[str]) -> None:
+    def add(self, words: Collection[str]) -> None:
         """Adds words that are not known and differ from each other."""
         values: list[int] = []
-        count = 0
-        for count, word in enumerate(words, 1):
+        for word in words:
             ids = [token.id for token in self._model.tokenize(as_letters(word))]
             values += (len(word), len(ids), *map(ord, word), *ids)
-        if self._count + count > _MOST_WORDS or self._used + len(values) > _MOST_VALUES:
+        if self._count + len(words) > _MOST_WORDS or self._used + len(values) > _MOST_VALUES:
             self._clear()
         first, self._used = self._used, self._used + len(values)
         if self._used > len(self._records):
             self._records = np.resize(self._records, 2 * self._used)
         self._records[first : self._used] = values
-        self._count += count
+        self._count += len(words)
         if 4 * self._count > len(self._slots):
             self._slots = np.zeros(4 << self._count.bit_length(), np.int32)
             first = 1
