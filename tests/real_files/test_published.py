@@ -9,24 +9,19 @@ from __future__ import annotations
 import json
 import math
 
-import numpy as np
 import pytest
-import tiktoken
 import torch
 from safetensors.torch import load_file
-from sentencepiece import SentencePieceProcessor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.checkpoints.export import export_run
 from engine.config.settings import TrainConfig
-from engine.data.preview import preview
-from engine.data.rows import IGNORED
 from engine.data.loader import prepare_data
+from engine.data.preview import preview
 from engine.dividing.piece import Piece
 from engine.dividing.word_tokens import WordTokens
 from engine.model.pretrained_files import load_tokenizer
-from engine.runs.events import StepFinished
-from tests.support import published
+from engine.runs.events import DataPrepared, EvalFinished, StepFinished
 from tests.support.published import PUBLISHED
 from tests.support.trained_runs import events_of, trained
 
@@ -36,58 +31,63 @@ TEXT = (
     "def f(x):\n    return x**2  # ½ of it\n" + "La mer, la mer, toujours recommencée ! " * 3
 )
 """It has no character that a normalisation changes."""
-
-
-def own_tokens(name: str, text: str) -> list[int]:
-    """Returns the tokens of a text by the library that the publisher of the model uses."""
-    if name == "Mistral-7B-v0.1":
-        return SentencePieceProcessor(model_file=str(published.mistral_file())).encode(text)
-    if name == "Mistral-Nemo-Base-2407":
-        settings = json.loads(published.nemo_file().read_text())["config"]
-        ranks, pattern = published.ranks_of(published.nemo_file()), settings["pattern"]
-        first = settings["default_num_special_tokens"]
-    elif name == "Qwen2.5-0.5B-Instruct":
-        ranks, pattern, first = published.qwen_ranks(), published.PATTERN, 0
-    else:
-        ranks, pattern, first = published.llama_ranks(), published.LLAMA_PATTERN, 0
-    encoding = tiktoken.Encoding("it", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-    return [first + token for token in encoding.encode(text)]
+ANSWER = "42 — né 🙂"
+BY_WORDS = ("Qwen2.5-0.5B-Instruct", "Llama-3.2-1B-Instruct", "Mistral-Nemo-Base-2407")
+ENDS = {
+    "Qwen2.5-0.5B-Instruct": "<|im_end|>",
+    "Llama-3.2-1B-Instruct": "<|eot_id|>",
+    "DeepSeek-V3": "<｜end▁of▁sentence｜>",
+}
+"""The models with a chat template end an answer so."""
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_model_goes_the_whole_way(tmp_path, name):
-    model = PUBLISHED[name].write(tmp_path / name)
-    settings = json.loads((model / "tokenizer_config.json").read_text())
+    published = PUBLISHED[name]
+    model = published.write(tmp_path / name)
+    tokenizer = load_tokenizer(str(model))
+    if published.own_tokens is not None:
+        ours = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+        assert ours == published.own_tokens(TEXT), "the publisher's library makes others"
+    words = WordTokens.of(tokenizer.backend_tokenizer)
+    assert (words is not None) == (name in BY_WORDS)
+    if words is not None:
+        assert words.of_piece(Piece("", TEXT, "")).tolist() == published.own_tokens(TEXT)
+
+    turns = [{"role": "user", "content": TEXT}, {"role": "assistant", "content": ANSWER}]
+    row = {"messages": turns} if name in ENDS else {"text": TEXT}
     data = tmp_path / "data.jsonl"
-    chats = "chat_template" in settings
-    questions = [f"How much is {n} + {n}?" for n in range(30)]
-    if chats:
-        turns = [
-            [
-                {"role": "user", "content": asked},
-                {"role": "assistant", "content": f" {2 * n}, né 🙂 "},
-            ]
-            for n, asked in enumerate(questions)
-        ]
-        data.write_text("".join(json.dumps({"messages": each}) + "\n" for each in turns))
-    else:
-        data.write_text("".join(json.dumps({"text": asked + TEXT}) + "\n" for asked in questions))
+    data.write_text(f"{json.dumps(row)}\n" * 20)
     config = TrainConfig.from_dict(
         {
             "model": {"source": str(model)},
-            "data": {"source": str(data), "max_seq_len": 256},
-            "train": {"steps": 3, "batch_size": 2, "learning_rate": 1e-3},
+            "data": {"source": str(data), "max_seq_len": 1024},
+            "train": {"steps": 3, "batch_size": 2, "learning_rate": 1e-2},
         }
     )
-    tokenizer = load_tokenizer(str(model))
-    shown = preview(config.data, tokenizer)
-    assert shown["rows"]
+    spans = preview(config.data, tokenizer)["rows"][0]["documents"][0]
+    shown = "".join(span["text"] for span in spans if span["trained"])
+    assert shown.strip() == ANSWER + ENDS[name] if name in ENDS else "mer, la mer" in shown
+
     run = trained(config, tmp_path / "runs")
     losses = [event.loss for event in events_of(run, StepFinished)]
-    vocabulary = PUBLISHED[name].config()["vocab_size"]
-    assert len(losses) == 3 and losses[0] == pytest.approx(math.log(vocabulary), rel=0.05)
+    assert losses[0] == pytest.approx(math.log(published.config()["vocab_size"]), rel=0.03)
+    assert losses[2] < losses[0]  # the first step has no rate yet
+    assert not events_of(run, DataPrepared)[0].summary["rows_skipped"]
+
     home = tmp_path / "home"
     export_run(tmp_path / "runs", run.folder.id, home)
     there = AutoTokenizer.from_pretrained(home)
-    before = AutoTokenizer.from_pretrained(model)
-    assert there(TEXT)["input_ids"] == before(TEXT)["input_ids"]
+    assert there(TEXT)["input_ids"] == tokenizer(TEXT)["input_ids"]
+    assert there.chat_template == tokenizer.chat_template
+    found, told = AutoModelForCausalLM.from_pretrained(home, output_loading_info=True)
+    assert not told["missing_keys"] and not told["unexpected_keys"]
+    before, after = (load_file(folder / "model.safetensors") for folder in (model, home))
+    assert {key: (each.shape, each.dtype) for key, each in before.items()} == {
+        key: (each.shape, each.dtype) for key, each in after.items()
+    }
+    held_out = prepare_data(config.read_data, tokenizer, config.train.seed).eval.row(0)
+    with torch.no_grad():
+        logits = found.float()(input_ids=torch.tensor(held_out.input_ids)[None].long()).logits[0]
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(held_out.labels).long())
+    assert loss.item() == pytest.approx(events_of(run, EvalFinished)[-1].loss, rel=5e-3)

@@ -9,14 +9,22 @@ import base64
 import functools
 import importlib.util
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
-from tokenizers import pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from transformers import AutoConfig, AutoModelForCausalLM
 
 CONFIGS = Path(__file__).parents[1] / "real_files" / "configs"
@@ -47,6 +55,10 @@ class Published:
     """These values of the configuration are replaced by smaller ones."""
     tokenizer: Callable[[], tuple[Tokenizer, dict[str, Any]]]
     """It returns the tokenizer and what stands in tokenizer_config.json."""
+    own_tokens: Callable[[str], list[int]] | None
+    """It returns the tokens that the library of the publisher makes of a text; None where the
+    tokenizer is a file of the publisher.
+    """
 
     def config(self) -> dict[str, Any]:
         """Returns the configuration as it was published."""
@@ -80,6 +92,12 @@ def template(name: str) -> str:
 
 
 @functools.cache
+def nemo_settings() -> dict[str, Any]:
+    """Returns what a file of tekken says of itself."""
+    return json.loads(nemo_file().read_text())["config"]
+
+
+@functools.cache
 def ranks_of(path: Path) -> dict[bytes, int]:
     """Returns the tokens of a file of tiktoken, with their ids."""
     if path.suffix == ".json":
@@ -92,8 +110,8 @@ def ranks_of(path: Path) -> dict[bytes, int]:
     return {base64.b64decode(token): int(rank) for token, rank in lines}
 
 
-def byte_level(ranks: dict[bytes, int], pattern: str, first: int = 0) -> Tokenizer:
-    """Returns the tokenizer of `ranks`, of which the first has the id `first`."""
+def byte_level(ranks: dict[bytes, int], pattern: str, special: Sequence[str] = ()) -> Tokenizer:
+    """Returns the tokenizer of `ranks`, which come behind the tokens `special`."""
     letters = pre_tokenizers.ByteLevel.alphabet()
     kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = sorted(set(letters) - set(map(chr, kept)))
@@ -106,7 +124,8 @@ def byte_level(ranks: dict[bytes, int], pattern: str, first: int = 0) -> Tokeniz
         known = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
         known.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
         merges += [(text[one], text[other]) for one, other in known]
-    vocabulary = {text[token]: rank + first for token, rank in ranks.items()}
+    vocabulary = {token: number for number, token in enumerate(special)}
+    vocabulary |= {text[token]: rank + len(special) for token, rank in ranks.items()}
     found = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
     split = pre_tokenizers.Split(Regex(pattern), "isolated")
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -180,16 +199,13 @@ def nemo_file() -> Path:
 
 
 def _nemo() -> tuple[Tokenizer, dict[str, Any]]:
-    settings = json.loads(nemo_file().read_text())["config"]
+    settings = nemo_settings()
     first = settings["default_num_special_tokens"]
     special = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]",
                "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "<pad>",
                "[PREFIX]", "[MIDDLE]", "[SUFFIX]"]  # fmt: skip
     special += [f"<SPECIAL_{number}>" for number in range(len(special), first)]
-    found = byte_level(ranks_of(nemo_file()), settings["pattern"], first)
-    tree = json.loads(found.to_str())
-    tree["model"]["vocab"] |= {token: number for number, token in enumerate(special)}
-    found = Tokenizer.from_str(json.dumps(tree))
+    found = byte_level(ranks_of(nemo_file()), settings["pattern"], special)
     found.add_special_tokens([_special(token) for token in special])
     found.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", 1)]
@@ -218,6 +234,26 @@ def mistral_file() -> Path:
     return file_of("mistral_common", "data", "tokenizer.model.v1")
 
 
+def _by_ranks(ranks: dict[bytes, int], pattern: str, first: int, text: str) -> list[int]:
+    """Returns the tokens that tiktoken makes of a text. The first of `ranks` has the id `first`."""
+    from tiktoken import Encoding
+
+    encoding = Encoding("it", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    return [first + token for token in encoding.encode_ordinary(text)]
+
+
+def _nemo_tokens(text: str) -> list[int]:
+    settings = nemo_settings()
+    first = settings["default_num_special_tokens"]
+    return _by_ranks(ranks_of(nemo_file()), settings["pattern"], first, text)
+
+
+def _mistral_tokens(text: str) -> list[int]:
+    from sentencepiece import SentencePieceProcessor
+
+    return SentencePieceProcessor(model_file=str(mistral_file())).encode(text)
+
+
 def _mistral() -> tuple[Tokenizer, dict[str, Any]]:
     from sentencepiece import SentencePieceProcessor
 
@@ -225,7 +261,8 @@ def _mistral() -> tuple[Tokenizer, dict[str, Any]]:
     pieces = [read.id_to_piece(number) for number in range(read.get_piece_size())]
     known = {piece: number for number, piece in enumerate(pieces)}
     merges: list[tuple[str, str]] = []
-    for number, piece in enumerate(pieces):  # a piece has a lower score than those before it
+    for number in sorted(range(len(pieces)), key=lambda number: -read.get_score(number)):
+        piece = pieces[number]
         if read.is_control(number) or read.is_unknown(number) or read.is_byte(number):
             continue
         pairs = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
@@ -258,31 +295,36 @@ def _mistral() -> tuple[Tokenizer, dict[str, Any]]:
 
 _HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 _SMALLER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, **_HEADS}
-PUBLISHED = {
-    each.source.split("/")[1]: each
-    for each in (
-        Published("Qwen/Qwen2.5-0.5B-Instruct", _SMALLER | {"max_window_layers": 2}, _qwen),
-        Published("meta-llama/Llama-3.2-1B-Instruct", _SMALLER, _llama),
-        Published("mistralai/Mistral-Nemo-Base-2407", _SMALLER, _nemo),
-        Published("mistralai/Mistral-7B-v0.1", _SMALLER, _mistral),
-        Published(
-            "deepseek-ai/DeepSeek-V3",
-            {
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "moe_intermediate_size": 16,
-                "num_hidden_layers": 4,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 4,
-                "n_routed_experts": 16,
-                "kv_lora_rank": 16,
-                "q_lora_rank": 16,
-                "qk_nope_head_dim": 8,
-                "qk_rope_head_dim": 8,
-                "v_head_dim": 8,
-                "quantization_config": None,
-            },
-            _deepseek,
-        ),
-    )
+_SMALLER_EXPERTS = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 16,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "quantization_config": None,
 }
+_EVERY = (
+    Published(
+        "Qwen/Qwen2.5-0.5B-Instruct",
+        _SMALLER | {"max_window_layers": 2},
+        _qwen,
+        lambda text: _by_ranks(qwen_ranks(), PATTERN, 0, text),
+    ),
+    Published(
+        "meta-llama/Llama-3.2-1B-Instruct",
+        _SMALLER,
+        _llama,
+        lambda text: _by_ranks(llama_ranks(), LLAMA_PATTERN, 0, text),
+    ),
+    Published("mistralai/Mistral-Nemo-Base-2407", _SMALLER, _nemo, _nemo_tokens),
+    Published("mistralai/Mistral-7B-v0.1", _SMALLER, _mistral, _mistral_tokens),
+    Published("deepseek-ai/DeepSeek-V3", _SMALLER_EXPERTS, _deepseek, None),
+)
+PUBLISHED = {each.source.split("/")[1]: each for each in _EVERY}
