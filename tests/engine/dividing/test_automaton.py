@@ -30,7 +30,7 @@ def by_the_library(pattern, text):
     return [word for word, _ in split.pre_tokenize_str(text)]
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("pattern", PATTERNS, ids=range(len(PATTERNS)))
 def test_words_are_those_of_the_library(pattern):
     pattern += REST
     automaton, draw = automaton_of(pattern), random.Random(pattern)
