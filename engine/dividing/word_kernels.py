@@ -69,7 +69,8 @@ def _divided(
 ) -> tuple[int, int, int]:
     """Divides a text, uint32[characters], and writes the tokens of the words between the two places
     `own` to the first array of `out`, int32[tokens], which has room for them. Unknown words are
-    written to the second, as their first place and the place behind, int64[words, 2].
+    written to the second, int64[words, 3]: their first place, the place behind, and the number of
+    tokens before them.
 
     Returns what became of the text, the number of tokens (where it was stopped, the place of the
     character), and that of the unknown words.
@@ -106,6 +107,7 @@ def _divided(
                     count += 1
             else:
                 unknown[unknown_count, 0], unknown[unknown_count, 1] = begin, end
+                unknown[unknown_count, 2] = count
                 unknown_count += 1
         begin = end
     return DONE, count, unknown_count

@@ -48,7 +48,7 @@ class WordTokens:
         """The class of each character, as far as it has been tried."""
         self._known = KnownWords(backend.model)
         self._ids = np.empty(0, np.int32)
-        self._unknown = np.empty((0, 2), np.int64)
+        self._unknown = np.empty((0, 3), np.int64)
 
     @classmethod
     def of(cls, backend: Any) -> WordTokens | None:
@@ -75,7 +75,7 @@ class WordTokens:
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         own = (len(piece.before), len(text) - len(piece.after))
         if len(self._unknown) < len(text):
-            self._unknown = np.empty((len(text), 2), np.int64)
+            self._unknown = np.empty((len(text), 3), np.int64)
         return self._tokens(codes, text, own)
 
     def _tokens(self, codes: np.ndarray, text: str, own: tuple[int, int]) -> np.ndarray | None:
@@ -93,10 +93,20 @@ class WordTokens:
                 continue
             if state:
                 return None
-            if not unknown:
-                return self._ids[:count].copy()
-            places = self._unknown[:unknown].tolist()
-            self._known.add(dict.fromkeys(text[begin:end] for begin, end in places))
+            return self._with_unknown(text, count, self._unknown[:unknown].tolist())
+
+    def _with_unknown(self, text: str, count: int, places: list[list[int]]) -> np.ndarray:
+        """Returns the tokens that the kernel has found, and those of the unknown words of `text`
+        between them, int32[T]. The words become known.
+        """
+        if not places:
+            return self._ids[:count].copy()
+        ids_of = self._known.add(dict.fromkeys(text[begin:end] for begin, end, _ in places))
+        found, last = [], 0
+        for begin, end, before in places:
+            found += [self._ids[last:before], ids_of[text[begin:end]]]
+            last = before
+        return np.concatenate([*found, self._ids[last:count]])
 
     def _has_added(self, text: str) -> bool:
         if not any(first in text for first in self._first_of_added):
@@ -137,12 +147,16 @@ class KnownWords:
         """Returns the slots, int32[slots], and the records, uint32[values], of all words."""
         return self._slots, self._records
 
-    def add(self, words: Collection[str]) -> None:
-        """Adds words that are not known and differ from each other."""
+    def add(self, words: Collection[str]) -> dict[str, np.ndarray]:
+        """Adds words that are not known and differ from each other, and returns the tokens of each,
+        int32[T].
+        """
         values: list[int] = []
+        ids_of: dict[str, np.ndarray] = {}
         for word in words:
             ids = [token.id for token in self._model.tokenize(as_letters(word))]
             values += (len(word), len(ids), *map(ord, word), *ids)
+            ids_of[word] = np.array(ids, np.int32)
         if self._count + len(words) > _MOST_WORDS or self._used + len(values) > _MOST_VALUES:
             self._clear()
         first, self._used = self._used, self._used + len(values)
@@ -154,6 +168,7 @@ class KnownWords:
             self._slots = np.zeros(4 << self._count.bit_length(), np.int32)
             first = 1
         kernel("placed")(self.all, first, self._used)
+        return ids_of
 
 
 def as_letters(word: str) -> str:
