@@ -28,7 +28,7 @@ from tests.support.trained_runs import events_of, trained
 pytestmark = pytest.mark.computing
 TEXT = (
     "“Don't,” she'd said — it's 3,141 km to Zürich!\n\n\tНо 東京は遠い。  🙂 naïve ﬁn\r\n"
-    "def f(x):\n    return x**2  # ½ of it\n" + "La mer, la mer, toujours recommencée ! " * 3
+    "def f(x):\n    return x**2  # ½ of it\n" + "La mer, la mer, toujours recommencée ! "
 )
 """It has no character that a normalisation changes."""
 ANSWER = "42 — né 🙂"
@@ -61,8 +61,8 @@ def test_a_published_model_goes_the_whole_way(tmp_path, name):
     config = TrainConfig.from_dict(
         {
             "model": {"source": str(model)},
-            "data": {"source": str(data), "max_seq_len": 1024},
-            "train": {"steps": 3, "batch_size": 2, "learning_rate": 1e-2},
+            "data": {"source": str(data), "max_seq_len": 256},
+            "train": {"steps": 3, "batch_size": 1, "learning_rate": 1e-2},
         }
     )
     spans = preview(config.data, tokenizer)["rows"][0]["documents"][0]

@@ -293,15 +293,15 @@ def _mistral() -> tuple[Tokenizer, dict[str, Any]]:
     }
 
 
-_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-_SMALLER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, **_HEADS}
+_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+_SMALLER = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, **_HEADS}
 _SMALLER_EXPERTS = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
+    "hidden_size": 16,
+    "intermediate_size": 24,
     "moe_intermediate_size": 16,
     "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
     "n_routed_experts": 16,
     "kv_lora_rank": 16,
     "q_lora_rank": 16,
