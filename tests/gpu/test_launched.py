@@ -19,7 +19,11 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two CUDA devices"),
 ]
-ON_GPUS = {"engine.device": "cuda", "engine.kernels": "eager"}
+ON_GPUS = {
+    "engine.device": "cuda",
+    "engine.kernels": "eager",
+    "engine.across_hosts": "copy",
+}
 
 
 @pytest.mark.parametrize("hosts, ranks", [(1, 2), (2, 1)])
