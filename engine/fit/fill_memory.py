@@ -129,6 +129,7 @@ class MemoryFiller:
             host_boundaries=engine.save_level in ON_HOST or can_go_to_host,
             gradient_sum=self._least_gradient_sum(spread.rounds),
             compiled=self.sizer.compiled,
+            tile_tokens=self.sizer.tile_tokens,
         )
         if choices.gradient_sum != GradientSum.VERTICAL:
             choices = choices.changed(outer_in_parked=False)

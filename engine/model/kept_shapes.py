@@ -16,7 +16,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from engine.model.shape_rows import (
     NOT_TRAINED,
     STORED_AS,
     STREAMS,
+    TILED,
     UNTOUCHED,
     WORK,
     pack,
@@ -40,6 +41,7 @@ from engine.model.shape_rows import (
 )
 from engine.paths import cache_folder
 from engine.plan import buffers
+from engine.tiles.tile_sizes import TiledBlock
 
 FORM = 1
 """The files have this form. A file of another form counts as missing."""
@@ -264,6 +266,13 @@ def _is_kind(kind: Any, dtype: str) -> bool:
     if not all(_is_count(kind.get(name)) for name in ("numel", "parameters", "widest")):
         return False
     if not all(_is_count(kind.get(name, 0)) for name in (EXACT, FROZEN, NOT_TRAINED)):
+        return False
+    tiled = kind.get(TILED.format(dtype))
+    if tiled is not None and not (
+        isinstance(tiled, list)
+        and len(tiled) == len(fields(TiledBlock))
+        and all(map(_is_size, tiled))
+    ):
         return False
     if dtype not in kind:  # a unit without activations
         return True

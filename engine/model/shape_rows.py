@@ -18,6 +18,7 @@ from engine.model.activation_sizes import Activations
 from engine.model.quantised import Method
 from engine.model.shape import ModelShape, UnitShape
 from engine.plan.buffers import EMBED, HEAD
+from engine.tiles.tile_sizes import tiled_block
 
 MODEL_FIELDS = (
     "model_type",
@@ -56,6 +57,10 @@ UNTOUCHED = "untouched_numel"
 """A row of a model that also reads images or sound has this key."""
 STORED_AS = "stored_as"
 """A row of a checkpoint whose weights are dequantised on loading has this key."""
+TILED = "{} in tiles"
+"""A block of which parts can run in tiles has the numbers of its `TiledBlock` under this key, with
+the name of each dtype.
+"""
 LOW_RANK = 16
 LAYERS = "layers"
 """A kind of block of a row of adapters has the features under this key that each layer with an
@@ -218,6 +223,8 @@ def _kind(unit: UnitShape, dtype: str) -> dict[str, Any]:
     }
     if any(numbers):
         kind[dtype] = numbers
+    if unit.tiled is not None:
+        kind[TILED.format(dtype)] = list(unit.tiled.numbers)
     if unit.exact_numel:
         kind[EXACT] = unit.exact_numel
     if unit.frozen_count:
@@ -258,5 +265,6 @@ def _unit(name: str, kind: Mapping[str, Any], dtype: str) -> UnitShape:
         block_count=kind[BLOCKS],
         frozen_numel=kind.get(FROZEN, 0),
         frozen_count=kind.get(NOT_TRAINED, 0),
+        tiled=tiled_block(kind.get(TILED.format(dtype))),
         **_activations(kind.get(dtype, [])),
     )

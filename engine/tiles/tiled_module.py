@@ -1,0 +1,131 @@
+"""A module that computes each token by itself runs in tiles: for some tokens of a row at a time.
+
+Autograd keeps the module's input alone. In backward, each tile is computed again, with gradients.
+The gradients of its parameters are added up over tiles in fp32, and rounded once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+_here = threading.local()
+
+
+def is_in_tile() -> bool:
+    """Tells whether this thread is running a module in tiles."""
+    return getattr(_here, "depth", 0) > 0
+
+
+class _Running:
+    """While one is active, the thread is running a module in tiles."""
+
+    def __enter__(self) -> None:
+        _here.depth = getattr(_here, "depth", 0) + 1
+
+    def __exit__(self, *_: object) -> None:
+        _here.depth -= 1
+
+
+class _InTiles(torch.autograd.Function):
+    """Runs `run` on `span` tokens of each row at a time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        run: Callable[[torch.Tensor], torch.Tensor],
+        span: int,
+        given: torch.Tensor,
+        *parameters: nn.Parameter,
+    ) -> torch.Tensor:
+        """Returns [rows, tokens, ...] for an input `given` [rows, tokens, ...]. parameters: those
+        of the module that are trained, of any shapes.
+        """
+        ctx.run, ctx.span, ctx.parameters = run, span, parameters
+        ctx.save_for_backward(given)
+        with _Running():
+            out: torch.Tensor | None = None
+            for inside in _tiles(given, span):
+                part = run(given[:, inside])
+                if out is None:
+                    out = part.new_empty(*given.shape[:2], *part.shape[2:])
+                out[:, inside] = part
+                del part
+        assert out is not None  # a row has a token
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        """Returns the gradients of the input and of the parameters. `gradient` is that of the
+        output.
+        """
+        (given,) = ctx.saved_tensors
+        parameters = ctx.parameters
+        of_given = torch.empty_like(given) if ctx.needs_input_grad[2] else None
+        sums: list[torch.Tensor | None] = [None] * len(parameters)
+        with _Running():
+            for inside in _tiles(given, ctx.span):
+                leaf = given[:, inside].detach().requires_grad_(of_given is not None)
+                inputs = [leaf, *parameters] if of_given is not None else list(parameters)
+                with torch.enable_grad():
+                    out = ctx.run(leaf)
+                found = torch.autograd.grad(out, inputs, gradient[:, inside], allow_unused=True)
+                del out
+                if of_given is not None:
+                    own, *found = found
+                    of_given[:, inside] = 0.0 if own is None else own
+                    del own
+                for place, each in enumerate(found):
+                    _add(sums, place, each)
+                del found
+            # Of each parameter, only one of the two is there beside the sums of the others.
+            for place, parameter in enumerate(parameters):
+                total = sums[place]
+                if total is not None:
+                    sums[place] = total.to(parameter.dtype)
+        return None, None, of_given, *sums
+
+
+def _add(sums: list[torch.Tensor | None], place: int, gradient: torch.Tensor | None) -> None:
+    """Adds the gradient of a tile to the fp32 sum at `place`, both in the shape of a parameter."""
+    total = sums[place]
+    if gradient is None:
+        return
+    if total is None:
+        sums[place] = gradient.to(torch.float32, copy=True)
+    else:
+        total.add_(gradient)
+
+
+def _tiles(given: torch.Tensor, span: int) -> Iterable[slice]:
+    """Yields the places of the tiles along the rows of `given`, [rows, tokens, ...]."""
+    for start in range(0, given.shape[1], span):
+        yield slice(start, min(start + span, given.shape[1]))
+
+
+def run_in_tiles(block: nn.Module, names: Iterable[str], tile_tokens: int) -> None:
+    """Makes the modules of `block` with these names run in tiles of so many tokens, those of all
+    rows together. Rows of no more tokens run as a whole.
+    """
+    for name in names:
+        part = block.get_submodule(name)
+        setattr(part, "forward", partial(_forward, part, part.forward, tile_tokens))  # noqa: B010
+
+
+def _forward(
+    part: nn.Module, run: Callable[..., Any], tile_tokens: int, *args: Any, **kwargs: Any
+) -> Any:
+    """Runs a module whose own code is `run`, in tiles if it has one input [rows, tokens, ...]."""
+    given = args[0] if len(args) == 1 and not kwargs else None
+    if not isinstance(given, torch.Tensor) or given.dim() < 3:
+        return run(*args, **kwargs)
+    span = max(1, tile_tokens // given.shape[0])
+    if given.shape[1] <= span:
+        return run(given)
+    trained = [parameter for parameter in part.parameters() if parameter.requires_grad]
+    return _InTiles.apply(run, span, given, *trained)
