@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from engine.bench.bench_table import as_text, streamed_as_text
-from engine.bench.plan_training import plan_training, refuse_other_trainings
+from engine.bench.plan_training import plan_training, planned_seconds, refuse_other_trainings
 from engine.bench.resident import (
     ResidentFigures,
     ResidentSettings,
@@ -65,6 +65,8 @@ CEILING_SECONDS = {"cuda": 0.5, "cpu": 0.3}
 _RANDOM = ("data.source=random tokens", "model.init=random")
 """A training without a preset uses these settings."""
 LEAST_STEPS = 4
+LONG_STEP_SECONDS = 60
+"""Of steps that are predicted to be longer than this, half as many are run."""
 HIDDEN = 0.05
 """Compute is named as the bound of a step whose waits take at most this fraction of its time."""
 RESIDENT_TOKENS = 65_536
@@ -255,7 +257,8 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
         bench.planes.store.spill_to(check_spill_folder(config.engine.disk))
     machine = read_machine()
     target = Target(bench.device, limit, bench.free, rates, spill_room(config, machine))
-    chosen = plan_training(Job(shape, config, length), target, machine)
+    job = Job(shape, config, length)
+    chosen = plan_training(job, target, machine)
     bench.planes.use(shape.optimizer, chosen.choices)
     try:
         if limit is not None and config.engine.gpu_memory_gib is not None:
@@ -266,9 +269,9 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
             f"Training, streamed: {rows} rows of {length:,} tokens a step, in micro-batches of "
             f"{chosen.micro_batch_size}"
         )
-        settings = RunSettings(
-            chosen.choices, LEAST_STEPS, 1e-6, chosen.loss_chunk, seconds=bench.how.seconds
-        )
+        is_long = planned_seconds(chosen, job, target) > LONG_STEP_SECONDS
+        steps, seconds = LEAST_STEPS // (2 if is_long else 1), bench.how.seconds
+        settings = RunSettings(chosen.choices, steps, 1e-6, chosen.loss_chunk, seconds=seconds)
         run = run_steps(bench.planes, batches, settings)
         rss = bench.planes.host_memory()
         evaluated = _evaluated(config, bench, chosen)

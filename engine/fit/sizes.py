@@ -395,20 +395,22 @@ class Sizer:
             # In a compiled block, a gate's product, its gradient and the gradients of both factors
             # exist at once.
             wide = 4 if self.compiled else 2
-            kept, needed = [], []
+            kept, needed, inputs = [], [], []
             for place, unit in enumerate(self.shape.blocks):
                 goes_back = place >= self.shape.forward_blocks
                 if self.tile_tokens and unit.tiled is not None:
                     activations = unit.tiled.kept_bytes(tokens)
                     most = unit.tiled.peak_bytes(tokens, self.tile_tokens)
-                    kept.append(activations if goes_back else 0)
+                    inputs.append(tokens * self.shape.hidden_width * item)
+                    kept.append(activations + inputs[-1] if goes_back else 0)
                     needed.append(most - activations)
                     continue
+                inputs.append(0)
                 activations = self._activations(unit).of(size, self.row_length)
                 kept.append(activations if goes_back else 0)
                 numel = wide * unit.widest * tokens + unit.gradient_numel
                 needed.append((numel + 2 * tokens * self.shape.hidden_width) * item)
-            self._by_size[size] = BlockBytes.of(kept, needed)
+            self._by_size[size] = BlockBytes.of(kept, needed, inputs)
         return self._by_size[size]
 
     def _activations(self, unit: UnitShape) -> Activations:

@@ -287,15 +287,15 @@ class _TiledRun:
         width = (1, self._tokens, model.hidden_width // model.state_items)
         state = torch.float32 if model.state_items > 1 else TORCH_DTYPES[model.dtype]
         hidden = torch.empty(width, dtype=state, device="meta").requires_grad_(has_input_gradient)
-        live = LiveBytes()
+        above, live = torch.empty_like(hidden), LiveBytes()
         with torch.enable_grad(), FusedAttention() as attention, live:
             out = self._specimens.run(position, given, block, hidden)
             kept = live.now - out.untyped_storage().nbytes()
             if not names or not attention.has_run or not out.requires_grad:
                 return None
             inputs = [each for each in (hidden, *parameters.values()) if each.requires_grad]
-            found = torch.autograd.grad(out, inputs, torch.empty_like(hidden), allow_unused=True)
-            del found
+            # The gradients are held until the end, as a step holds them.
+            _gradients = torch.autograd.grad(out, inputs, above, allow_unused=True)
         return _InTiles(live.outside, live.inside, kept)
 
     def _longer(self, tensor: torch.Tensor) -> torch.Tensor:

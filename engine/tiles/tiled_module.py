@@ -51,7 +51,7 @@ class _InTiles(torch.autograd.Function):
         with _Running():
             out: torch.Tensor | None = None
             for inside in _tiles(given, span):
-                part = run(given[:, inside])
+                part = run(given[:, inside].contiguous())
                 if out is None:
                     out = part.new_empty(*given.shape[:2], *part.shape[2:])
                 out[:, inside] = part
@@ -70,11 +70,13 @@ class _InTiles(torch.autograd.Function):
         sums: list[torch.Tensor | None] = [None] * len(parameters)
         with _Running():
             for inside in _tiles(given, ctx.span):
-                leaf = given[:, inside].detach().requires_grad_(of_given is not None)
+                leaf = given[:, inside].detach().contiguous()
+                leaf.requires_grad_(of_given is not None)
                 inputs = [leaf, *parameters] if of_given is not None else list(parameters)
                 with torch.enable_grad():
                     out = ctx.run(leaf)
-                found = torch.autograd.grad(out, inputs, gradient[:, inside], allow_unused=True)
+                above = gradient[:, inside].contiguous()
+                found = torch.autograd.grad(out, inputs, above, allow_unused=True)
                 del out
                 if of_given is not None:
                     own, *found = found

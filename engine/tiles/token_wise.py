@@ -93,7 +93,9 @@ def _computes_each_token(part: nn.Module, given: torch.Tensor) -> bool:
         gradient = torch.randn(shape, generator=generator)
         whole = _results(part, parameters, given, gradient)
         tiles = [
-            _results(part, parameters, given[:, start:stop], gradient[:, start:stop])
+            _results(
+                part, parameters, *(each[:, start:stop].contiguous() for each in (given, gradient))
+            )
             for start, stop in zip((0, *_CUTS), (*_CUTS, given.shape[1]))
         ]
     except Exception:  # noqa: BLE001  a family's code may raise anything
