@@ -37,11 +37,9 @@ from engine.bench.time_evaluation import time_evaluation
 from engine.config.settings import TrainConfig
 from engine.data.rows import micro_batch_bounds
 from engine.errors import ConfigError, FitError
-from engine.fit.cost import MicroBatch
 from engine.fit.job import Job, Target
 from engine.fit.needs import Verdict
 from engine.fit.planner import Chosen
-from engine.fit.predict import predicted_seconds
 from engine.fit.report import estimate
 from engine.fit.sizes import CUDA_CONTEXT_BYTES
 from engine.fit.spill import spill_room
@@ -269,8 +267,8 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
             f"Training, streamed: {rows} rows of {length:,} tokens a step, in micro-batches of "
             f"{chosen.micro_batch_size}"
         )
-        is_long = planned_seconds(chosen, job, target) > LONG_STEP_SECONDS
-        steps, seconds = LEAST_STEPS // (2 if is_long else 1), bench.how.seconds
+        predicted, seconds = planned_seconds(chosen, job, target), bench.how.seconds
+        steps = LEAST_STEPS // (2 if predicted > LONG_STEP_SECONDS else 1)
         settings = RunSettings(chosen.choices, steps, 1e-6, chosen.loss_chunk, seconds=seconds)
         run = run_steps(bench.planes, batches, settings)
         rss = bench.planes.host_memory()
@@ -280,7 +278,8 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
     finally:
         if limit is not None:
             backend.limit_memory(backend.memory()["total"])
-    return _as_figures(config, bench, chosen, run, rss) | {"evaluation": evaluated}, chosen
+    figures = _as_figures(config, bench, chosen, run, rss)
+    return figures | {"predicted_seconds": predicted, "evaluation": evaluated}, chosen
 
 
 def _evaluated(config: TrainConfig, bench: _Bench, chosen: Chosen) -> dict[str, Any] | None:
@@ -312,9 +311,6 @@ def _as_figures(
     exposed = _mean(steady, "exposed")
     share = sum(exposed.values()) / took
     longest_wait = max(exposed, key=lambda cause: exposed[cause])
-    micro_batch = MicroBatch(chosen.micro_batch_size, length)
-    rates = with_disk(ceilings.rates(), config)
-    predicted = predicted_seconds(shape, choices, rates, micro_batch, bench.device)
     assert ceilings.sweep is not None  # only a measurement for plans omits it
     # With moments in fp32, a sweep over the same memory is compared.
     alone = ceilings.adamw_kinds.get(shape.optimizer, ceilings.sweep)
@@ -325,7 +321,6 @@ def _as_figures(
         "steps": len(steady),
         "seconds": took,
         "seconds_by_step": [step.seconds for step in run.steps],
-        "predicted_seconds": predicted,
         "tokens_per_second": rows * length / took,
         "tflops": {name: value / took / 1e12 for name, value in flops.items()},
         "utilisation": flops["hardware"] / took / (choices.ranks * ceilings.matmul),

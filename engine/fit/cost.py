@@ -275,11 +275,11 @@ class Cost:
             + (0.0 if rates.overhead else BLOCK_KERNELS[kind.of] * KERNEL_SECONDS)
         )
 
-    def _run_again(self, unit: UnitShape) -> float:
+    def _run_again(self, unit: UnitShape) -> int:
         """Returns the parameters of the parts of a block that backward runs again in tiles."""
         if not self._micro_batch.tile_tokens or unit.tiled is None:
-            return 0.0
-        return unit.tiled.parameter_count
+            return 0
+        return round(unit.tiled.parameter_count)
 
     @property
     def state_bytes(self) -> float:

@@ -41,6 +41,7 @@ from engine.model.shape_rows import (
 )
 from engine.paths import cache_folder
 from engine.plan import buffers
+from engine.tiles import tile_sizes
 from engine.tiles.tile_sizes import TiledBlock
 
 FORM = 1
@@ -167,12 +168,14 @@ def _versions() -> list[str | None]:
 def _sources() -> str | None:
     """Returns a digest over the names, sizes and times of the files that decide a shape.
 
-    These are the files of this package, and the file with the names of units. Returns None if their
-    sizes and times cannot be read.
+    These are the files of this package and of `engine.tiles`, and the file with the names of units.
+    Returns None if their sizes and times cannot be read.
     """
+    stats = []
     try:
-        with os.scandir(Path(__file__).parent) as entries:
-            stats = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".py")]
+        for file in (__file__, tile_sizes.__file__):
+            with os.scandir(Path(file).parent) as entries:
+                stats += [(each.name, each.stat()) for each in entries if each.name.endswith(".py")]
         stats.append((buffers.__name__, Path(buffers.__file__).stat()))
     except OSError:
         return None

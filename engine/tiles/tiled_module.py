@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -32,25 +32,35 @@ class _Running:
         _here.depth -= 1
 
 
+class _How(NamedTuple):
+    """A `_How` says that the module `part`, whose own code is `run`, runs on `span` tokens of each
+    row at a time.
+    """
+
+    part: nn.Module
+    run: Callable[[torch.Tensor], torch.Tensor]
+    span: int
+
+
 class _InTiles(torch.autograd.Function):
-    """Runs `run` on `span` tokens of each row at a time."""
+    """Runs a module in tiles."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        run: Callable[[torch.Tensor], torch.Tensor],
-        span: int,
-        given: torch.Tensor,
-        *parameters: nn.Parameter,
+        ctx: Any, how: _How, given: torch.Tensor, *parameters: nn.Parameter
     ) -> torch.Tensor:
         """Returns [rows, tokens, ...] for an input `given` [rows, tokens, ...]. parameters: those
         of the module that are trained, of any shapes.
         """
-        ctx.run, ctx.span, ctx.parameters = run, span, parameters
+        ctx.how, ctx.parameters, run = how, parameters, how.run
+        ctx.bound = [
+            (each, dict(each._buffers), getattr(each, "layer_idx", None))
+            for each in how.part.modules()
+        ]
         ctx.save_for_backward(given)
         with _Running():
             out: torch.Tensor | None = None
-            for inside in _tiles(given, span):
+            for inside in _tiles(given, how.span):
                 part = run(given[:, inside].contiguous())
                 if out is None:
                     out = part.new_empty(*given.shape[:2], *part.shape[2:])
@@ -66,23 +76,26 @@ class _InTiles(torch.autograd.Function):
         """
         (given,) = ctx.saved_tensors
         parameters = ctx.parameters
-        of_given = torch.empty_like(given) if ctx.needs_input_grad[2] else None
+        of_given = torch.empty_like(given) if ctx.needs_input_grad[1] else None
+        # Blocks of one kind share a module. Another one may have run in it since.
+        for part, buffers, index in ctx.bound:
+            part._buffers.update(buffers)
+            if index is not None:
+                part.layer_idx = index
         sums: list[torch.Tensor | None] = [None] * len(parameters)
         with _Running():
-            for inside in _tiles(given, ctx.span):
+            for inside in _tiles(given, ctx.how.span):
                 leaf = given[:, inside].detach().contiguous()
                 leaf.requires_grad_(of_given is not None)
                 inputs = [leaf, *parameters] if of_given is not None else list(parameters)
                 with torch.enable_grad():
-                    out = ctx.run(leaf)
+                    out = ctx.how.run(leaf)
                 above = gradient[:, inside].contiguous()
                 found = torch.autograd.grad(out, inputs, above, allow_unused=True)
                 del out
                 if of_given is not None:
-                    own, *found = found
-                    of_given[:, inside] = 0.0 if own is None else own
-                    del own
-                for place, each in enumerate(found):
+                    of_given[:, inside] = 0.0 if found[0] is None else found[0]
+                for place, each in enumerate(found[len(found) - len(parameters) :]):
                     _add(sums, place, each)
                 del found
             # Of each parameter, only one of the two is there beside the sums of the others.
@@ -90,7 +103,7 @@ class _InTiles(torch.autograd.Function):
                 total = sums[place]
                 if total is not None:
                     sums[place] = total.to(parameter.dtype)
-        return None, None, of_given, *sums
+        return None, of_given, *sums
 
 
 def _add(sums: list[torch.Tensor | None], place: int, gradient: torch.Tensor | None) -> None:
@@ -130,4 +143,4 @@ def _forward(
     if given.shape[1] <= span:
         return run(given)
     trained = [parameter for parameter in part.parameters() if parameter.requires_grad]
-    return _InTiles.apply(run, span, given, *trained)
+    return _InTiles.apply(_How(part, run, span), given, *trained)
