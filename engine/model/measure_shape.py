@@ -236,8 +236,8 @@ def _tiled(
         return None
     ((tokens, tile), (more_tokens, _), (_, wider)) = _ROWS_AND_TILES
     steps = more_tokens - tokens
-    kept = short.kept / tokens
-    if abs(long.kept / more_tokens - kept) > 0.01 * kept:
+    kept = (long.kept - short.kept) / steps
+    if abs(short.kept - kept * tokens) > 0.01 * short.kept:
         return None
     outside, inside = (long.outside - short.outside) / steps, (long.inside - short.inside) / steps
     of_tile = (wide.inside - long.inside) / (wider - tile)
