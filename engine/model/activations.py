@@ -375,7 +375,7 @@ class _KeepsInputs(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         """Returns gradients without computed values, and makes what kernels work in: an fp32 sum
         for the gradient of the queries and, where queries share keys, gradients of the keys and
-        values of each query. `gradient` is that of the output.
+        values of each query. `gradient` [rows, heads, tokens, width] is that of the output.
         """
         query, key, value = ctx.saved_tensors[:3]
         work = [torch.empty_like(query, dtype=torch.float32)]

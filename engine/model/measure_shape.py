@@ -300,5 +300,5 @@ class _TiledRun:
 
     def _longer(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns an argument of a block, of any shape, as it is for rows of `tokens` tokens."""
-        sizes = [self._tokens if size == _CAPTURED else size for size in tensor.shape]
-        return tensor.new_empty(sizes)
+        sizes = {_CAPTURED: self._tokens}
+        return tensor.new_empty([sizes.get(size, size) for size in tensor.shape])

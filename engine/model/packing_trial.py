@@ -40,7 +40,7 @@ ROWS = ((19, 2, 25), (3, 30, 8))
 selects tokens by score, documents see each other only in some rows, so two rows are tested.
 """
 ALONE = (2, 23)
-"""To find modules that compute each token by itself, so many rows run, with so many tokens."""
+"""So many rows of so many tokens run to find modules that compute each token by itself."""
 TOLERANCE = 1e-4
 """Rounding makes gradients differ by at most this share in nearly all families. If documents see
 each other, the difference is hundreds of times larger.

@@ -11,10 +11,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.passing.places import tensors_of
 from engine.tiles.tiled_module import is_in_tile
 
+MOST_OPERATIONS = 5_000
+"""More operations are not counted. A block that loops over the tokens of a row has more."""
+
 
 class LiveBytes(TorchDispatchMode):
     """While it is active, a `LiveBytes` counts every storage that is made, until it is freed. What
-    exists before is not counted.
+    exists before is not counted. Raises RuntimeError after `MOST_OPERATIONS`.
     """
 
     def __init__(self) -> None:
@@ -25,11 +28,15 @@ class LiveBytes(TorchDispatchMode):
         """At most so many existed while one did."""
         self.now = 0
         """So many bytes exist."""
+        self._operations = 0
         self._live: dict[int, int] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        self._operations += 1
+        if self._operations > MOST_OPERATIONS:
+            raise RuntimeError(f"more than {MOST_OPERATIONS:,} operations")
         out = func(*args, **(kwargs or {}))
         given = {_address(tensor) for tensor in tensors_of([list(args), kwargs or {}])}
         for tensor in tensors_of([out]):

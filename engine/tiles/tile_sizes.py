@@ -22,15 +22,15 @@ class TiledBlock:
     kept: float
     """Autograd keeps so many bytes for each token of a row."""
     outside: float
-    """At most so many bytes exist for each token while no tile runs, the kept ones included."""
+    """While no tile runs, a token takes at most so many bytes, the kept ones included."""
     outside_fixed: float
-    """So many more exist then whatever the length of a row is."""
+    """It takes so many more then, whatever the length of a row is."""
     inside: float
-    """At most so many bytes exist for each token of the row while tiles run."""
+    """While tiles run, a token of the row takes at most so many bytes."""
     of_tile: float
-    """So many more exist then for each token of the tile."""
+    """A token of the tile takes so many more then."""
     inside_fixed: float
-    """So many more exist then whatever the lengths are: sums of gradients, above all."""
+    """It takes so many more then, whatever the lengths are, above all for sums of gradients."""
     parameter_count: float
     """The parts that run in tiles have so many parameters."""
 

@@ -71,8 +71,8 @@ class _InTiles(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        """Returns the gradients of the input and of the parameters. `gradient` is that of the
-        output.
+        """Returns the gradients of the input and of the parameters. `gradient` [rows, tokens, ...]
+        is that of the output.
         """
         (given,) = ctx.saved_tensors
         parameters = ctx.parameters

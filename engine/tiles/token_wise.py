@@ -1,4 +1,4 @@
-"""Which modules of a block compute each token by itself is tried, not assumed.
+"""A trial finds which modules of a block compute each token by itself.
 
 The small model of a family, with random weights (`engine.model.packing_trial`), runs once. Each
 module of its blocks that has one input [rows, tokens, ...] and one such output runs again: on all
@@ -92,17 +92,19 @@ def _computes_each_token(part: nn.Module, given: torch.Tensor) -> bool:
             shape = part(given).shape
         gradient = torch.randn(shape, generator=generator)
         whole = _results(part, parameters, given, gradient)
-        tiles = [
-            _results(
-                part, parameters, *(each[:, start:stop].contiguous() for each in (given, gradient))
-            )
-            for start, stop in zip((0, *_CUTS), (*_CUTS, given.shape[1]))
-        ]
+        pieces = zip(_cut(given), _cut(gradient), strict=True)
+        tiles = [_results(part, parameters, *piece) for piece in pieces]
     except Exception:  # noqa: BLE001  a family's code may raise anything
         return False
-    joined = [torch.cat(each, 1) for each in zip(*(tile[:2] for tile in tiles))]
-    joined += [torch.stack(each).sum(0) for each in zip(*(tile[2:] for tile in tiles))]
+    of_results = list(zip(*tiles, strict=True))
+    joined = [torch.cat(each, 1) for each in of_results[:2]]
+    joined += [torch.stack(each).sum(0) for each in of_results[2:]]
     return all(map(_are_equal, whole, joined))
+
+
+def _cut(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Returns `tensor`, [rows, tokens, ...], in tiles along its rows."""
+    return [piece.contiguous() for piece in tensor.tensor_split(_CUTS, 1)]
 
 
 def _results(
@@ -119,8 +121,10 @@ def _results(
         out = part(leaf)
         inputs = [leaf, *parameters]
         found = torch.autograd.grad(out, inputs, gradient, allow_unused=True)
-    zeros = (torch.zeros_like(each) for each in inputs)
-    return [out.detach(), *(zero if each is None else each for each, zero in zip(found, zeros))]
+    results = [out.detach()]
+    for each, gradient_of in zip(inputs, found, strict=True):
+        results.append(torch.zeros_like(each) if gradient_of is None else gradient_of)
+    return results
 
 
 def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
