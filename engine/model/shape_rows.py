@@ -118,7 +118,18 @@ def pack_adapters(
             # What is kept for pairs of tokens does not depend on the rank.
             at_zero = [2 * before - after for before, after in zip(first, second)]
             row[dtype] = [round(number, 6) for number in (*at_zero, *grown[::2])]
+            if unit.tiled is not None and other.tiled is not None:
+                row[TILED.format(dtype)] = _by_rank(unit.tiled.numbers, other.tiled.numbers)
     return _in_kinds(rows)
+
+
+def _by_rank(low: Sequence[float], high: Sequence[float]) -> list[float]:
+    """Returns numbers of a block without adapters, and by how much each grows with the rank. low:
+    those with adapters of `LOW_RANK`. high: those with twice that.
+    """
+    at_zero = [2 * before - after for before, after in zip(low, high, strict=True)]
+    grown = [(after - before) / LOW_RANK for before, after in zip(low, high)]
+    return [round(number, 6) for number in (*at_zero, *grown)]
 
 
 def with_adapters(shape: ModelShape, row: Mapping[str, Any], rank: int) -> ModelShape | None:
@@ -160,9 +171,13 @@ def _adapted(unit: UnitShape, kind: Mapping[str, Any], dtype: str, rank: int) ->
     numbers = list(at_zero)
     for place, grown in zip((0, 2, 4), (plain, masked, compiled)):
         numbers[place] += rank * grown
+    by_rank = kind.get(TILED.format(dtype), [])
+    half = len(by_rank) // 2
+    in_tiles = [each + rank * grown for each, grown in zip(by_rank[:half], by_rank[half:])]
     return replace(
         unit,
         numel=layout.numel,
+        tiled=tiled_block(in_tiles),
         parameter_count=unit.parameter_count + layout.trained_count,
         widest=max(unit.widest, rank if kind[LAYERS] else 0),
         small_numel=counts.small,
