@@ -34,6 +34,27 @@ class Positions(nn.Module):
         return x * self.scale + torch.arange(x.shape[1])[:, None]
 
 
+class Scaled(torch.autograd.Function):
+    """Returns its input. The gradient of the scale is the largest one of a token, not the sum."""
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, gradient.amax((0, 1))
+
+
+class Largest(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Scaled.apply(x, self.scale)
+
+
 class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -61,6 +82,13 @@ def test_a_trial_finds_the_modules_that_compute_each_token_by_itself():
     names = {name for name, _ in found_in(layer)}
     assert {"norm", "linear", "mlp", "noisy", "mlp.1"} <= names
     assert names.isdisjoint({"mixer", "mixer.inner", "places", "unrun"})
+
+
+def test_gradients_of_parameters_must_add_up_over_tiles():
+    layer = nn.Sequential(Largest(), nn.LayerNorm(WIDTH))
+    given = torch.randn(2, 23, WIDTH, generator=torch.Generator().manual_seed(1))
+    found = token_wise([layer], lambda: layer(given), (2, 23))
+    assert {name for name, _ in found} == {"1"}
 
 
 def test_the_largest_ones_that_keep_more_than_their_input_run_in_tiles():
