@@ -20,6 +20,7 @@ imports from its own room and from rooms listed before it. `tests/test_rooms.py`
     data            examples as rows of tokens; no torch
     hub             models on the hub: their files, here and there, and downloads
     passing         what passes between the blocks of a model
+    tiles           parts of blocks that run in tiles along a row
     model           a Hugging Face model as units, and as a shape that the planner sees
     run_model       the model and tokenizer of a run, with tokens and positions that a user adds
     stored          the weights in the files of a model, as they were published

@@ -23,8 +23,8 @@ from engine.adapters.adapted_linear import adapted_linear
 from engine.config.adapters import Adapters
 
 
-class _Factor(nn.Module):
-    """A `_Factor` holds one factor of an adapter. It is no linear layer, so that nothing that
+class Factor(nn.Module):
+    """A `Factor` holds one factor of an adapter. It is no linear layer, so that nothing that
     initialises or names the linear layers of a model takes it for one.
     """
 
@@ -48,8 +48,8 @@ class _WithAdapter(nn.Module):
         nn.Module.__init__(self)
         self.__dict__.update(vars(layer))
         taken, returned = features
-        self.lora_A = _Factor((adapters.rank, taken), dtype)
-        self.lora_B = _Factor((returned, adapters.rank), dtype)
+        self.lora_A = Factor((adapters.rank, taken), dtype)
+        self.lora_B = Factor((returned, adapters.rank), dtype)
         self.lora_scaling = adapters.scaling
         self.lora_dropout = adapters.dropout
 
@@ -89,6 +89,12 @@ def with_adapter(
 ) -> nn.Module:
     """Returns a linear layer with an adapter, in the place of `layer`."""
     return _with_adapter(cast(Hashable, type(layer)))(layer, features, adapters, dtype)
+
+
+def class_without_adapter(layer: nn.Module) -> type[nn.Module]:
+    """Returns the class of a layer, or the one that it had before it got an adapter."""
+    found = type(layer)
+    return found.__bases__[1] if isinstance(layer, _WithAdapter) else found
 
 
 def merged_weight(

@@ -23,6 +23,7 @@ from engine.planes.embed_pieces import piece_of_table
 from engine.planes.layout import EXACT_ITEM_BYTES, PLANE_ITEM_BYTES, checkpoint_planes, plane_bytes
 from engine.planes.moments import FP32_MOMENTS, MOMENTS, MomentCounts
 from engine.planes.update_buffers import UpdateBuffer
+from engine.tiles.tile_sizes import TiledBlock
 
 FP32_LOGIT_BYTES = 12
 """At its peak the loss holds three fp32 numbers for each logit, whatever the model's dtype."""
@@ -31,9 +32,7 @@ _NONE = Activations()
 
 @dataclass(frozen=True)
 class UnitShape:
-    """A unit's shape describes its size. The fields after `parameter_count` are 0 for units that
-    are not blocks.
-    """
+    """A unit's shape is its size. Fields after `parameter_count` are 0 but for those of blocks."""
 
     name: str
     numel: int
@@ -47,6 +46,8 @@ class UnitShape:
     """Autograd keeps these for a block with a dense attention mask for every row."""
     compiled_activations: Activations = _NONE
     """Autograd keeps these for a compiled block, which recomputes cheap ones, without a mask."""
+    tiled: TiledBlock | None = None
+    """It takes this where parts of it run in tiles; None where none can, or that is not known."""
     exact_numel: int = 0
     """In a bf16 model, this many elements stay in fp32 on the device, alignment included."""
     adapter_features: int = 0

@@ -254,6 +254,7 @@ def forward_choices(choices: PlanChoices) -> PlanChoices:
         resident_blocks=choices.resident_blocks,
         settled_units=choices.settled_units,
         shared_outer_slot=choices.shared_outer_slot,
+        tile_tokens=choices.tile_tokens,
         ranks=choices.ranks if choices.span > 1 else 1,
         span=choices.span,
     )
