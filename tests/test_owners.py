@@ -14,6 +14,7 @@ from tests.support.owners import findings
 
 TORCH_MODULE = "torch keeps the parts of a module there, and takes ours in no other way"
 TORCH_SETTING = "a setting of torch's compiler, which has no other place"
+KEPT_FOR_BACKWARD = "torch keeps what is no tensor for a backward in no other way"
 TRANSFORMERS = "transformers takes it, or tells it, in no other way"
 ATTENTION = "model.config.get_text_config()._attn_implementation"
 FINALIZER = "weakref.finalize(self, _unregister_all, self._registered, unregister)"
@@ -226,6 +227,10 @@ REASONS: dict[str, dict[str, str]] = {
         "tensor.untyped_storage()._cdata is private": "torch tells it in no other way",
         "storage._cdata is private": "torch tells it in no other way",
     },
+    "engine/dividing/word_kernels.py": {
+        "types.void() at import": "a type of numba, made once",
+        "types.UniTuple(types.int64, 3)() at import": "a type of numba, made once",
+    },
     "engine/host/host_kernels.py": {"types.void() at import": "a type of numba, made once"},
     "engine/host/moment_kernels.py": {"types.void() at import": "a type of numba, made once"},
     "engine/runtime/registered_buffers.py": {
@@ -237,6 +242,22 @@ REASONS: dict[str, dict[str, str]] = {
     },
     "engine/checkpoints/mapped_reading.py": {
         "_libc.madvise.argtypes is set": "ctypes takes it in no other way",
+    },
+    "engine/tiles/live_bytes.py": {
+        "tensor.untyped_storage()._cdata is private": "torch tells it in no other way",
+        "storage._cdata is private": "torch tells it in no other way",
+    },
+    "engine/tiles/tiled_module.py": {
+        "_here.depth is set": "whether a thread is running a tile; both are of this file",
+        "threading.local() at import": "whether a thread is running a tile",
+        "ctx.how is set": KEPT_FOR_BACKWARD,
+        "ctx.parameters is set": KEPT_FOR_BACKWARD,
+        "ctx.bound is set": KEPT_FOR_BACKWARD,
+        "setattr of part": TORCH_MODULE,
+        "part.layer_idx is set": TORCH_MODULE,
+        "part._buffers is changed": TORCH_MODULE,
+        "part._buffers is private": TORCH_MODULE,
+        "each._buffers is private": TORCH_MODULE,
     },
     "engine/adapters/adapted_linear.py": {
         "ctx.scaling is set": "torch keeps what is no tensor for a backward in no other way",

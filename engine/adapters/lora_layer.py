@@ -91,6 +91,12 @@ def with_adapter(
     return _with_adapter(cast(Hashable, type(layer)))(layer, features, adapters, dtype)
 
 
+def class_without_adapter(layer: nn.Module) -> type[nn.Module]:
+    """Returns the class of a layer, or the one that it had before it got an adapter."""
+    found = type(layer)
+    return found.__bases__[1] if isinstance(layer, _WithAdapter) else found
+
+
 def merged_weight(
     layer: nn.Module, weight: torch.Tensor, factors: tuple[torch.Tensor, torch.Tensor]
 ) -> torch.Tensor:

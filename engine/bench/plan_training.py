@@ -22,7 +22,7 @@ def plan_training(job: Job, target: Target, machine: Machine) -> Chosen:
     """
     numbers = numbers_of_ranks(job.config, gpu_count(job.config, machine), {})
     plans = [choose(replace(job, ranks=ranks), target) for ranks in numbers]
-    return min(plans, key=lambda chosen: _seconds(chosen, job, target))
+    return min(plans, key=lambda chosen: planned_seconds(chosen, job, target))
 
 
 def refuse_other_trainings(config: TrainConfig) -> None:
@@ -41,7 +41,7 @@ def refuse_other_trainings(config: TrainConfig) -> None:
         )
 
 
-def _seconds(chosen: Chosen, job: Job, target: Target) -> float:
+def planned_seconds(chosen: Chosen, job: Job, target: Target) -> float:
     """Returns the predicted time of a step."""
     assert target.rates is not None  # a bench has measured them
     micro_batch = MicroBatch(chosen.micro_batch_size, job.row_length)

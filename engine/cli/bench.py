@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from engine.bench.bench_table import as_text, streamed_as_text
-from engine.bench.plan_training import plan_training, refuse_other_trainings
+from engine.bench.plan_training import plan_training, planned_seconds, refuse_other_trainings
 from engine.bench.resident import (
     ResidentFigures,
     ResidentSettings,
@@ -37,11 +37,9 @@ from engine.bench.time_evaluation import time_evaluation
 from engine.config.settings import TrainConfig
 from engine.data.rows import micro_batch_bounds
 from engine.errors import ConfigError, FitError
-from engine.fit.cost import MicroBatch
 from engine.fit.job import Job, Target
 from engine.fit.needs import Verdict
 from engine.fit.planner import Chosen
-from engine.fit.predict import predicted_seconds
 from engine.fit.report import estimate
 from engine.fit.sizes import CUDA_CONTEXT_BYTES
 from engine.fit.spill import spill_room
@@ -65,6 +63,8 @@ CEILING_SECONDS = {"cuda": 0.5, "cpu": 0.3}
 _RANDOM = ("data.source=random tokens", "model.init=random")
 """A training without a preset uses these settings."""
 LEAST_STEPS = 4
+LONG_STEP_SECONDS = 60
+"""Of steps that are predicted to be longer than this, half as many are run."""
 HIDDEN = 0.05
 """Compute is named as the bound of a step whose waits take at most this fraction of its time."""
 RESIDENT_TOKENS = 65_536
@@ -255,7 +255,8 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
         bench.planes.store.spill_to(check_spill_folder(config.engine.disk))
     machine = read_machine()
     target = Target(bench.device, limit, bench.free, rates, spill_room(config, machine))
-    chosen = plan_training(Job(shape, config, length), target, machine)
+    job = Job(shape, config, length)
+    chosen = plan_training(job, target, machine)
     bench.planes.use(shape.optimizer, chosen.choices)
     try:
         if limit is not None and config.engine.gpu_memory_gib is not None:
@@ -266,9 +267,9 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
             f"Training, streamed: {rows} rows of {length:,} tokens a step, in micro-batches of "
             f"{chosen.micro_batch_size}"
         )
-        settings = RunSettings(
-            chosen.choices, LEAST_STEPS, 1e-6, chosen.loss_chunk, seconds=bench.how.seconds
-        )
+        predicted, seconds = planned_seconds(chosen, job, target), bench.how.seconds
+        steps = LEAST_STEPS // (2 if predicted > LONG_STEP_SECONDS else 1)
+        settings = RunSettings(chosen.choices, steps, 1e-6, chosen.loss_chunk, seconds=seconds)
         run = run_steps(bench.planes, batches, settings)
         rss = bench.planes.host_memory()
         evaluated = _evaluated(config, bench, chosen)
@@ -277,7 +278,8 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
     finally:
         if limit is not None:
             backend.limit_memory(backend.memory()["total"])
-    return _as_figures(config, bench, chosen, run, rss) | {"evaluation": evaluated}, chosen
+    figures = _as_figures(config, bench, chosen, run, rss)
+    return figures | {"predicted_seconds": predicted, "evaluation": evaluated}, chosen
 
 
 def _evaluated(config: TrainConfig, bench: _Bench, chosen: Chosen) -> dict[str, Any] | None:
@@ -309,9 +311,6 @@ def _as_figures(
     exposed = _mean(steady, "exposed")
     share = sum(exposed.values()) / took
     longest_wait = max(exposed, key=lambda cause: exposed[cause])
-    micro_batch = MicroBatch(chosen.micro_batch_size, length)
-    rates = with_disk(ceilings.rates(), config)
-    predicted = predicted_seconds(shape, choices, rates, micro_batch, bench.device)
     assert ceilings.sweep is not None  # only a measurement for plans omits it
     # With moments in fp32, a sweep over the same memory is compared.
     alone = ceilings.adamw_kinds.get(shape.optimizer, ceilings.sweep)
@@ -322,7 +321,6 @@ def _as_figures(
         "steps": len(steady),
         "seconds": took,
         "seconds_by_step": [step.seconds for step in run.steps],
-        "predicted_seconds": predicted,
         "tokens_per_second": rows * length / took,
         "tflops": {name: value / took / 1e12 for name, value in flops.items()},
         "utilisation": flops["hardware"] / took / (choices.ranks * ceilings.matmul),

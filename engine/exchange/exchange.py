@@ -136,7 +136,11 @@ class GroupExchange:
                 group.abort()
 
     def close(self) -> None:
-        """Lets go of the groups."""
+        """Lets go of the groups, without waiting for the other ranks."""
+        if self._adds_on_the_way:
+            # NCCL would wait until they leave too, which a process that torchrun has started does
+            # when it ends: after this one has let go.
+            self.abort()
         self._streams.close()
 
     def all_gather(self, whole: torch.Tensor) -> None:

@@ -17,6 +17,8 @@ form all call the same function.
 - Where no candidate fits in RAM and `engine.disk` names a folder, the moments of so many units go
   there as do not fit, or the boundaries of so many blocks, and all ways to take less RAM are
   compared anew.
+- Where no candidate fits and rows are long, parts of the blocks run in tiles (`engine.tiles`), and
+  all is tried anew.
 - Where no candidate fits, the leanest one, which takes the least memory, is returned. The report
   then says that it does not fit.
 """
@@ -25,7 +27,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from engine.config.settings import AUTO
 from engine.fit.buffer_sizes import state_bytes
@@ -46,6 +50,7 @@ from engine.machine.rates import TYPICAL
 from engine.machine.read_machine import compiler_problem
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import GradientSum
+from engine.tiles.tile_sizes import tiles_for
 from engine.words import GIB
 
 PARKING_GAIN = 0.92
@@ -71,9 +76,10 @@ def choose(job: Job, target: Target, quick: bool = False) -> Chosen:
     machines. Raises ConfigError where settings contradict each other or the model.
     """
     over: Chosen | None = None
-    # The whole limit is used where nothing fits comfortably, the disk where nothing fits in RAM.
-    for spills, share in itertools.product(_places(target), (_comfortable(job, target), 1.0)):
-        maker = _PlannerMaker(job, target, quick, share, spills)
+    for how in _hows(job, target):
+        if over is not None and how.tile_tokens:
+            break  # tiles take less memory of the device, not of RAM
+        maker = _PlannerMaker(job, target, quick, how)
         planners = maker.planners()
         least = min(planner.least_seconds for planner in planners)
         if least < math.inf:
@@ -100,8 +106,10 @@ def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
     The function is about a thousand times as fast as `choose`, and raises the same errors.
     """
     found = []
-    for spills in _places(target):
-        for planner in _PlannerMaker(job, target, True, 1.0, spills).planners():
+    for how in _hows(job, target):
+        if how.share < 1.0:
+            continue
+        for planner in _PlannerMaker(job, target, True, how).planners():
             lean = planner.leanest()
             found.append(planner.chosen(lean))
             settled = planner.balanced(target.host_free)
@@ -129,12 +137,42 @@ def _kernels_compiled(job: Job, target: Target) -> bool:
     return not (target.here and compiler_problem())
 
 
-class _PlannerMaker:
-    """A `_PlannerMaker` makes the planners of one job. share: automatic choices fill this share of
-    the device's memory. spills: moments and boundaries that do not fit in RAM go to the disk.
-    """
+class _How(NamedTuple):
+    """A `_How` says what a try to find a plan may do."""
 
-    def __init__(self, job: Job, target: Target, quick: bool, share: float, spills: bool):
+    tile_tokens: int
+    """Parts of the blocks run in tiles of so many tokens; 0 where they run on whole rows."""
+    spills: bool
+    """Moments and boundaries that do not fit in RAM go to the disk."""
+    share: float
+    """Automatic choices fill this share of the device's memory."""
+
+
+def _hows(job: Job, target: Target) -> Iterator[_How]:
+    """Yields the tries in order. The whole limit is used where nothing fits comfortably, the disk
+    where nothing fits in RAM, and tiles where nothing fits without them.
+    """
+    shares = dict.fromkeys((_comfortable(job, target), 1.0))
+    return itertools.starmap(
+        _How, itertools.product(_tiles(job, target.device), _places(target), shares)
+    )
+
+
+def _tiles(job: Job, device: str) -> tuple[int, ...]:
+    """Returns the sizes of tiles, 0 for none, for each try in turn."""
+    if job.rounding:
+        return (job.rounding.get("tile_tokens", 0),)
+    shape = job.shape
+    is_masked = shape.masked_blocks(job.config.packs and shape.packs, job.row_length, device)
+    if is_masked or any(unit.tiled is None for unit in shape.blocks):
+        return (0,)
+    return (0, *tiles_for(job.row_length))
+
+
+class _PlannerMaker:
+    """A `_PlannerMaker` makes the planners of one try."""
+
+    def __init__(self, job: Job, target: Target, quick: bool, how: _How):
         refuse_contradictions(job)
         if job.rounding:
             compiled = job.rounding.get("compiled", False)
@@ -143,8 +181,9 @@ class _PlannerMaker:
         self._job = job
         self._target = target
         self._quick = quick
-        self._sizer = Sizer(job, _device_memory(job, target, share), compiled)
-        self._spills = spills
+        memory = _device_memory(job, target, how.share)
+        self._sizer = Sizer(job, memory, compiled, how.tile_tokens)
+        self._spills = how.spills
         self._settles = True
         """Units may live on the device."""
 

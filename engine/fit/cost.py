@@ -74,6 +74,8 @@ class MicroBatch:
     """Attention runs document by document in the variable-length kernel. The estimate assumes one
     document per row.
     """
+    tile_tokens: int = 0
+    """Parts of the blocks run in tiles of so many tokens (`PlanChoices.tile_tokens`)."""
     has_pass: bool = False
     """Before each step, all earlier ones are applied, and as many rows pass without gradients."""
 
@@ -181,6 +183,7 @@ class Cost:
         self._graphs = graphs
         self._micro_batch = micro_batch
         self._compiled = compiled
+        self._compiles_blocks = compiled and not micro_batch.tile_tokens
         self.hidden_bytes = micro_batch.tokens * shape.hidden_width * shape.item_bytes
         self._numel = {unit.name: unit.gradient_numel for unit in shape.units}
         self._moment_bytes = {
@@ -205,7 +208,11 @@ class Cost:
         # for the gradient of the matrix.
         self._backward = {
             unit.name: max(
-                self._pass(unit, unit.parameter_count + _with_gradient(unit), _BACKWARD),
+                self._pass(
+                    unit,
+                    unit.parameter_count + _with_gradient(unit) + self._run_again(unit),
+                    _BACKWARD,
+                ),
                 self._launch_block(OpKind.BACKWARD),
             )
             for unit in shape.blocks[shape.forward_blocks :]
@@ -258,10 +265,11 @@ class Cost:
         tokens = self._micro_batch.tokens
         slow_tokens = 0 if rates.overhead else HALF_SPEED_TOKENS
         matmul = self._matmul * tokens / (tokens + slow_tokens)
-        activations = unit.compiled_activations if self._compiled else unit.activations
+        compiled = self._compiles_blocks
+        activations = unit.compiled_activations if compiled else unit.activations
         kept = activations.of(self._micro_batch.rows, self._micro_batch.row_length)
         # Kept tensors are written and read. In a compiled block, recomputed tensors are neither.
-        touched = times * (1 if self._compiled else 2) * kept
+        touched = times * (1 if compiled else 2) * kept
         adapters = ADAPTER_TOUCHES[kind.of] * unit.adapter_features * tokens
         adapters += STACK_TOUCHES[kind.of] * unit.adapted_numel
         return (
@@ -273,6 +281,12 @@ class Cost:
             + times * rates.overhead
             + (0.0 if rates.overhead else BLOCK_KERNELS[kind.of] * KERNEL_SECONDS)
         )
+
+    def _run_again(self, unit: UnitShape) -> int:
+        """Returns the parameters of the parts of a block that backward runs again in tiles."""
+        if not self._micro_batch.tile_tokens or unit.tiled is None:
+            return 0
+        return round(unit.tiled.parameter_count)
 
     @property
     def state_bytes(self) -> float:

@@ -45,8 +45,6 @@ sums. Small pieces are tried where they take no memory of their own.
 """
 SPARE_BUFFERS = (4, 8)
 """Spare buffers for this many blocks are tried, in the place of activations between two steps."""
-
-
 ON_HOST = ("boundary_host", "boundary_pairs")
 """With these save levels, boundaries are on the host."""
 
@@ -129,6 +127,9 @@ class MemoryFiller:
             host_boundaries=engine.save_level in ON_HOST or can_go_to_host,
             gradient_sum=self._least_gradient_sum(spread.rounds),
             compiled=self.sizer.compiled,
+            tile_tokens=self.sizer.tile_tokens,
+            # On long rows, a boundary is on its way for a hundredth of the time of its block.
+            boundary_rings=1 if self.sizer.tile_tokens else self._frame.boundary_rings,
         )
         if choices.gradient_sum != GradientSum.VERTICAL:
             choices = choices.changed(outer_in_parked=False)

@@ -250,7 +250,7 @@ class Needs:
         """Returns the micro-batches of a typical step."""
         varlen = self.shape.varlen(self.config.packs, self.device)
         has_pass = self.config.preference.has_pass
-        return MicroBatch(self.chosen.micro_batch_size, self.step_length, varlen, has_pass)
+        return MicroBatch(self.chosen.micro_batch_size, self.step_length, varlen, has_pass=has_pass)
 
     @property
     def checkpoints_before(self) -> int:

@@ -83,13 +83,14 @@ class Chosen:
             "hosts": self.choices.hosts,
             "span": self.choices.span,
             "compiled": self.choices.compiled,
+            "tile_tokens": self.choices.tile_tokens,
         }
 
     def pad_up_to(self, max_seq_len: int) -> int:
         """Returns the length that rows may be padded to, since a block is compiled for few lengths;
         0 where it is not compiled.
         """
-        return max_seq_len if self.choices.compiled else 0
+        return max_seq_len if self.choices.compiles_blocks else 0
 
     @property
     def gpu_bytes(self) -> int:
@@ -161,7 +162,7 @@ class Planner:
         # What is recorded of a block goes forward and backward.
         is_whole = is_whole and not sizer.shape.forward_blocks
         few = recorded_passes(blocks, choices) <= MOST_RECORDED
-        if not (is_whole and few and sizer.compiled and sizer.fits(way.size, choices)):
+        if not (is_whole and few and way.choices.compiles_blocks and sizer.fits(way.size, choices)):
             return way
         seconds = self._simulated_seconds(replace(way, choices=choices))
         before = self._simulated_seconds(way)
@@ -361,7 +362,7 @@ class Planner:
         sizer = self.sizer
         varlen = sizer.shape.varlen(sizer.packed, sizer.device)
         has_pass = sizer.job.config.preference.has_pass
-        return MicroBatch(size, sizer.row_length, varlen, has_pass)
+        return MicroBatch(size, sizer.row_length, varlen, sizer.tile_tokens, has_pass)
 
     def _cost(self, size: int) -> Cost:
         if size not in self._costs:

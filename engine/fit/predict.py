@@ -147,6 +147,7 @@ class _OpSeconds:
             for unit in shape.units
         }
         """A prefetch copies these bytes: weight_high, and weight_low of what stays in fp32."""
+        micro_batch = replace(micro_batch, tile_tokens=plan.tile_tokens)
         self._cost = Cost(shape, rates, micro_batch, plan.compiled, plan.graphs > 0)
         self._adamw = host_rate(rates, shape.optimizer, bool(plan.device_homes))
         self._summary = next((op.index for op in plan.ops if isinstance(op, Summary)), 0)

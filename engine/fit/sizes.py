@@ -117,6 +117,7 @@ NOT_FIXED = (
     "spilled_boundaries",
     "kept_blocks",
     "compiled",
+    "tile_tokens",
     "graphs",
     "device_homes",
     "spare_blocks",
@@ -137,6 +138,7 @@ NOT_IN_STEP = (
     "boundary_rings",
     "gradient_sum",
     "compiled",
+    "tile_tokens",
     "device_homes",
     "update_buffers",
     "spare_blocks",
@@ -155,11 +157,13 @@ class Sizer:
     `size` is always the rows of a micro-batch.
     """
 
-    def __init__(self, job: Job, memory: DeviceMemory, compiled: bool):
+    def __init__(self, job: Job, memory: DeviceMemory, compiled: bool, tile_tokens: int = 0):
         shape = job.shape
         self.job = job
         self.memory = memory
         self.compiled = compiled
+        self.tile_tokens = tile_tokens
+        """Parts of the blocks run in tiles of so many tokens; 0 where they run on whole rows."""
         self.shape = shape
         self.row_length = job.row_length
         self.packed = job.config.packs and shape.packs
@@ -380,7 +384,8 @@ class Sizer:
             note = f"backward of one block on {tokens:,} tokens, and logits beside CUDA graphs"
             return block + max(loss, embed) + hidden, note
         if block >= max(loss, embed):
-            return block, f"backward of one block on {tokens:,} tokens"
+            tiles = f", in tiles of {self.tile_tokens:,}" if self.tile_tokens else ""
+            return block, f"backward of one block on {tokens:,} tokens{tiles}"
         return max(loss, embed), f"logits of {chunk:,} positions and the head's gradient"
 
     def _blocks(self, size: int) -> BlockBytes:
@@ -390,16 +395,24 @@ class Sizer:
             # In a compiled block, a gate's product, its gradient and the gradients of both factors
             # exist at once.
             wide = 4 if self.compiled else 2
-            kept, needed = [], []
+            kept, needed, inputs = [], [], []
             for place, unit in enumerate(self.shape.blocks):
                 goes_back = place >= self.shape.forward_blocks
+                if self.tile_tokens and unit.tiled is not None:
+                    activations = unit.tiled.kept_bytes(tokens)
+                    most = unit.tiled.peak_bytes(tokens, self.tile_tokens)
+                    inputs.append(tokens * self.shape.hidden_width * item)
+                    kept.append(activations + inputs[-1] if goes_back else 0)
+                    needed.append(most - activations)
+                    continue
+                inputs.append(0)
                 activations = self._activations(unit).of(size, self.row_length)
                 activations += unit.adapted_numel * item  # what stacked experts run with
                 kept.append(activations if goes_back else 0)
                 # The gradient of one expert after the other is added to those of all.
                 numel = wide * unit.widest * tokens + unit.gradient_numel + 2 * unit.adapted_numel
                 needed.append((numel + 2 * tokens * self.shape.hidden_width) * item)
-            self._by_size[size] = BlockBytes.of(kept, needed)
+            self._by_size[size] = BlockBytes.of(kept, needed, inputs)
         return self._by_size[size]
 
     def _activations(self, unit: UnitShape) -> Activations:

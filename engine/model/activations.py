@@ -70,7 +70,7 @@ def count_activations(model: StreamedModel) -> list[Counted] | None:
 
     Returns None if a block's code cannot run on the meta device because it reads values.
     """
-    shapes_of_blocks = [_shapes(model, unit) for unit in model.blocks]
+    shapes_of_blocks = [block_shapes(model, unit) for unit in model.blocks]
     try:
         plain = _by_shapes(model, shapes_of_blocks, masked=False)
         masked = _by_shapes(model, shapes_of_blocks, masked=True)
@@ -114,7 +114,7 @@ def _handed(model: StreamedModel) -> int:
     """
     if model.handing is None:
         return 0
-    shapes_of_blocks = [_shapes(model, unit) for unit in model.blocks]
+    shapes_of_blocks = [block_shapes(model, unit) for unit in model.blocks]
     try:
         short, long = (_handed_bytes(model, shapes_of_blocks, length) for length in _LENGTHS[:2])
     except Exception:  # noqa: BLE001  without values, a family's code may raise anything
@@ -122,19 +122,21 @@ def _handed(model: StreamedModel) -> int:
     return (long - short) // (_LENGTHS[1] - _LENGTHS[0]) // TORCH_DTYPES[model.dtype].itemsize
 
 
-def _handed_bytes(model: StreamedModel, shapes_of_blocks: list[_Shapes], length: int) -> int:
+def _handed_bytes(model: StreamedModel, shapes_of_blocks: list[BlockShapes], length: int) -> int:
     specimens = Specimens(model, shapes_of_blocks)
-    with torch.no_grad(), _FusedAttention(_Origins()):
+    with torch.no_grad(), FusedAttention(_Origins()):
         captured = model.skeleton.capture(torch.zeros(1, length, dtype=torch.long), None)
         hidden = captured.hidden.to("meta")
-        for position in _first_of(shapes_of_blocks).values():
+        for position in first_of(shapes_of_blocks).values():
             block = on_meta(model, model.blocks[position])
             given = arguments_on_meta(captured.arguments[position])
             specimens.run(position, given, block, hidden)
     return specimens.handed_bytes(captured.arguments)
 
 
-_Shapes = tuple[bool, tuple[tuple[str, tuple[int, ...], bool], ...], tuple[tuple[Place, ...], ...]]
+BlockShapes = tuple[
+    bool, tuple[tuple[str, tuple[int, ...], bool], ...], tuple[tuple[Place, ...], ...]
+]
 """It tells whether the input of a block has a gradient, then the names and shapes of its parameters
 and whether they are frozen, and then what it takes and gives.
 """
@@ -148,7 +150,8 @@ class _Both:
     compiled: Activations
 
 
-def _shapes(model: StreamedModel, unit: Unit) -> _Shapes:
+def block_shapes(model: StreamedModel, unit: Unit) -> BlockShapes:
+    """Returns what must be equal for two blocks to be counted once."""
     layouts = model.layouts
     place = layouts.index(unit.layout)
     is_below = not any(layout.trained for layout in layouts[: place + 1])
@@ -162,23 +165,23 @@ def _shapes(model: StreamedModel, unit: Unit) -> _Shapes:
     return is_below or any(layout.trained for layout in layouts[:place]), parameters, handed
 
 
-def _first_of(shapes_of_blocks: list[_Shapes]) -> dict[_Shapes, int]:
+def first_of(shapes_of_blocks: list[BlockShapes]) -> dict[BlockShapes, int]:
     """Returns the position of the first block of each kind of shapes, in order."""
-    first: dict[_Shapes, int] = {}
+    first: dict[BlockShapes, int] = {}
     for position, shapes in enumerate(shapes_of_blocks):
         first.setdefault(shapes, position)
     return first
 
 
 def _by_shapes(
-    model: StreamedModel, shapes_of_blocks: list[_Shapes], masked: bool
-) -> dict[_Shapes, _Both]:
+    model: StreamedModel, shapes_of_blocks: list[BlockShapes], masked: bool
+) -> dict[BlockShapes, _Both]:
     """Counts one block for each set of shapes."""
-    first = _first_of(shapes_of_blocks)
+    first = first_of(shapes_of_blocks)
     config = model.skeleton.model.config.get_text_config()
     has_windows = masked and config._attn_implementation == DOCUMENTS
-    as_it_is: dict[_Shapes, list[int]] = {shapes: [] for shapes in first}
-    compiled: dict[_Shapes, list[int]] = {shapes: [] for shapes in first}
+    as_it_is: dict[BlockShapes, list[int]] = {shapes: [] for shapes in first}
+    compiled: dict[BlockShapes, list[int]] = {shapes: [] for shapes in first}
     for length in _LENGTHS:
         ids = torch.zeros(1, length, dtype=torch.long)
         positions = None
@@ -215,7 +218,7 @@ def _kept_bytes(
     model: StreamedModel,
     position: int,
     entering: tuple[BlockArguments, torch.Tensor],
-    shapes: _Shapes,
+    shapes: BlockShapes,
 ) -> tuple[int, int]:
     """Returns the bytes that autograd keeps for the block at `position`, uncompiled and compiled.
 
@@ -243,7 +246,7 @@ def _kept_bytes(
     with (
         torch.enable_grad(),
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        _FusedAttention(origins),
+        FusedAttention(origins),
         origins,
     ):
         out = specimens.run(position, given, block, hidden)
@@ -315,16 +318,21 @@ def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-class _FusedAttention(TorchFunctionMode):
+class FusedAttention(TorchFunctionMode):
     """While it is active, torch's attention keeps only what its fused kernels keep.
 
     On the meta device torch would choose the attention that keeps all attention weights; on CPU and
     GPU it chooses one that does not.
     """
 
-    def __init__(self, origins: _Origins):
+    def __init__(self, origins: _Origins | None = None):
         super().__init__()
-        self._origins = origins
+        self._origins = _Origins() if origins is None else origins
+
+    @property
+    def has_run(self) -> bool:
+        """Tells whether torch's own attention has run."""
+        return self._origins.fused
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -362,3 +370,17 @@ class _KeepsInputs(torch.autograd.Function):
         extra = [] if mask is None else [mask.to(query.dtype)]
         ctx.save_for_backward(query, key, value, out, log_sums, *extra)
         return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        """Returns gradients without computed values, and makes what kernels work in: an fp32 sum
+        for the gradient of the queries and, where queries share keys, gradients of the keys and
+        values of each query. `gradient` [rows, heads, tokens, width] is that of the output.
+        """
+        query, key, value = ctx.saved_tensors[:3]
+        work = [torch.empty_like(query, dtype=torch.float32)]
+        if key.shape[1] < query.shape[1]:
+            work += [gradient.new_empty(query.shape) for _ in range(2)]
+        found = [torch.empty_like(each) for each in (query, key, value)]
+        del work
+        return *found, None, None

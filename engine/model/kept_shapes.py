@@ -16,7 +16,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from engine.model.shape_rows import (
     NOT_TRAINED,
     STORED_AS,
     STREAMS,
+    TILED,
     UNTOUCHED,
     WORK,
     pack,
@@ -40,6 +41,8 @@ from engine.model.shape_rows import (
 )
 from engine.paths import cache_folder
 from engine.plan import buffers
+from engine.tiles import tile_sizes
+from engine.tiles.tile_sizes import TiledBlock
 
 FORM = 1
 """The files have this form. A file of another form counts as missing."""
@@ -165,12 +168,14 @@ def _versions() -> list[str | None]:
 def _sources() -> str | None:
     """Returns a digest over the names, sizes and times of the files that decide a shape.
 
-    These are the files of this package, and the file with the names of units. Returns None if their
-    sizes and times cannot be read.
+    These are the files of this package and of `engine.tiles`, and the file with the names of units.
+    Returns None if their sizes and times cannot be read.
     """
+    stats = []
     try:
-        with os.scandir(Path(__file__).parent) as entries:
-            stats = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".py")]
+        for file in (__file__, tile_sizes.__file__):
+            with os.scandir(Path(file).parent) as entries:
+                stats += [(each.name, each.stat()) for each in entries if each.name.endswith(".py")]
         stats.append((buffers.__name__, Path(buffers.__file__).stat()))
     except OSError:
         return None
@@ -264,6 +269,13 @@ def _is_kind(kind: Any, dtype: str) -> bool:
     if not all(_is_count(kind.get(name)) for name in ("numel", "parameters", "widest")):
         return False
     if not all(_is_count(kind.get(name, 0)) for name in (EXACT, FROZEN, NOT_TRAINED)):
+        return False
+    tiled = kind.get(TILED.format(dtype))
+    if tiled is not None and not (
+        isinstance(tiled, list)
+        and len(tiled) == len(fields(TiledBlock))
+        and all(map(_is_size, tiled))
+    ):
         return False
     if dtype not in kind:  # a unit without activations
         return True

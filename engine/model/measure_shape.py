@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from engine.adapters.factors import adapted_stacks
 from engine.model.activation_sizes import Activations
-from engine.model.activations import Counted, argument_numel, count_activations
+from engine.model.activations import (
+    BlockShapes,
+    Counted,
+    FusedAttention,
+    argument_numel,
+    block_shapes,
+    count_activations,
+    first_of,
+)
 from engine.model.shape import FP32_LOGIT_BYTES, ModelShape, UnitShape
-from engine.model.units import StreamedModel
+from engine.model.specimens import Specimens, arguments_on_meta, on_meta
+from engine.model.units import TORCH_DTYPES, StreamedModel
+from engine.passing.block_arguments import BlockArguments
+from engine.passing.places import mapped
 from engine.planes.active_parameters import routed_experts
 from engine.planes.layout import PLANE_ITEM_BYTES, UnitLayout
+from engine.tiles.live_bytes import LiveBytes
+from engine.tiles.tile_sizes import TiledBlock
+from engine.tiles.tiled_module import run_in_tiles
 
 ACTIVATION_FACTOR = 1.3
 """Autograd is assumed to keep this many times the bytes of the inputs and outputs of a block's
 matrices if the block's activations cannot be counted. The estimate is within 6 % for Llama, Qwen
 and Mixtral, and up to 35 % too low for blocks with many norms.
+"""
+
+_CAPTURED = 61
+"""Arguments of blocks are captured for so many tokens; no other dimension has this size."""
+_ROWS_AND_TILES = ((1 << 17, 1 << 16), (1 << 18, 1 << 16), (1 << 18, 1 << 17))
+"""A block in tiles runs with rows and tiles of so many tokens. They are so long that what does not
+grow with them, such as gradients of parameters, hardly matters for where the peak is.
 """
 
 
@@ -43,7 +67,8 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
     counts = count_activations(model)
     if counts is None:
         counts = [_estimated(layout, experts, item, attention) for layout in blocks]
-    block_shapes = [_block(layout, experts, counted) for layout, counted in zip(blocks, counts)]
+    tiled = tiled_blocks(model)
+    block_shapes = [_block(*each, experts) for each in zip(blocks, counts, tiled, strict=True)]
     positions = getattr(text, "max_position_embeddings", None)
     kinds = getattr(text, "layer_types", None)
     softcap = getattr(text, "final_logit_softcapping", None)
@@ -90,7 +115,9 @@ def _outer(layout: UnitLayout) -> UnitShape:
     )
 
 
-def _block(layout: UnitLayout, experts: tuple[int, int], counted: Counted) -> UnitShape:
+def _block(
+    layout: UnitLayout, counted: Counted, tiled: TiledBlock | None, experts: tuple[int, int]
+) -> UnitShape:
     counts = layout.moment_counts
     widths = [passes * max(shape) for passes, shape in _matrices(layout, experts)]
     return UnitShape(
@@ -101,6 +128,7 @@ def _block(layout: UnitLayout, experts: tuple[int, int], counted: Counted) -> Un
         activations=counted.plain,
         masked_activations=counted.masked,
         compiled_activations=counted.compiled,
+        tiled=tiled,
         exact_numel=layout.exact_numel,
         small_numel=counts.small,
         block_count=counts.blocks,
@@ -169,3 +197,112 @@ def _estimated(
         return Counted(plain=kept, masked=kept, compiled=kept)
     plain = Activations(per_token)
     return Counted(plain=plain, masked=Activations(per_token, item), compiled=plain)
+
+
+# ---------------------------------------------------------------------- blocks in tiles
+
+
+@dataclass(frozen=True)
+class _InTiles:
+    """A block ran in tiles: these are the bytes that existed at once, and those that were kept."""
+
+    outside: int
+    inside: int
+    kept: int
+
+
+def tiled_blocks(model: StreamedModel) -> list[TiledBlock | None]:
+    """Returns what each block takes where parts of it run in tiles; None where no part can, where
+    the block's code reads values, which the meta device lacks, or where its attention keeps
+    something for each pair of tokens.
+    """
+    kinds = [block_shapes(model, unit) for unit in model.blocks]
+    found: dict[BlockShapes, TiledBlock | None] = {}
+    try:
+        with torch.no_grad():
+            captured = model.skeleton.capture(torch.zeros(1, _CAPTURED, dtype=torch.long), None)
+        runs = [_TiledRun(model, kinds, captured.arguments, *each) for each in _ROWS_AND_TILES]
+        for kind, position in first_of(kinds).items():
+            found[kind] = _tiled(model, position, [run.of(position) for run in runs])
+    except Exception:  # noqa: BLE001  without values, a family's code may raise anything
+        return [None] * len(kinds)
+    return [found[kind] for kind in kinds]
+
+
+def _tiled(
+    model: StreamedModel, position: int, measured: Sequence[_InTiles | None]
+) -> TiledBlock | None:
+    """Returns the numbers of the block at `position`, from its runs with `_ROWS_AND_TILES`."""
+    unit = model.blocks[position]
+    assert unit.block is not None  # every block has a module
+    short, long, wide = measured
+    if short is None or long is None or wide is None:
+        return None
+    ((tokens, tile), (more_tokens, _), (_, wider)) = _ROWS_AND_TILES
+    steps = more_tokens - tokens
+    kept = (long.kept - short.kept) / steps
+    if abs(short.kept - kept * tokens) > 0.01 * short.kept:
+        return None
+    outside, inside = (long.outside - short.outside) / steps, (long.inside - short.inside) / steps
+    of_tile = (wide.inside - long.inside) / (wider - tile)
+    parts = [unit.block.get_submodule(name) for name in model.parts_in_tiles(unit)]
+    return TiledBlock(
+        kept=kept,
+        outside=outside,
+        outside_fixed=short.outside - outside * tokens,
+        inside=inside,
+        of_tile=of_tile,
+        inside_fixed=short.inside - inside * tokens - of_tile * tile,
+        parameter_count=sum(each.numel() for part in parts for each in part.parameters()),
+    )
+
+
+class _TiledRun:
+    """A `_TiledRun` runs blocks in tiles on the meta device, earlier ones first. `arguments` are
+    those of all blocks, for a row of `_CAPTURED` tokens.
+    """
+
+    def __init__(
+        self,
+        model: StreamedModel,
+        kinds: list[BlockShapes],
+        arguments: Sequence[BlockArguments],
+        tokens: int,
+        tile_tokens: int,
+    ):
+        self._model, self._kinds, self._arguments = model, kinds, arguments
+        self._tokens, self._tile_tokens = tokens, tile_tokens
+        self._specimens = Specimens(model, kinds)
+
+    def of(self, position: int) -> _InTiles | None:
+        """Returns the bytes of the block at `position`; None where no part of it runs in tiles, or
+        it has no backward.
+        """
+        model, unit = self._model, self._model.blocks[position]
+        has_input_gradient, own_shapes, _ = self._kinds[position]
+        block = on_meta(model, unit)
+        parameters = dict(block.named_parameters())
+        for name, _, is_frozen in own_shapes:
+            parameters[name].requires_grad_(not is_frozen)
+        names = model.parts_in_tiles(unit)
+        run_in_tiles(block, names, self._tile_tokens)
+        nested = mapped(arguments_on_meta(self._arguments[position]).nested, self._longer)
+        given = self._arguments[position].with_nested(nested)
+        width = (1, self._tokens, model.hidden_width // model.state_items)
+        state = torch.float32 if model.state_items > 1 else TORCH_DTYPES[model.dtype]
+        hidden = torch.empty(width, dtype=state, device="meta").requires_grad_(has_input_gradient)
+        above, live = torch.empty_like(hidden), LiveBytes()
+        with torch.enable_grad(), FusedAttention() as attention, live:
+            out = self._specimens.run(position, given, block, hidden)
+            kept = live.now - out.untyped_storage().nbytes()
+            if not names or not attention.has_run or not out.requires_grad:
+                return None
+            inputs = [each for each in (hidden, *parameters.values()) if each.requires_grad]
+            # The gradients are held until the end, as a step holds them.
+            _gradients = torch.autograd.grad(out, inputs, above, allow_unused=True)
+        return _InTiles(live.outside, live.inside, kept)
+
+    def _longer(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns an argument of a block, of any shape, as it is for rows of `tokens` tokens."""
+        sizes = {_CAPTURED: self._tokens}
+        return tensor.new_empty([sizes.get(size, size) for size in tensor.shape])

@@ -31,12 +31,16 @@ from engine.model.activation_sizes import DOCUMENTS
 from engine.model.attention import register
 from engine.model.attention_masks import forward
 from engine.model.library import empty_model
+from engine.model.skeleton import find_layers
 from engine.model.tiny_config import VOCABULARY, shrunk
+from engine.tiles.token_wise import TokenWise, token_wise
 
 ROWS = ((19, 2, 25), (3, 30, 8))
 """These are the lengths of the documents in each row of the test, in tokens. With attention that
 selects tokens by score, documents see each other only in some rows, so two rows are tested.
 """
+ALONE = (2, 23)
+"""So many rows of so many tokens run to find modules that compute each token by itself."""
 TOLERANCE = 1e-4
 """Rounding makes gradients differ by at most this share in nearly all families. If documents see
 each other, the difference is hundreds of times larger.
@@ -70,6 +74,8 @@ class Packing:
     """
     parts: frozenset[str] = frozenset()
     """Modules of these classes took part in the trial."""
+    token_wise: frozenset[TokenWise] = frozenset()
+    """These modules of blocks compute each token by itself."""
     longest: int | None = None
     """Rows may have at most this many tokens. In longer rows, the rotary embedding of all documents
     depends on the longest document.
@@ -234,13 +240,22 @@ def _not_run(error: Exception | None) -> Packing:
 
 def _judged(attention: str, tiny: Any, model: nn.Module, alone: _Result) -> Packing:
     """Compares packed rows with `alone`, the result of their documents one after another."""
-    parts = frozenset(_parts(model))
+    parts, each = frozenset(_parts(model)), _token_wise(model)
     if not torch.isfinite(alone.gradient).all():
-        return Packing(attention, "a small model of it gave no finite numbers to compare", parts)
+        return Packing(
+            attention, "a small model of it gave no finite numbers to compare", parts, each
+        )
     rows = [ids for ids, _ in _rows()]
     packed = _result(model, rows, ROWS)
     is_safe = _is_rounding(tiny, packed.difference(alone))
-    return Packing(attention, "" if is_safe else _SEEN, parts)
+    return Packing(attention, "" if is_safe else _SEEN, parts, each)
+
+
+def _token_wise(model: nn.Module) -> frozenset[TokenWise]:
+    """Returns the modules of the model's blocks that compute each token by itself."""
+    ids = torch.from_numpy(np.random.default_rng(9).integers(3, VOCABULARY, ALONE))
+    layers = find_layers(model, model.config)
+    return token_wise(layers, lambda: forward(model, ids, None, None), ALONE)
 
 
 # ---------------------------------------------------------------------- the comparison

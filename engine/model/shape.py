@@ -23,6 +23,7 @@ from engine.planes.embed_pieces import piece_of_table
 from engine.planes.layout import EXACT_ITEM_BYTES, PLANE_ITEM_BYTES, checkpoint_planes, plane_bytes
 from engine.planes.moments import FP32_MOMENTS, MOMENTS, MomentCounts
 from engine.planes.update_buffers import UpdateBuffer
+from engine.tiles.tile_sizes import TiledBlock
 
 FP32_LOGIT_BYTES = 12
 """At its peak the loss holds three fp32 numbers for each logit, whatever the model's dtype."""
@@ -45,6 +46,8 @@ class UnitShape:
     """Autograd keeps these for a block with a dense attention mask for every row."""
     compiled_activations: Activations = _NONE
     """Autograd keeps these for a compiled block, which recomputes cheap ones, without a mask."""
+    tiled: TiledBlock | None = None
+    """It takes this where parts of it run in tiles; None where none can, or that is not known."""
     exact_numel: int = 0
     """In a bf16 model, this many elements stay in fp32 on the device, alignment included."""
     adapter_features: int = 0
@@ -83,14 +86,12 @@ class UnitShape:
     @property
     def moment_counts(self) -> MomentCounts:
         """Returns how many elements keep their moments in which way, with any optimizer."""
-        is_embed = self.name == EMBED
-        return MomentCounts(self.numel, self.small_numel, self.block_count, is_embed)
+        return MomentCounts(self.numel, self.small_numel, self.block_count, self.name == EMBED)
 
     def padded(self, shards: Shards) -> UnitShape:
         """Returns the unit with the elements of its slot and its sum on one of several ranks."""
-        numel = shards.padded(self.numel)
-        frozen = shards.slot_numel(self.numel, self.weight_numel) - numel
-        return replace(self, numel=numel, frozen_numel=frozen)
+        numel, slot = shards.padded(self.numel), shards.slot_numel(self.numel, self.weight_numel)
+        return replace(self, numel=numel, frozen_numel=slot - numel)
 
 
 @dataclass(frozen=True)

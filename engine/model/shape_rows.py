@@ -18,6 +18,7 @@ from engine.model.activation_sizes import Activations
 from engine.model.quantised import Method
 from engine.model.shape import ModelShape, UnitShape
 from engine.plan.buffers import EMBED, HEAD
+from engine.tiles.tile_sizes import tiled_block
 
 MODEL_FIELDS = (
     "model_type",
@@ -56,6 +57,10 @@ UNTOUCHED = "untouched_numel"
 """A row of a model that also reads images or sound has this key."""
 STORED_AS = "stored_as"
 """A row of a checkpoint whose weights are dequantised on loading has this key."""
+TILED = "{} in tiles"
+"""A block of which parts can run in tiles has the numbers of its `TiledBlock` under this key, with
+the name of each dtype.
+"""
 LOW_RANK = 16
 LAYERS = "layers"
 """A kind of block of a row of adapters has the features under this key that each layer with an
@@ -113,7 +118,18 @@ def pack_adapters(
             # What is kept for pairs of tokens does not depend on the rank.
             at_zero = [2 * before - after for before, after in zip(first, second)]
             row[dtype] = [round(number, 6) for number in (*at_zero, *grown[::2])]
+            if unit.tiled is not None and other.tiled is not None:
+                row[TILED.format(dtype)] = _by_rank(unit.tiled.numbers, other.tiled.numbers)
     return _in_kinds(rows)
+
+
+def _by_rank(low: Sequence[float], high: Sequence[float]) -> list[float]:
+    """Returns numbers of a block without adapters, and by how much each grows with the rank. low:
+    those with adapters of `LOW_RANK`. high: those with twice that.
+    """
+    at_zero = [2 * before - after for before, after in zip(low, high, strict=True)]
+    grown = [(after - before) / LOW_RANK for before, after in zip(low, high)]
+    return [round(number, 6) for number in (*at_zero, *grown)]
 
 
 def with_adapters(shape: ModelShape, row: Mapping[str, Any], rank: int) -> ModelShape | None:
@@ -155,9 +171,13 @@ def _adapted(unit: UnitShape, kind: Mapping[str, Any], dtype: str, rank: int) ->
     numbers = list(at_zero)
     for place, grown in zip((0, 2, 4), (plain, masked, compiled)):
         numbers[place] += rank * grown
+    by_rank = kind.get(TILED.format(dtype), [])
+    half = len(by_rank) // 2
+    in_tiles = [each + rank * grown for each, grown in zip(by_rank[:half], by_rank[half:])]
     return replace(
         unit,
         numel=layout.numel,
+        tiled=tiled_block(in_tiles),
         parameter_count=unit.parameter_count + layout.trained_count,
         widest=max(unit.widest, rank if kind[LAYERS] else 0),
         small_numel=counts.small,
@@ -218,6 +238,8 @@ def _kind(unit: UnitShape, dtype: str) -> dict[str, Any]:
     }
     if any(numbers):
         kind[dtype] = numbers
+    if unit.tiled is not None:
+        kind[TILED.format(dtype)] = list(unit.tiled.numbers)
     if unit.exact_numel:
         kind[EXACT] = unit.exact_numel
     if unit.frozen_count:
@@ -258,5 +280,6 @@ def _unit(name: str, kind: Mapping[str, Any], dtype: str) -> UnitShape:
         block_count=kind[BLOCKS],
         frozen_numel=kind.get(FROZEN, 0),
         frozen_count=kind.get(NOT_TRAINED, 0),
+        tiled=tiled_block(kind.get(TILED.format(dtype))),
         **_activations(kind.get(dtype, [])),
     )

@@ -21,6 +21,7 @@ from engine.model.skeleton import Skeleton
 from engine.passing.handing import Handing
 from engine.planes.freezing import with_frozen
 from engine.planes.layout import Dtype, UnitLayout
+from engine.tiles.token_wise import parts_in_tiles
 
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -131,6 +132,17 @@ class StreamedModel:
     @property
     def layouts(self) -> list[UnitLayout]:
         return [unit.layout for unit in self.units]
+
+    def parts_in_tiles(self, unit: Unit) -> list[str]:
+        """Returns the modules of a block that may run in tiles along a row, by their names in it.
+
+        Where routers have a loss, what they return is collected as blocks run, and a module in
+        tiles runs once more.
+        """
+        assert unit.block is not None  # only blocks run in tiles
+        if self.router_loss is not None:
+            return []
+        return parts_in_tiles(unit.block, self.packing.token_wise)
 
     @property
     def hidden_width(self) -> int:

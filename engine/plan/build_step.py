@@ -71,6 +71,7 @@ def build_step_plan(
         spill_numel=writer.spilled.numel,
         disk_rings=writer.on_disk.rings,
         compiled=choices.compiled,
+        tile_tokens=choices.tile_tokens,
         device_homes=choices.device_homes,
         placed=device.placed_units(),
         settled=buffers.settled_slots(),
@@ -94,8 +95,8 @@ def build_forward_plan(
     its `loss` ops.
 
     Of the choices, only the ranks, the micro-batches, the rounds, the slots, the prefetch depth,
-    the resident blocks, the settled units and the compiled kernels should differ from their
-    defaults. The rounds need not divide the micro-batches. held: an earlier pass on the same
+    the resident blocks, the settled units, the compiled kernels and the tiles should differ from
+    their defaults. The rounds need not divide the micro-batches. held: an earlier pass on the same
     weights has left every unit with a slot of its own in that slot, so these units are not fetched
     again.
     """
@@ -106,6 +107,7 @@ def build_forward_plan(
         slots=writer.buffers.slot_units(),
         shards=writer.shards,
         compiled=choices.compiled,
+        tile_tokens=choices.tile_tokens,
         settled=writer.settled,
         held=writer.held,
     )

@@ -90,6 +90,10 @@ class PlanChoices:
     """It is `VERTICAL` exactly where there is one round."""
     compiled: bool = False
     """The kernels of the blocks and of the loss are compiled by torch."""
+    tile_tokens: int = 0
+    """Parts of a block that compute each token by itself run on so many tokens at a time, and are
+    computed again in backward; 0 where they run on whole rows. Blocks in tiles are not compiled.
+    """
     graphs: bool = False
     """The kernels of a block are launched together, as a CUDA graph. All blocks must live on the
     device, and boundaries must stay there.
@@ -114,6 +118,11 @@ class PlanChoices:
     """The memory for the spare buffers comes from this many blocks, counted from the last. All of
     them must keep their activations.
     """
+
+    @property
+    def compiles_blocks(self) -> bool:
+        """Tells whether the kernels of the blocks are compiled."""
+        return self.compiled and not self.tile_tokens
 
     @property
     def all_ranks(self) -> int:
@@ -252,6 +261,7 @@ def forward_choices(choices: PlanChoices) -> PlanChoices:
         resident_blocks=choices.resident_blocks,
         settled_units=choices.settled_units,
         shared_outer_slot=choices.shared_outer_slot,
+        tile_tokens=choices.tile_tokens,
         ranks=choices.ranks if choices.span > 1 else 1,
         span=choices.span,
     )

@@ -42,7 +42,11 @@ class StepPlan:
     disk_rings: tuple[Buffer, ...] = ()
     """Boundaries pass through these buffers on the host on their way to the disk and back."""
     compiled: bool = False
-    """The kernels of the blocks and of the loss are compiled."""
+    """The kernels of the blocks and of the loss are compiled; of the loss alone if there are
+    tiles.
+    """
+    tile_tokens: int = 0
+    """Parts of the blocks run in tiles of so many tokens; 0 where they run on whole rows."""
     device_homes: tuple[str, ...] = ()
     """The optimizers of these units run on the device."""
     placed: tuple[tuple[str, Buffer], ...] = ()
@@ -86,6 +90,11 @@ class StepPlan:
     """The norm of the gradient of embed is that of pieces of this many elements; 0 if it is taken
     as a whole.
     """
+
+    @property
+    def compiles_blocks(self) -> bool:
+        """Tells whether the kernels of the blocks are compiled."""
+        return self.compiled and not self.tile_tokens
 
     @property
     def is_shared(self) -> bool:

@@ -140,6 +140,7 @@ def _rare_facts(plan: StepPlan) -> Iterator[str]:
         yield "embed and head: in parked gradients"
     yield f"graphs of micro-batches: {plan.graphs or ''}"
     yield f"elements of a piece of embed: {plan.embed_piece or ''}"
+    yield f"tokens of a tile: {plan.tile_tokens or ''}"
     yield f"gradient rings: {', '.join(map(str, plan.gradient_rings))}"
     yield f"state rings: {', '.join(map(str, plan.state_rings))}"
     if plan.state_rings:
@@ -181,6 +182,7 @@ def _read_plan(text: str) -> StepPlan:
         spill_numel=int(facts.get("elements of a piece on the disk", 0)),
         disk_rings=_read_buffers(facts.get("disk rings", "")),
         compiled=facts["compiled"] == "yes",
+        tile_tokens=int(facts.get("tokens of a tile", 0)),
         device_homes=_words(facts["homes on the device"]),
         placed=_read_places(facts["placed"]),
         update_buffers=_read_buffers(facts["update buffers"]),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from operator import add
+from operator import add, sub
 from typing import NamedTuple
 
 from engine.planes.layout import EXACT_ITEM_BYTES
@@ -92,8 +92,13 @@ class BlockBytes(NamedTuple):
     """No recompute and backward of one of the first pairs needs more than this."""
 
     @classmethod
-    def of(cls, activations: list[int], backward: list[int]) -> BlockBytes:
-        """Returns the tables. `backward`: each block's backward needs so much in addition."""
+    def of(
+        cls, activations: list[int], backward: list[int], inputs: list[int] | None = None
+    ) -> BlockBytes:
+        """Returns the tables. `backward`: each block's backward needs so much in addition. inputs:
+        so much of the activations is the block's input, which a recompute has from elsewhere.
+        """
+        again = map(sub, activations, inputs) if inputs is not None else activations
         pairs = [
             activations[second - 1] + activations[second] + backward[second]
             for second in range(1, len(backward), 2)
@@ -102,6 +107,6 @@ class BlockBytes(NamedTuple):
             activations,
             list(accumulate(reversed(activations), initial=0)),
             list(accumulate(reversed(backward), max, initial=0)),
-            list(accumulate(map(add, activations, backward), max, initial=0)),
+            list(accumulate(map(add, again, backward), max, initial=0)),
             list(accumulate(pairs, max, initial=0)),
         )

@@ -50,9 +50,9 @@ def _run(
     if context.state.balance is not None:
         tokens = step.balanced(op.micro_batch)
         context.state.balance.enter(op.unit, op.micro_batch, tokens, isinstance(op, Forward))
-    if context.plan.compiled and step.inputs.training:
+    if context.plan.compiles_blocks and step.inputs.training:
         block = context.state.compiled[op.slot, unit.kind]
-    elif context.plan.compiled:
+    elif context.plan.compiles_blocks:
         block = context.state.compiled_alone(op.slot, unit)
     call: Callable[[Any, torch.Tensor], torch.Tensor] = arguments.call
     if op.micro_batch in step.handed:
@@ -101,7 +101,7 @@ def _forward(context: OpContext, op: Forward, step: StepUnderWay) -> None:
     hidden = step.hidden[op.micro_batch]
     kept = op.keeps == Keeps.ACTIVATIONS
     goes_back = step.inputs.training and op.unit not in context.plan.forward_only
-    if not (goes_back and (kept or context.plan.compiled)):
+    if not (goes_back and (kept or context.plan.compiles_blocks)):
         _keep_boundary(context, op, step, hidden)
         with torch.no_grad():
             step.hidden[op.micro_batch] = _run(context, op, step, hidden)
@@ -175,7 +175,7 @@ def _backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
         raise
     except Exception as error:
         is_recording = step.graphs is not None and step.graphs.is_recording
-        if is_recording or not context.plan.compiled:
+        if is_recording or not context.plan.compiles_blocks:
             raise
         # If compiling backward failed, the block runs uncompiled from now on. An error with another
         # cause is raised again.

@@ -22,6 +22,7 @@ from engine.planes.update_buffers import UpdateBuffer
 from engine.runtime.compiled import CompiledBlock
 from engine.runtime.device_moments import moment_tables
 from engine.runtime.router_balance import RouterBalance
+from engine.tiles.tiled_module import run_in_tiles
 
 
 class ExactWeights:
@@ -85,7 +86,7 @@ class DeviceState:
         store, self._update_buffer = planes
         self.device = device
         self.dtype = TORCH_DTYPES[model.dtype]
-        self._compiles = plan.compiled
+        self._compiles, self._tile_tokens = plan.compiles_blocks, plan.tile_tokens
         self._shards = plan.shards
         self._units = {unit.name: unit for unit in model.units}
         self._settled_bytes = store.device_bytes
@@ -336,6 +337,8 @@ class DeviceState:
         # class computes.
         template.__dict__.pop("forward", None)
         template.train()
+        if self._tile_tokens:
+            run_in_tiles(template, self.model.parts_in_tiles(unit), self._tile_tokens)
         parameters = self._views(slot, unit)
         for spec, parameter in zip(unit.layout.parameters, parameters):
             owner, _, attribute = spec.name.rpartition(".")

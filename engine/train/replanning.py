@@ -211,6 +211,8 @@ def replanned_in_words(moment: Moment, before: Chosen, after: Chosen) -> str:
         old, new = getattr(before.choices, name), getattr(after.choices, name)
         if old != new:
             parts.append(f"{new} {words}, not {old}")
+    if after.choices.tile_tokens != before.choices.tile_tokens:
+        parts.append(f"blocks in tiles of {after.choices.tile_tokens:,} tokens")
     if after.choices.host_boundaries and not before.choices.host_boundaries:
         parts.append("boundaries on the host")
     sums = "No result changes by that."

@@ -13,8 +13,10 @@ import pytest
 from engine.model import activations, measure_shape
 from engine.model.activations import Counted
 from engine.model.units import StreamedModel
+from engine.tiles.tile_sizes import TiledBlock
 
 _counted: dict[Any, list[Counted] | None] = {}
+_in_tiles: dict[Any, list[TiledBlock | None]] = {}
 
 
 def counting_once() -> Iterator[None]:
@@ -26,8 +28,17 @@ def counting_once() -> Iterator[None]:
             _counted[key] = activations.count_activations(model)
         return _counted[key]
 
+    measured = measure_shape.tiled_blocks
+
+    def measure(model: StreamedModel) -> list[TiledBlock | None]:
+        key = _all_that_counts(model)
+        if key not in _in_tiles:
+            _in_tiles[key] = measured(model)
+        return _in_tiles[key]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure_shape, "count_activations", count)
+        patch.setattr(measure_shape, "tiled_blocks", measure)
         yield
 
 
@@ -40,5 +51,5 @@ def _all_that_counts(model: StreamedModel) -> tuple:
         config.get_text_config()._attn_implementation,
         model.dtype,
         repr(model.skeleton.model),
-        tuple((repr(unit.block), activations._shapes(model, unit)) for unit in model.blocks),
+        tuple((repr(unit.block), activations.block_shapes(model, unit)) for unit in model.blocks),
     )

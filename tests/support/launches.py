@@ -56,6 +56,8 @@ class Launch:
             *(sys.executable, *program, f"--nnodes={hosts}"),
             *(f"--nproc-per-node={ranks}", f"--max-restarts={restarts}", "--rdzv-backend=c10d"),
             *(f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id={port}"),
+            # The name of this host may not be known to its resolver.
+            "--local-addr=127.0.0.1",
         ]
         self.agents = [
             start(
@@ -64,9 +66,9 @@ class Launch:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                env=os.environ | ONE_THREAD | {"GLOO_SOCKET_IFNAME": "lo"},
+                env=os.environ | ONE_THREAD | {"GLOO_SOCKET_IFNAME": "lo"} | _gpus_of(host, ranks),
             )
-            for own in arguments
+            for host, own in enumerate(arguments)
         ]
 
     def ended(self) -> tuple[list[int], str, str]:
@@ -102,6 +104,12 @@ def torchrun_forks() -> None:
     fork_from_here()
     subprocess_handler.Popen = ForkedProcess
     run.main(sys.argv[1:])
+
+
+def _gpus_of(host: int, ranks: int) -> dict[str, str]:
+    """Each host has GPUs of its own, if this machine has some."""
+    own = range(host * ranks, (host + 1) * ranks)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, own))}
 
 
 def _variables(pid: int) -> dict[bytes, bytes]:

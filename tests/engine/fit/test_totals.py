@@ -52,6 +52,7 @@ OTHERS = {
     "boundary_rings": (3, 5),
     "gradient_sum": tuple(GradientSum),
     "compiled": (False, True),
+    "tile_tokens": (0, 4096),
     "graphs": (False, True),
     "device_homes": ((), ("head",)),
     "update_buffers": (0, 8, 20),

@@ -16,6 +16,7 @@ from tests.support.changes.of_regularisation import REGULARISED
 from tests.support.changes.of_run_models import RUN_MODELS
 from tests.support.changes.of_spilling import SPILL_CHANGES
 from tests.support.changes.of_steps import STEPS
+from tests.support.changes.of_tiles import TILES
 from tests.support.changes.record import Change
 
 AREAS: dict[str, tuple[Change, ...]] = {
@@ -33,6 +34,7 @@ AREAS: dict[str, tuple[Change, ...]] = {
     "The best weights": LEARNED,
     "Pairs of answers": PAIRS,
     "Added tokens and longer rows": RUN_MODELS,
+    "Tiles along long rows": TILES,
 }
 CHANGES: tuple[Change, ...] = tuple(change for area in AREAS.values() for change in area)
 

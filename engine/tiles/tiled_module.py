@@ -1,0 +1,146 @@
+"""A module that computes each token by itself runs in tiles: for some tokens of a row at a time.
+
+Autograd keeps the module's input alone. In backward, each tile is computed again, with gradients.
+The gradients of its parameters are added up over tiles in fp32, and rounded once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+_here = threading.local()
+
+
+def is_in_tile() -> bool:
+    """Tells whether this thread is running a module in tiles."""
+    return getattr(_here, "depth", 0) > 0
+
+
+class _Running:
+    """While one is active, the thread is running a module in tiles."""
+
+    def __enter__(self) -> None:
+        _here.depth = getattr(_here, "depth", 0) + 1
+
+    def __exit__(self, *_: object) -> None:
+        _here.depth -= 1
+
+
+class _How(NamedTuple):
+    """A `_How` says that the module `part`, whose own code is `run`, runs on `span` tokens of each
+    row at a time.
+    """
+
+    part: nn.Module
+    run: Callable[[torch.Tensor], torch.Tensor]
+    span: int
+
+
+class _InTiles(torch.autograd.Function):
+    """Runs a module in tiles."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, how: _How, given: torch.Tensor, *parameters: nn.Parameter
+    ) -> torch.Tensor:
+        """Returns [rows, tokens, ...] for an input `given` [rows, tokens, ...]. parameters: those
+        of the module that are trained, of any shapes.
+        """
+        ctx.how, ctx.parameters, run = how, parameters, how.run
+        ctx.bound = [
+            (each, dict(each._buffers), getattr(each, "layer_idx", None))
+            for each in how.part.modules()
+        ]
+        ctx.save_for_backward(given)
+        with _Running():
+            out: torch.Tensor | None = None
+            for inside in _tiles(given, how.span):
+                part = run(given[:, inside].contiguous())
+                if out is None:
+                    out = part.new_empty(*given.shape[:2], *part.shape[2:])
+                out[:, inside] = part
+                del part
+        assert out is not None  # a row has a token
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        """Returns the gradients of the input and of the parameters. `gradient` [rows, tokens, ...]
+        is that of the output.
+        """
+        (given,) = ctx.saved_tensors
+        parameters = ctx.parameters
+        of_given = torch.empty_like(given) if ctx.needs_input_grad[1] else None
+        # Blocks of one kind share a module. Another one may have run in it since.
+        for part, buffers, index in ctx.bound:
+            part._buffers.update(buffers)
+            if index is not None:
+                part.layer_idx = index
+        sums: list[torch.Tensor | None] = [None] * len(parameters)
+        with _Running():
+            for inside in _tiles(given, ctx.how.span):
+                leaf = given[:, inside].detach().contiguous()
+                leaf.requires_grad_(of_given is not None)
+                inputs = [leaf, *parameters] if of_given is not None else list(parameters)
+                with torch.enable_grad():
+                    out = ctx.how.run(leaf)
+                above = gradient[:, inside].contiguous()
+                found = torch.autograd.grad(out, inputs, above, allow_unused=True)
+                del out
+                if of_given is not None:
+                    of_given[:, inside] = 0.0 if found[0] is None else found[0]
+                for place, each in enumerate(found[len(found) - len(parameters) :]):
+                    _add(sums, place, each)
+                del found
+            # Of each parameter, only one of the two is there beside the sums of the others.
+            for place, parameter in enumerate(parameters):
+                total = sums[place]
+                if total is not None:
+                    sums[place] = total.to(parameter.dtype)
+        return None, of_given, *sums
+
+
+def _add(sums: list[torch.Tensor | None], place: int, gradient: torch.Tensor | None) -> None:
+    """Adds the gradient of a tile to the fp32 sum at `place`, both in the shape of a parameter."""
+    total = sums[place]
+    if gradient is None:
+        return
+    if total is None:
+        sums[place] = gradient.to(torch.float32, copy=True)
+    else:
+        total.add_(gradient)
+
+
+def _tiles(given: torch.Tensor, span: int) -> Iterable[slice]:
+    """Yields the places of the tiles along the rows of `given`, [rows, tokens, ...]."""
+    for start in range(0, given.shape[1], span):
+        yield slice(start, min(start + span, given.shape[1]))
+
+
+def run_in_tiles(block: nn.Module, names: Iterable[str], tile_tokens: int) -> None:
+    """Makes the modules of `block` with these names run in tiles of so many tokens, those of all
+    rows together. Rows of no more tokens run as a whole.
+    """
+    for name in names:
+        part = block.get_submodule(name)
+        setattr(part, "forward", partial(_forward, part, part.forward, tile_tokens))  # noqa: B010
+
+
+def _forward(
+    part: nn.Module, run: Callable[..., Any], tile_tokens: int, *args: Any, **kwargs: Any
+) -> Any:
+    """Runs a module whose own code is `run`, in tiles if it has one input [rows, tokens, ...]."""
+    given = args[0] if len(args) == 1 and not kwargs else None
+    if not isinstance(given, torch.Tensor) or given.dim() < 3:
+        return run(*args, **kwargs)
+    span = max(1, tile_tokens // given.shape[0])
+    if given.shape[1] <= span:
+        return run(given)
+    trained = [parameter for parameter in part.parameters() if parameter.requires_grad]
+    return _InTiles.apply(_How(part, run, span), given, *trained)

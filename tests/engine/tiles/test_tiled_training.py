@@ -1,0 +1,59 @@
+"""Blocks in tiles train as plain transformers does, in float32 and in bf16, and with tiles of one
+size any plan gives the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.plan.choices import PlanChoices
+from tests.engine.plan.test_laws import assert_same_bits, planes_after
+from tests.engine.runtime.test_parity import compare
+from tests.support.bf16_parity import Bounds, Rows, compare_in_bf16
+from tests.support.tiers import in_tiers
+from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+
+pytestmark = pytest.mark.computing
+
+TILES = PlanChoices(micro_batches=2, tile_tokens=10)
+SWEEP = "it sweeps over families; a plain run has one of them"
+FAMILIES = in_tiers(["llama", "gpt2", "mixtral", "gemma3_text", "qwen3_moe"], ["llama"], SWEEP)
+OTHER_PLANS = {
+    "kept": dict(kept_blocks=2, resident_blocks=2),
+    "kept in one slot": dict(kept_blocks=3, slots=2),
+    "host boundaries": dict(host_boundaries=True, boundary_rings=1),
+    "in pairs": dict(boundary_blocks=2, host_boundaries=True),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_training_equals_plain_training(family):
+    compare(family, False, 2, TILES)
+
+
+@pytest.mark.parametrize("family", in_tiers(["qwen2", "mixtral", "mistral"], [], SWEEP))
+def test_training_in_bf16_is_as_near_to_float32_as_plain_training(family):
+    bounds = Bounds(norm=2e-2, update=0.15 if family == "mixtral" else 6e-2)
+    compare_in_bf16(tiny_config(family), Rows(2, 12, 7), TILES, bounds=bounds)
+
+
+@pytest.mark.everything("it trains by six plans; the laws of plans do not depend on tiles")
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_any_plan_gives_the_same_bits(family):
+    right = planes_after(TILES, family=family)
+    for changes in OTHER_PLANS.values():
+        assert_same_bits(planes_after(replace(TILES, **changes), family=family), right)
+
+
+def test_evaluation_in_tiles_equals_evaluation_of_whole_rows():
+    plain = plain_model(tiny_config("qwen2"))
+    losses = []
+    for choices in (TILES, PlanChoices(micro_batches=2)):
+        run = streamed(plain, choices)
+        losses.append(run.engine.evaluate(random_batches(2)))
+        run.close()
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert torch.isfinite(torch.tensor(losses)).all()

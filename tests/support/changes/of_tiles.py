@@ -1,0 +1,83 @@
+"""Changes to parts of blocks that run in tiles along a row."""
+
+from __future__ import annotations
+
+from tests.support.changes.record import Change
+
+MODULE = "engine/tiles/tiled_module.py"
+TRIAL = "engine/tiles/token_wise.py"
+MODULE_TESTS = "tests/engine/tiles/test_tiled_module.py"
+LONG_ROWS = "tests/engine/fit/test_long_rows.py"
+
+TILES: tuple[Change, ...] = (
+    Change(
+        "tile-sums-in-bf16",
+        MODULE,
+        "sums[place] = gradient.to(torch.float32, copy=True)",
+        "sums[place] = gradient.clone()",
+        "Gradients of parameters are added up over tiles in bf16.",
+        (f"{MODULE_TESTS}::test_bf16_is_no_further_from_float32_than_whole_rows",),
+    ),
+    Change(
+        "last-tile-lost",
+        MODULE,
+        "for start in range(0, given.shape[1], span):",
+        "for start in range(0, given.shape[1] - span + 1, span):",
+        "The last tokens of a row that do not fill a tile are left out.",
+        (f"{MODULE_TESTS}::test_float32_is_equal_within_rounding",),
+    ),
+    Change(
+        "buffers-of-another-block",
+        MODULE,
+        "part._buffers.update(buffers)",
+        "part._buffers.update({})",
+        "Backward computes tiles again with the buffers of the block that ran last.",
+        (f"{MODULE_TESTS}::test_backward_has_the_buffers_of_its_forward",),
+    ),
+    Change(
+        "random-modules-in-tiles",
+        TRIAL,
+        "if _keeps_more_than_input(part) and not _is_random(part):",
+        "if _keeps_more_than_input(part):",
+        "Modules with dropout run in tiles, which draw other numbers in backward.",
+        (
+            "tests/engine/tiles/test_token_wise.py"
+            "::test_the_largest_ones_that_keep_more_than_their_input_run_in_tiles",
+        ),
+    ),
+    Change(
+        "parameters-not-compared-in-the-trial",
+        TRIAL,
+        "joined += [torch.stack(each).sum(0) for each in of_results[2:]]",
+        "whole = whole[:2]",
+        "A trial does not compare the gradients of parameters.",
+        (
+            "tests/engine/tiles/test_token_wise.py"
+            "::test_gradients_of_parameters_must_add_up_over_tiles",
+        ),
+    ),
+    Change(
+        "tiles-where-memory-suffices",
+        "engine/fit/choose.py",
+        "return (0, *tiles_for(job.row_length))",
+        "return (*tiles_for(job.row_length), 0)",
+        "Long rows run in tiles although whole rows fit.",
+        (f"{LONG_ROWS}::test_the_plan_is_unchanged_where_memory_suffices",),
+    ),
+    Change(
+        "resumed-without-tiles",
+        "engine/fit/choose.py",
+        'return (job.rounding.get("tile_tokens", 0),)',
+        "return (0,)",
+        "A resumed run forgets its tiles, and rounds otherwise.",
+        (f"{LONG_ROWS}::test_a_resumed_run_keeps_its_tiles",),
+    ),
+    Change(
+        "tiles-computed-again-for-nothing",
+        "engine/fit/cost.py",
+        "+ self._run_again(unit)",
+        "",
+        "Predictions leave out that backward computes tiles again.",
+        (f"{LONG_ROWS}::test_backward_computes_what_is_in_tiles_once_more",),
+    ),
+)
