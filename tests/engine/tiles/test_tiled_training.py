@@ -20,7 +20,7 @@ pytestmark = pytest.mark.computing
 
 TILES = PlanChoices(micro_batches=2, tile_tokens=10)
 SWEEP = "it sweeps over families; a plain run compares a module and adapters"
-FAMILIES = ["llama", "mixtral", "gemma3_text"]
+FAMILIES = ["llama", "mixtral"]
 OTHER_PLANS = {
     "kept": dict(kept_blocks=2, resident_blocks=2),
     "kept in one slot": dict(kept_blocks=3, slots=2),
@@ -43,7 +43,7 @@ def test_training_in_bf16_is_as_near_to_float32_as_plain_training(family):
 
 
 @pytest.mark.everything("it trains by six plans; the laws of plans do not depend on tiles")
-@pytest.mark.parametrize("family", ["llama", "mixtral"])
+@pytest.mark.parametrize("family", ["mixtral"])
 def test_any_plan_gives_the_same_bits(family):
     right = planes_after(TILES, family=family)
     for changes in OTHER_PLANS.values():
