@@ -227,6 +227,10 @@ REASONS: dict[str, dict[str, str]] = {
         "tensor.untyped_storage()._cdata is private": "torch tells it in no other way",
         "storage._cdata is private": "torch tells it in no other way",
     },
+    "engine/dividing/word_kernels.py": {
+        "types.void() at import": "a type of numba, made once",
+        "types.UniTuple(types.int64, 3)() at import": "a type of numba, made once",
+    },
     "engine/host/host_kernels.py": {"types.void() at import": "a type of numba, made once"},
     "engine/host/moment_kernels.py": {"types.void() at import": "a type of numba, made once"},
     "engine/runtime/registered_buffers.py": {

@@ -68,6 +68,10 @@ LATE = {
         {"engine.model.pretrained_files"},
         "a check of a model alone is answered without torch",
     ),
+    "engine/data/text_tokens.py": (
+        {"engine.dividing.word_tokens"},
+        "numba is loaded only for long texts",
+    ),
     "engine/model/find_shape.py": (
         {"engine.model.build", "engine.model.measure_shape", "engine.model.pretrained_files"},
         "torch is loaded only for a model that nobody has built here before",

@@ -102,6 +102,9 @@ class Encoder:
         """
         if ids is None:
             return _FAILED
+        if text.before and text.after:
+            document = Document(ids, np.ones(len(ids), dtype=bool), None, len(ids))
+            return Kept([document], cut=False, answer=None)
         tokens, trained, _ = self._framed(ids, np.ones(len(ids), dtype=bool), None)
         if text.before:
             tokens, trained = tokens[len(self._prefix) :], trained[len(self._prefix) :]

@@ -57,7 +57,8 @@ def numbered_rows(source: Source) -> Iterator[Numbered]:
     """
     for number, row in source.read():
         where = source.where(number)
-        _check_depth(row, where)
+        if not isinstance(row, Passage):
+            _check_depth(row, where)
         yield number, row, where
 
 

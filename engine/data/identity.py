@@ -109,7 +109,7 @@ def _tokenizer(tokenizer: Any) -> Identity:
 def _code() -> Identity:
     code = hashlib.blake2b(digest_size=16)
     engine = Path(__file__).parent.parent
-    for room in ("sources", "examples", "data"):
+    for room in ("sources", "examples", "dividing", "data"):
         for path in sorted((engine / room).rglob("*.py")):
             code.update(str(path.relative_to(engine)).encode() + path.read_bytes())
     return [code.hexdigest(), *(importlib.metadata.version(name) for name in _LIBRARIES)]
@@ -121,6 +121,6 @@ def _digest(value: Any) -> str:
 
 
 PROGRAM = _code()
-"""It identifies the code that makes tokens, that of three rooms and of the libraries, as this
+"""It identifies the code that makes tokens, that of four rooms and of the libraries, as this
 process loaded it. A newer version never reuses the tokens of an older one.
 """

@@ -38,26 +38,37 @@ def passages(path: Path, max_seq_len: int) -> Iterator[tuple[int, Passage]]:
     are the text, character by character. Each fills about one row of `max_seq_len` tokens. A text
     of white space alone has no passages.
     """
+    number, before = 1, ""
+    for text, after in _cut(path, max_seq_len):
+        yield number, Passage(text, before, after)
+        number += text.count("\n")
+        before = (text if len(text) >= CONTEXT else before + text)[-CONTEXT:]
+
+
+def count_passages(path: Path, max_seq_len: int) -> int:
+    """Returns the number of passages of a plain text."""
+    return sum(1 for _ in _cut(path, max_seq_len))
+
+
+def _cut(path: Path, max_seq_len: int) -> Iterator[tuple[str, str]]:
+    """Yields the text of each passage, and the characters behind it."""
     most = max_seq_len * _CHARACTERS_A_TOKEN
-    number, before, rest = 1, "", ""
+    rest, count = "", 0
     for block in text_blocks(path):
         rest, begin = rest + block, 0
         while len(rest) - begin >= most + CONTEXT:
             end = cut_place(rest, begin, begin + most)
-            text = rest[begin:end]
-            yield number, Passage(text, before, rest[end : end + CONTEXT])
-            number += text.count("\n")
-            before = (before + text)[-CONTEXT:]
+            yield rest[begin:end], rest[end : end + CONTEXT]
+            count += 1
             begin = end
         rest = rest[begin:]
     while len(rest) > most:
         end = cut_place(rest, 0, most)
-        text, rest = rest[:end], rest[end:]
-        yield number, Passage(text, before, rest[:CONTEXT])
-        number += text.count("\n")
-        before = (before + text)[-CONTEXT:]
-    if before or rest.strip():
-        yield number, Passage(rest, before, "")
+        yield rest[:end], rest[end : end + CONTEXT]
+        count += 1
+        rest = rest[end:]
+    if count or rest.strip():
+        yield rest, ""
 
 
 def cut_place(text: str, begin: int, most: int) -> int:

@@ -14,6 +14,8 @@ MASKS = "tests/engine/data/test_data_masks.py"
 ROW_TESTS = "tests/engine/data/test_data_rows.py"
 FINGERPRINT = "tests/engine/data/test_data_fingerprint.py"
 MIX = "tests/engine/data/test_data_mix.py"
+AUTOMATON = "tests/engine/dividing/test_automaton.py"
+WORDS = "tests/engine/dividing/test_word_tokens.py"
 LONG = "tests/engine/data/test_long_texts.py"
 
 DATA = (
@@ -48,6 +50,30 @@ DATA = (
         "None)",
         "Tokens of the text behind a piece come twice.",
         (LONG,),
+    ),
+    Change(
+        "word-by-the-last-alternative",
+        "engine/dividing/automaton.py",
+        "waiting = places[::-1]",
+        "waiting = places[:]",
+        "Of several alternatives of a pattern, the last one divides a text.",
+        (AUTOMATON,),
+    ),
+    Change(
+        "word-with-tokens-of-another",
+        "engine/dividing/word_kernels.py",
+        "if place == length:",
+        "if place >= 0:",
+        "A word gets the tokens of one of its length that has its slot.",
+        (WORDS,),
+    ),
+    Change(
+        "word-divided-at-any-character",
+        "engine/dividing/word_tokens.py",
+        "if is_alike else OTHER",
+        "if there else OTHER",
+        "Characters at which the tokenizer divides a text otherwise are divided by the table.",
+        (WORDS,),
     ),
     Change(
         "first-token-of-any-document-trained",

@@ -9,7 +9,9 @@ import random
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from engine.data.text_tokens import Piece, WordTokens
+from engine.dividing.automaton import automaton_of
+from engine.dividing.piece import Piece
+from engine.dividing.word_tokens import WordTokens
 from tests.support import data_tokenizers as made
 
 pytestmark = pytest.mark.computing
@@ -53,6 +55,10 @@ def backend(pattern, normalizer=None):
     return found
 
 
+def words_tree():
+    return {"normalizer": None, "added_tokens": []}
+
+
 def text_of(draw, characters, length):
     return "".join(draw.choices(characters, k=length))
 
@@ -84,8 +90,13 @@ def test_special_tokens_and_unusual_characters_are_left_to_the_tokenizer():
     words = WordTokens.of(backend(PATTERNS["Qwen2"], normalizers.NFC()))
     assert words.of_piece(Piece("", "he <|end|> he", "")) is None
     assert words.of_piece(Piece("", "e\u0301", "")) is None, "it is not normalised"
-    assert words.of_piece(Piece("", "𐒰he", "")) is None, "a letter beyond U+FFFF"
-    assert words.of_piece(Piece("", "😀 he", "")) is not None
+    for text in ("𐒰he", "😀 he"):
+        assert words.of_piece(Piece("", text, "")) is not None
+    greek = automaton_of(r"[α]+|\S|\s")
+    greek.class_of[ord("α")] = greek.class_of[ord("x")]
+    other = WordTokens(backend(r"[α]+|\S|\s"), greek, words_tree())
+    assert other.of_piece(Piece("", "xx", "")) is not None
+    assert other.of_piece(Piece("", "xαx", "")) is None, "the table divides it otherwise"
 
 
 def test_other_tokenizers_are_asked_themselves():
@@ -99,10 +110,11 @@ def test_other_tokenizers_are_asked_themselves():
 
 
 def test_few_words_are_kept(monkeypatch):
-    monkeypatch.setattr("engine.data.text_tokens._MOST_WORDS", 100)
+    monkeypatch.setattr("engine.dividing.word_tokens._MOST_WORDS", 100)
+    monkeypatch.setattr("engine.dividing.word_tokens._FEWEST_SLOTS", 4)
     tokenizer = backend(PATTERNS["Llama 3"])
     words = WordTokens.of(tokenizer)
     for number in range(40):
         text = " ".join(f"{number}{'é' * k}" for k in range(20))
         assert words.of_piece(Piece("", text, "")).tolist() == tokenizer.encode(text).ids
-        assert len(words._ids) <= 100
+        assert len(words._known) <= 100

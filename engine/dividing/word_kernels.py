@@ -1,0 +1,157 @@
+"""These kernels divide a text into words and look up the tokens of each. They release the
+interpreter's lock.
+
+Known words are in a hash table with open addressing: a slot has the place of a word's record, or 0.
+A word is compared character by character, so words with the same hash are told apart. The record
+also has the tokens of the word, so that a word that comes up costs few lines of the cache.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+
+from engine.dividing.automaton import DEAD, ENDS, START
+
+OTHER, UNTRIED = 254, 255
+"""A character of one of these classes stops the division: Python divides texts with it otherwise
+than the tokenizer, or nobody has tried it.
+"""
+DONE, STOPPED, UNCLEAN = 0, 1, 2
+"""What became of a text: it is divided; there is a character of the above classes in it; a word
+reaches over a border, or a character belongs to no word.
+"""
+_CODES = types.Array(types.uint32, 1, "C", readonly=True)
+_SLOTS, _RECORDS = types.int32[::1], types.uint32[::1]
+
+HEADER = 2
+"""The record of a word begins with the numbers of its characters and of its tokens; these follow.
+"""
+_BASIS, _PRIME = 14695981039346656037 - (1 << 64), 1099511628211
+"""A word is hashed as FNV-1a does it, a character at a time, in signed integers that overflow."""
+_SHIFT = 29
+
+
+@njit(nogil=True, forceinline=True)
+def _slot_of(
+    known: tuple[np.ndarray, np.ndarray], codes: np.ndarray, bounds: tuple[int, int], hashed: int
+) -> int:
+    """Returns the slot of a word of `codes` (uint32[characters]), or the free one for it. `known`
+    has the slots, int32[slots], and the records, uint32[values].
+    """
+    slots, records = known
+    begin, length = bounds[0], bounds[1] - bounds[0]
+    last = len(slots) - 1
+    slot = (hashed ^ (hashed >> _SHIFT)) & last
+    while slots[slot]:
+        record = slots[slot]
+        if records[record] == length:
+            first = record + HEADER
+            place = 0
+            while place < length and records[first + place] == codes[begin + place]:
+                place += 1
+            if place == length:
+                break
+        slot = (slot + 1) & last
+    return slot
+
+
+def _divided(
+    codes: np.ndarray,
+    own: tuple[int, int],
+    automaton: tuple[np.ndarray, np.ndarray],
+    known: tuple[np.ndarray, np.ndarray],
+    out: tuple[np.ndarray, np.ndarray],
+) -> tuple[int, int, int]:
+    """Divides a text, uint32[characters], and writes the tokens of the words between the two places
+    `own` to the first array of `out`, int32[tokens], which has room for them. Unknown words are
+    written to the second, int64[words, 3]: their first place, the place behind, and the number of
+    tokens before them.
+
+    Returns what became of the text, the number of tokens (where it was stopped, the place of the
+    character), and that of the unknown words.
+    """
+    class_of, table = automaton
+    slots, records = known
+    ids, unknown = out
+    length, end_of_text = len(codes), table.shape[1] - 1
+    count, unknown_count, begin = 0, 0, 0
+    while begin < length:
+        state, place, end = START, begin, begin
+        hashed = hashed_here = _BASIS
+        while state != DEAD:
+            kind, code = end_of_text, 0
+            if place < length:
+                code = codes[place]
+                kind = class_of[code]
+                if kind >= OTHER:
+                    return STOPPED, place, 0
+            entry = table[state, kind]
+            if entry & ENDS:
+                end, hashed = place, hashed_here
+            state = entry & (ENDS - 1)
+            hashed_here = (hashed_here ^ code) * _PRIME
+            place += 1
+        if end == begin or begin < own[0] < end or begin < own[1] < end:
+            return UNCLEAN, 0, 0
+        if own[0] <= begin < own[1]:
+            record = slots[_slot_of(known, codes, (begin, end), hashed)]
+            if record:
+                first = record + HEADER + records[record]
+                for token in range(first, first + records[record + 1]):
+                    ids[count] = records[token]
+                    count += 1
+            else:
+                unknown[unknown_count, 0], unknown[unknown_count, 1] = begin, end
+                unknown[unknown_count, 2] = count
+                unknown_count += 1
+        begin = end
+    return DONE, count, unknown_count
+
+
+def _placed(known: tuple[np.ndarray, np.ndarray], first: int, behind: int) -> None:
+    """Puts the records between two places into their slots. Their words differ from each other.
+    `known` has the slots, int32[slots], and the records, uint32[values].
+    """
+    slots, records = known
+    record = first
+    while record < behind:
+        begin = record + HEADER
+        end = begin + records[record]
+        hashed = _BASIS
+        for place in range(begin, end):
+            hashed = (hashed ^ records[place]) * _PRIME
+        slots[_slot_of(known, records, (begin, end), hashed)] = record
+        record = end + records[record + 1]
+
+
+_KNOWN = types.Tuple((_SLOTS, _RECORDS))
+_SIGNATURES: dict[str, tuple[Any, Any]] = {
+    "divided": (
+        _divided,
+        types.UniTuple(types.int64, 3)(
+            _CODES,
+            types.UniTuple(types.int64, 2),
+            types.Tuple((types.uint8[::1], types.int16[:, ::1])),
+            _KNOWN,
+            types.Tuple((types.int32[::1], types.int64[:, ::1])),
+        ),
+    ),
+    "placed": (_placed, types.void(_KNOWN, types.int64, types.int64)),
+}
+
+
+@functools.cache
+def kernel(name: str) -> Callable[..., Any]:
+    """Returns `divided` or `placed`. The first call in a process compiles it, or reads it from
+    numba's cache.
+    """
+    function, signature = _SIGNATURES[name]
+    try:
+        return njit(signature, cache=True, nogil=True)(function)
+    except (RuntimeError, OSError):  # numba found no writable folder for its cache
+        return njit(signature, nogil=True)(function)
