@@ -16,7 +16,7 @@ import itertools
 import os
 import tempfile
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -51,16 +51,23 @@ once, and its packing is tried once.
 
 LIST = Path(__file__).parent / "second_tier.yaml"
 """This file lists tests of the second tier."""
+NOTHING_LISTED = {"reasons": {"sweep": "it is one of many cases"}, "whole": [], "tests": {}}
 
-NTH_CASE = int(os.environ.get("RAMSTREAM_NTH_CASE", "3"))
-"""Of the cases of long sweeps, the second tier has one of three, and all of them with 1."""
+MOST_CASES = 6
+"""A plain run has so many cases of a test, spread evenly over all; the others are a sweep."""
+SWEEP = "sweep"
+
+NTH_CASE = int(os.environ.get("RAMSTREAM_NTH_CASE", "5"))
+"""Of the cases that a plain run leaves out, the second tier has one of five, and all of them with
+1.
+"""
 
 PLAIN = pytest.StashKey[set[str]]()
 """The configuration of a run has under this key the names of those collected tests that a plain run
 has.
 """
-SWEEPS_BY = pytest.StashKey[set[str]]()
-"""Under this key are the reasons of sweeps of which the second tier has some cases."""
+WHOLE = pytest.StashKey[set[str]]()
+"""Under this key are the names of the tests that keep all their cases."""
 LEFT_OUT = pytest.StashKey[int]()
 """The configuration of a run counts under this key the tests that its tier leaves out."""
 
@@ -90,8 +97,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out the second tier unless it is asked for. The groups of several files come first,
     because they take longest: tests that need the GPU or a browser, and sweeps over families.
+    Then come those that only compute: a busy machine disturbs none of them.
     """
-    config.stash[SWEEPS_BY] = set(_mark_listed(items))
+    config.stash[WHOLE] = _mark_listed(items)
     config.stash[PLAIN] = {
         item.nodeid for item in items if item.get_closest_marker("everything") is None
     }
@@ -102,7 +110,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if _is_wanted(item, config, named)]
     config.stash[LEFT_OUT] = len(left_out)
     first = {ALONE: 0, FAMILIES: 1}
-    items.sort(key=lambda item: first.get(_group(item.nodeid), len(first)))
+
+    def place(item: pytest.Item) -> tuple[int, bool]:
+        is_quiet = item.get_closest_marker("computing") is None
+        return first.get(_group(item.nodeid), len(first)), is_quiet
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -128,13 +141,18 @@ def _group(nodeid: str) -> str:
     return FAMILIES if file.rpartition("/")[2] in SWEEPS else file
 
 
-def _mark_listed(items: list[pytest.Item]) -> list[str]:
-    """Marks the tests of the second tier that the file lists. Returns its reasons that are sweeps
-    over many cases.
+def _mark_listed(items: list[pytest.Item]) -> set[str]:
+    """Marks the tests of the second tier that the file lists, and those that are too many cases for
+    a plain run. Returns the names of the tests that keep all their cases.
     """
-    listed = yaml.safe_load(LIST.read_text(encoding="utf-8")) if LIST.exists() else {"tests": {}}
+    listed = yaml.safe_load(LIST.read_text(encoding="utf-8")) if LIST.exists() else NOTHING_LISTED
+    reasons = listed["reasons"]
     cases: Counter[tuple[Path, str]] = Counter()
+    chosen = set()
+    """The cases of these tests were chosen where they stand (`tests.support.tiers.in_tiers`)."""
     for item in items:
+        if item.get_closest_marker("everything"):
+            chosen.add(item.nodeid.split("[")[0])
         if LIST.parent not in item.path.parents or item.get_closest_marker("everything"):
             continue
         test = item.name.split("[")[0]
@@ -143,12 +161,33 @@ def _mark_listed(items: list[pytest.Item]) -> list[str]:
         if isinstance(found, dict):
             found = found.get(test)
         if isinstance(found, int):
-            found = "sweep" if cases[item.path, test] > found else None
+            found = SWEEP if cases[item.path, test] > found else None
         elif isinstance(found, dict):
-            found = "sweep" if (cases[item.path, test] - 1) % found["every"] else None
+            found = SWEEP if (cases[item.path, test] - 1) % found["every"] else None
         if found is not None:
-            item.add_marker(pytest.mark.everything(listed["reasons"][found]))
-    return [listed["reasons"][each] for each in listed.get("sampled", ())]
+            item.add_marker(pytest.mark.everything(reasons[found]))
+    whole = set(listed["whole"])
+    for each in _too_many(items, chosen | whole):
+        each.add_marker(pytest.mark.everything(reasons[SWEEP]))
+    return whole
+
+
+def _too_many(items: list[pytest.Item], chosen: set[str]) -> list[pytest.Item]:
+    """Returns the cases of tests in the plain run that are more than it has of one test, except
+    for those whose cases were `chosen`.
+    """
+    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        test = item.nodeid.split("[")[0]
+        is_plain = item.get_closest_marker("everything") is None
+        if LIST.parent in item.path.parents and is_plain and test not in chosen:
+            cases[test].append(item)
+    left_out = []
+    for own in cases.values():
+        if len(own) > MOST_CASES:
+            kept = {place * len(own) // MOST_CASES for place in range(MOST_CASES)}
+            left_out += [each for place, each in enumerate(own) if place not in kept]
+    return left_out
 
 
 def _is_wanted(item: pytest.Item, config: pytest.Config, named: set[tuple[Path, str]]) -> bool:
@@ -166,8 +205,8 @@ def _is_wanted(item: pytest.Item, config: pytest.Config, named: set[tuple[Path, 
         return True
     if not config.option.everything and "everything" not in config.option.markexpr:
         return False
-    is_case = "[" in name and marker.args[0] in config.stash[SWEEPS_BY]
-    # The checksum chooses the same cases each time, and leaves no value of a parameter out.
+    is_case = "[" in name and item.nodeid.split("[")[0] not in config.stash[WHOLE]
+    # The checksum chooses the same cases each time.
     return not is_case or zlib.crc32(item.nodeid.encode()) % NTH_CASE == 0
 
 

@@ -75,7 +75,7 @@ class MicroBatch:
     document per row.
     """
     tile_tokens: int = 0
-    """Parts of the blocks run in tiles of so many tokens (`PlanChoices.tile_tokens`)."""
+    """A tile of blocks has at most so many tokens; it is 0 without tiles (`PlanChoices`)."""
     has_pass: bool = False
     """Before each step, all earlier ones are applied, and as many rows pass without gradients."""
 

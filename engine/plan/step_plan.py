@@ -46,7 +46,7 @@ class StepPlan:
     tiles.
     """
     tile_tokens: int = 0
-    """Parts of the blocks run in tiles of so many tokens; 0 where they run on whole rows."""
+    """A tile of parts of the blocks has so many tokens; it is 0 where they run on whole rows."""
     device_homes: tuple[str, ...] = ()
     """The optimizers of these units run on the device."""
     placed: tuple[tuple[str, Buffer], ...] = ()

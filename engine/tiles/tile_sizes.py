@@ -1,4 +1,4 @@
-"""How much a block takes on the device where parts of it run in tiles along a row. No torch."""
+"""The memory that a block takes is said here, where parts of it run in tiles. No torch."""
 
 from __future__ import annotations
 
