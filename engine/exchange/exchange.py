@@ -95,6 +95,7 @@ class GroupExchange:
         self._own_host: distributed.ProcessGroup | None
         self._other_hosts: distributed.ProcessGroup | None
         self._streams = Streams()
+        self._is_aborted = False
         if everyone is not None:
             self._all = self._own_host = everyone
             self._other_hosts = None
@@ -128,6 +129,7 @@ class GroupExchange:
         """Ends collectives that wait for a rank that will not come. Any thread may call this. The
         processes of one host are ended by their leader, and so are their connections.
         """
+        self._is_aborted = True
         if not self._adds_on_the_way:
             self._streams.cut()
             return
@@ -137,7 +139,7 @@ class GroupExchange:
 
     def close(self) -> None:
         """Lets go of the groups, without waiting for the other ranks."""
-        if self._adds_on_the_way:
+        if self._adds_on_the_way and not self._is_aborted:
             # NCCL would wait until they leave too, which a process that torchrun has started does
             # when it ends: after this one has let go.
             self.abort()
