@@ -222,6 +222,7 @@ SINCE_THEN = {
     "train.lora_rslora": False,
     "train.lora_targets": ["all-linear"],
     "train.lora_save_modules": [],
+    "train.lora_target_parameters": [],
     "output.export_form": "model",
     "preference.objective": "sft",
     "preference.beta": 0.1,
