@@ -199,7 +199,6 @@ def _refuse_wrong_frozen(blocks: list[str], choices: PlanChoices, trained: Train
             "pairs of blocks, and embed and head among parked gradients, are for models that are "
             "trained whole"
         )
-
     if not set(trained.frozen) < {EMBED, *blocks, HEAD}:
         raise ValueError("nothing is trained")
     if set(choices.device_homes) & set(trained.frozen):

@@ -15,6 +15,7 @@ from engine.model.activations import argument_numel
 from engine.model.build import build_model
 from engine.passing.handing import BEFORE, Source
 from engine.plan.choices import PlanChoices
+from engine.runtime.backend import Backend
 from engine.sampling.generate import AnswerLimits
 from tests.engine.model.test_families import AMPLIFIES
 from tests.engine.plan.test_laws import assert_same_bits
@@ -43,8 +44,11 @@ def build(family: str, **how):
     )
 
 
-def planes_after(family: str, choices: PlanChoices) -> list[torch.Tensor]:
-    run = streamed(plain_model(tiny_family_config(family)), choices, dtype="bfloat16")
+def planes_after(
+    family: str, choices: PlanChoices, backend: Backend | None = None
+) -> list[torch.Tensor]:
+    plain = plain_model(tiny_family_config(family))
+    run = streamed(plain, choices, backend=backend, dtype="bfloat16")
     for step in (1, 2):
         run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
     run.engine.drain()
