@@ -202,7 +202,11 @@ class Hardware:
         cells = {}
         counts = {}
         for row, plain in zip(rows, as_dicts(rows, (column,))):
-            counts[row.entry.id] = {"parameters": row.parameters, "active": row.active_parameters}
+            counts[row.entry.id] = {
+                "parameters": row.parameters,
+                "active": row.active_parameters,
+                "whole": row.whole_parameters,
+            }
             words = {"words": cell_words(row.cells[0]), "detail": cell_detail(row.cells[0])}
             for cell in plain["cells"].values():
                 cells[plain["id"]] = cell | words
@@ -230,15 +234,8 @@ class Hardware:
             if any(model not in found for found in by_machine):
                 raise RunError(f"{model!r} is no row of this table.")
             first = by_machine[0][model]
-            rows.append(
-                Row(
-                    first.entry,
-                    first.parameters,
-                    first.active_parameters,
-                    first.trained_parameters,
-                    tuple(found[model].cells[0] for found in by_machine),
-                )
-            )
+            cells = tuple(found[model].cells[0] for found in by_machine)
+            rows.append(replace(first, cells=cells))
         return as_csv(rows, shown)
 
     def largest(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,7 +260,7 @@ class Hardware:
         shape = _shape(entry, config)
         tight = ", only just" if cell.verdict == Verdict.TIGHT else ""
         sentence = (
-            f"{entry.title} ({in_billions(own_parameters(shape, config))} parameters): {job} take "
+            f"{entry.title} ({_counted(shape, config)} parameters): {job} take "
             f"{in_bytes(cell.host_bytes)} of RAM{and_gpu_memory(cell)} "
             f"{moments_words(cell)}{tight}{_and_speed(cell)}."
         )
@@ -285,7 +282,7 @@ class Hardware:
         return {
             "id": entry.id,
             "title": entry.title,
-            "parameters": in_billions(own_parameters(shape, config)),
+            "parameters": _counted(shape, config),
             "source": entry.source,
             "offers": [_offer_words(offer) for offer in found],
         }
@@ -394,6 +391,12 @@ def _shape(entry: CatalogEntry, config: TrainConfig) -> ModelShape:
             f"{entry.title} is too large to be counted in {config.model.dtype}; choose bfloat16."
         )
     return shape
+
+
+def _counted(shape: ModelShape, config: TrainConfig) -> str:
+    """Returns how many parameters the model of a table has, in billions."""
+    own = own_parameters(shape, config)
+    return in_billions(own, own + shape.untouched_numel)
 
 
 def _and_speed(cell: Cell) -> str:

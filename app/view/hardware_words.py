@@ -218,9 +218,12 @@ def speed_words(found: Cell) -> str:
     return f"about {rounded_rate(found.tokens_per_second)} tokens/s"
 
 
-def in_billions(count: int) -> str:
-    """Returns a count of parameters in billions, as in 7.62 billion."""
-    return f"{count / 1e9:,.3g} billion"
+def in_billions(count: int, whole: int) -> str:
+    """Returns a count of parameters in billions, as in 7.62 billion; with those of the whole
+    checkpoint where it has more, as in 7.62 of 8.29 billion.
+    """
+    of_whole = f" of {whole / 1e9:,.3g}" if whole > count else ""
+    return f"{count / 1e9:,.3g}{of_whole} billion"
 
 
 def rounded_rate(rate: float) -> str:

@@ -49,6 +49,7 @@ CSV_HEAD = (
     "parameters",
     "active_parameters",
     "trained_parameters",
+    "whole_parameters",
     "method",
     "machine",
     "ram_bytes_available",
@@ -130,6 +131,8 @@ class Row:
     active_parameters: int
     trained_parameters: int
     """So many are trained: they are all of the model, or those of adapters."""
+    whole_parameters: int
+    """The checkpoint has so many: those of the model, and what reads images or sound beside it."""
     cells: tuple[Cell, ...]
 
 
@@ -167,9 +170,10 @@ def rows_of(
             )
         except ConfigError:  # such as rows that are longer than the model's positions
             continue
-        beside = shape.parameter_count - own_parameters(shape, config)
-        active = shape.active_parameters - beside
-        yield Row(entry, own_parameters(shape, config), active, shape.trained_count, cells)
+        own = own_parameters(shape, config)
+        active = shape.active_parameters - (shape.parameter_count - own)
+        whole = own + shape.untouched_numel
+        yield Row(entry, own, active, shape.trained_count, whole, cells)
 
 
 def table_shape(entry: CatalogEntry, config: TrainConfig) -> ModelShape | None:
@@ -310,6 +314,7 @@ def _csv_line(row: Row, column: Column, found: Cell) -> tuple[object, ...]:
         row.parameters,
         row.active_parameters,
         row.trained_parameters,
+        row.whole_parameters,
         found.method,
         column.name,
         column.machine.ram_available,
@@ -353,6 +358,7 @@ def _row_as_dict(row: Row, shown: Sequence[Column]) -> dict[str, Any]:
         "parameters": row.parameters,
         "active_parameters": row.active_parameters,
         "trained_parameters": row.trained_parameters,
+        "whole_parameters": row.whole_parameters,
         "cells": {column.name: _cell_as_dict(found) for column, found in cells},
     }
 
@@ -374,11 +380,12 @@ def _cell_as_dict(found: Cell) -> dict[str, Any]:
 
 
 def as_text(rows: Sequence[Row], shown: Sequence[Column]) -> str:
-    """Returns the table for the terminal: tokens a second where a model fits, and the missing
-    memory where it does not.
+    """Returns the table for the terminal: parameters, and then tokens a second where a model fits,
+    and the missing memory where it does not.
     """
-    lines = [["model", *(column.name for column in shown)]]
-    lines += [[row.entry.title, *map(cell_in_words, row.cells)] for row in rows]
+    lines = [["model", "parameters", *(column.name for column in shown)]]
+    for row in rows:
+        lines.append([row.entry.title, _in_billions(row), *map(cell_in_words, row.cells)])
     return _aligned(lines)
 
 
@@ -386,14 +393,23 @@ def as_details(rows: Sequence[Row]) -> str:
     """Returns a table of one machine for the terminal: the memory that each model takes at least,
     the time of a step where it is known, and the speed. All models fit.
     """
-    lines = [["model", "RAM", "GPU memory", "a step", "speed"]]
+    lines = [["model", "parameters", "RAM", "GPU memory", "a step", "speed"]]
     for row in rows:
         (found,) = row.cells
         gpu, seconds = found.gpu_bytes, found.step_seconds
         memory = [in_gib(found.host_bytes), "" if gpu is None else in_gib(gpu)]
         time = "" if seconds is None else in_seconds(seconds)
-        lines.append([row.entry.title, *memory, time, cell_in_words(found)])
+        words = [_in_billions(row), *memory, time, cell_in_words(found)]
+        lines.append([row.entry.title, *words])
     return _aligned(lines)
+
+
+def _in_billions(row: Row) -> str:
+    """Returns the parameters of a row, such as "8.03 B"; with those of the whole checkpoint where
+    it has more, as in "7.62 of 8.29 B".
+    """
+    own, whole = (f"{count / 1e9:,.2f}" for count in (row.parameters, row.whole_parameters))
+    return f"{own} B" if row.parameters == row.whole_parameters else f"{own} of {whole} B"
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> str:

@@ -3,16 +3,18 @@ network, torch or transformers. They are published models (`assets/models.json`)
 (`assets/starter-shape.json`).
 
 The facts come from the models' own configurations. The counts are computed by `engine.model.shape`
-on the meta device, and written by `assets/make/models.py`.
+on the meta device, and written by `assets/make/models.py`. Of a model that also reads images or
+sound, they are those of its language model; what is not trained of it is counted beside.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.config.adapters import Adapters
@@ -40,11 +42,15 @@ class CatalogEntry:
     family: str
     published: str
     """This is the number of parameters stated by the publisher, such as 7.61B, or the hub's count
-    if the publisher rounds to 7B.
+    if the publisher rounds to 7B: of the whole checkpoint.
     """
     published_active: str | None
     """In a mixture of experts, a token passes through this many parameters; None for dense
     models.
+    """
+    unread: int
+    """The checkpoint has so many more parameters that transformers does not read: those of a draft
+    model, or keys and values of layers that take them from another one. An export copies them.
     """
     source: str
     """The configuration is published at this address."""
@@ -57,11 +63,16 @@ class CatalogEntry:
 
     def config_of(self, model_id: str) -> dict[str, Any]:
         """Returns the values of `config` for `model_id`, which is this model or one of `also`."""
-        config = dict(self.config)
-        for known, positions in self.contexts.items():
-            if known.lower() == model_id.lower():
-                config["max_position_embeddings"] = positions
+        config = copy.deepcopy(dict(self.config))
+        positions = self._own_positions(model_id)
+        if positions is not None:
+            config.get("text_config", config)["max_position_embeddings"] = positions
         return config
+
+    def _own_positions(self, model_id: str) -> int | None:
+        """Returns the longest row of one of `contexts`, and None for any other model."""
+        known = {other.lower(): positions for other, positions in self.contexts.items()}
+        return known.get(model_id.lower())
 
     def shape(
         self,
@@ -79,10 +90,10 @@ class CatalogEntry:
         if attention != "auto":
             return None
         source = source or self.id
-        positions = self.config_of(source).get(
-            "max_position_embeddings", self._shape["max_position_embeddings"]
-        )
+        positions = self._own_positions(source) or self._shape["max_position_embeddings"]
         whole = unpack(self._shape, dtype, source, max_position_embeddings=positions)
+        if whole is not None and self.unread:
+            whole = replace(whole, untouched_numel=whole.untouched_numel + self.unread)
         return _with(whole, adapters, self._adapters)
 
 
@@ -108,6 +119,7 @@ def catalog() -> tuple[CatalogEntry, ...]:
                 family=row["family"],
                 published=row["published"],
                 published_active=row["published_active"],
+                unread=row.get("unread", 0),
                 source=row["source"],
                 config=row["config"],
                 _shape=row["shape"],

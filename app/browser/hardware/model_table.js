@@ -6,6 +6,7 @@ import { el, field } from "../common/dom.js";
 // A model that a machine can train ranks above one that it cannot.
 const RANKS = { good: 0, warn: 0, bad: -1 };
 const NOT_COMPUTED = -2;
+const WHOLE = "The whole checkpoint; what reads images or sound is not trained.";
 // Each key moves by this many rows and columns; a move beyond the last one stops there.
 const MOVES = {
     ArrowUp: [-1, 0],
@@ -199,13 +200,23 @@ export class ModelTable {
             },
             model.title,
         );
-        const billions = (this.data.parameters(model.id) / 1e9).toFixed(2);
         return el(
             "tr",
             { "data-model": model.id },
             el("th", { scope: "row" }, name, el("small", {}, model.id)),
-            el("td", { class: "rs-number", tabindex: -1 }, billions, " B"),
+            this.drawParameters(model),
             ...this.data.machines().map((machine) => this.drawCell(model, machine)),
+        );
+    }
+
+    // Below the parameters of a language model: those of its whole checkpoint, if it has more.
+    drawParameters({ id }) {
+        const { parameters, whole } = this.data.counts[id];
+        return el(
+            "td",
+            { class: "rs-number", tabindex: -1 },
+            inBillions(parameters),
+            whole > parameters ? el("small", { title: WHOLE }, `of ${inBillions(whole)}`) : null,
         );
     }
 
@@ -327,6 +338,8 @@ export class ModelTable {
 
 // The element of a cell that takes the focus.
 const target = (cell) => cell?.querySelector("button") ?? cell;
+
+const inBillions = (count) => `${(count / 1e9).toFixed(2)} B`;
 
 const within = (index, length) => Math.max(0, Math.min(length - 1, index));
 
