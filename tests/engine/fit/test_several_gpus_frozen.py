@@ -7,33 +7,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
 from engine.errors import ConfigError
-from engine.fit.buffer_sizes import fixed_items, update_buffer
 from engine.fit.job import Job, numbers_of_ranks, refuse_contradictions, spans_of
 from engine.fit.memory_items import MemoryItem, PartName
 from engine.fit.needs import needs_of
 from engine.fit.pool import pool_of
 from engine.fit.predict import predicted_step
-from engine.host.host_store import HostStore
 from engine.machine.exchange_times import ExchangeTimes
 from engine.machine.several_gpus import named_with_several
 from engine.model.build import build_model
 from engine.model.find_shape import adapted_shape
-from engine.model.measure_shape import shape_of
 from engine.model.shape import ModelShape
-from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlaneSizes, settled_of
 from engine.plan.ops import OpKind
 from engine.plan.shards import Shards
-from engine.runtime.cpu_backend import CpuBackend
-from engine.runtime.device_state import DeviceBuffers, DeviceState
 from tests.engine.fit.test_several_gpus import GRID, NoShards, bytes_of
 from tests.support.chosen import QUICK, config
+from tests.support.device_bytes import agreeing_plans, filled_store
 from tests.support.tiny import tiny_config
 
 pytestmark = [pytest.mark.computing, pytest.mark.usefixtures("compiler")]
@@ -55,35 +48,10 @@ def test_fixed_buffers_of_each_rank_are_its_device_state_to_the_byte(
 ):
     how = ModelConfig(source="tiny", dtype=dtype)
     model = build_model(tiny_config(family, tie_word_embeddings=tied), how, parts)
-    shape, names = shape_of(model), [unit.name for unit in model.blocks]
-    store = HostStore(model.layouts, dtype, threads=1)
-    store.allocate_weights()
-    store.allocate_states()
+    store = filled_store(model)
     store.divide(NoShards(ranks))
-    numel = {unit.name: unit.numel for unit in shape.units}
-    tried = 0
-    for one_rank_s in GRID:
-        choices = replace(one_rank_s, ranks=ranks)
-        has_none = set(choices.device_homes) & set(shape.frozen_units)
-        if has_none or (choices.shared_outer_slot and tied):
-            continue
-        if choices.kept_blocks > len(names) - shape.forward_blocks:
-            continue
-        buffer = update_buffer(shape, choices)
-        sizes = PlaneSizes(
-            numel,
-            buffer.numel,
-            buffer_bytes=buffer.bytes,
-            item_bytes=shape.item_bytes,
-            frozen=shape.frozen_units,
-        )
-        plan = build_step_plan(names, model.tied, choices, sizes)
-        store.settle(settled_of(names, choices), CpuBackend())
-        state = DeviceState(model, plan, torch.device("cpu"), 24 * 32, DeviceBuffers(store, buffer))
-        expected = sum(item.bytes for item in fixed_items(shape, choices, 24 * 32))
-        assert state.fixed_bytes() == expected, choices
-        tried += 1
-    assert tried > 10
+    plans = (replace(one, ranks=ranks) for one in GRID if not (one.shared_outer_slot and tied))
+    assert agreeing_plans(model, store, plans) > 10
     store.close()
 
 

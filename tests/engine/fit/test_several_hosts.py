@@ -7,11 +7,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from engine.config.settings import ModelConfig
 from engine.errors import ConfigError
-from engine.fit.buffer_sizes import fixed_items, update_buffer
 from engine.fit.choose import choose
 from engine.fit.cost import MicroBatch
 from engine.fit.job import Job, Target
@@ -20,21 +18,18 @@ from engine.fit.needs import Needs, SessionFacts, Verdict, needs_of
 from engine.fit.planner import Chosen
 from engine.fit.predict import predicted_step
 from engine.fit.sizes import EXCHANGE_BYTES
-from engine.host.host_store import HostStore
 from engine.machine.link_rates import ASSUMED_NETWORK, seconds_between_hosts
 from engine.machine.several_gpus import named_with_several
 from engine.model.build import build_model
-from engine.model.measure_shape import shape_of
 from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlanChoices, PlaneSizes, settled_of
+from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.ops import OpKind
 from engine.plan.text import from_text, to_text
 from engine.plan.validate import validate
-from engine.runtime.cpu_backend import CpuBackend
-from engine.runtime.device_state import DeviceBuffers, DeviceState
 from engine.words import GIB
 from tests.engine.fit.test_several_gpus import GRID, bytes_of
 from tests.support.chosen import QUICK, big_shape, config
+from tests.support.device_bytes import agreeing_plans, filled_store
 from tests.support.tiny import tiny_config
 
 
@@ -175,25 +170,7 @@ def test_the_buffers_of_a_rank_alone_on_its_host_are_its_device_state_to_the_byt
     model = build_model(
         tiny_config(family, tie_word_embeddings=tied), ModelConfig(source="tiny", dtype="bfloat16")
     )
-    shape, names = shape_of(model), [unit.name for unit in model.blocks]
-    store = HostStore(model.layouts, "bfloat16", threads=1)
-    store.allocate_weights()
-    store.allocate_states()
-    for of_one_host in GRID:
-        if of_one_host.shared_outer_slot and tied:
-            continue
-        choices = of_one_host.changed(hosts=2)
-        buffer = update_buffer(shape, choices)
-        sizes = PlaneSizes(
-            {unit.name: unit.numel for unit in shape.units},
-            buffer.numel,
-            buffer_bytes=buffer.bytes,
-            item_bytes=shape.item_bytes,
-        )
-        plan = build_step_plan(names, model.tied, choices, sizes)
-        store.settle(settled_of(names, choices), CpuBackend())
-        buffers = DeviceBuffers(store, buffer)
-        state = DeviceState(model, plan, torch.device("cpu"), 24 * 32, buffers)
-        expected = sum(item.bytes for item in fixed_items(shape, choices, 24 * 32))
-        assert state.fixed_bytes() == expected, choices
+    store = filled_store(model)
+    plans = [one.changed(hosts=2) for one in GRID if not (one.shared_outer_slot and tied)]
+    assert agreeing_plans(model, store, plans) == len(plans)
     store.close()

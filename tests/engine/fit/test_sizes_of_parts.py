@@ -7,20 +7,18 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 
 from engine.bench.step_flops import step_flops
 from engine.config.settings import ModelConfig, TrainConfig
 from engine.config.trained_parts import Parts
 from engine.errors import ConfigError
-from engine.fit.buffer_sizes import fixed_items, host_boundary_bytes, update_buffer
+from engine.fit.buffer_sizes import host_boundary_bytes
 from engine.fit.choose import choose
 from engine.fit.cost import MicroBatch
 from engine.fit.job import Job, Target
 from engine.fit.memory_items import PartName, items_of
 from engine.fit.predict import predicted_step
 from engine.fit.report import estimate
-from engine.host.host_store import HostStore
 from engine.machine.read_machine import Machine
 from engine.model.activations import count_activations
 from engine.model.build import build_model
@@ -29,15 +27,13 @@ from engine.model.measure_shape import shape_of
 from engine.model.pretrained_files import load_config
 from engine.model.shape import ModelShape
 from engine.model.shape_rows import pack, unpack
-from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlanChoices, PlaneSizes, settled_of
+from engine.plan.choices import PlanChoices
 from engine.plan.validate import validate
 from engine.planes.active_parameters import parameter_flops
-from engine.runtime.cpu_backend import CpuBackend
-from engine.runtime.device_state import DeviceBuffers, DeviceState
 from engine.words import GIB
 from tests.engine.fit.test_sizes import BUFFER_GRID, HOME_GRID
 from tests.support.chosen import QUICK, big_shape, config
+from tests.support.device_bytes import agreeing_plans, filled_store
 from tests.support.folders import make_model
 from tests.support.tiny import plain_model, streamed, tiny_config
 
@@ -75,34 +71,10 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(name, family, tied, dtyp
     model = build_model(configuration, how, parts_of(name, family))
     shape = shape_of(model)
     assert shape.frozen_units == model.frozen_units
-    names = [unit.name for unit in model.blocks]
-    store = HostStore(model.layouts, dtype, threads=1)
-    store.allocate_weights()
-    store.allocate_states()
+    store = filled_store(model)
     assert store.allocated_bytes == shape.host_bytes
-    backend = CpuBackend()
-    numel = {unit.name: unit.numel for unit in shape.units}
-    tried = 0
-    for choices in [*BUFFER_GRID[::3], *HOME_GRID[::2]]:
-        if choices.boundary_blocks > 1 or set(choices.device_homes) & set(shape.frozen_units):
-            continue
-        if choices.kept_blocks > len(names) - shape.forward_blocks:
-            continue
-        buffer = update_buffer(shape, choices)
-        sizes = PlaneSizes(
-            numel,
-            buffer.numel,
-            buffer_bytes=buffer.bytes,
-            item_bytes=shape.item_bytes,
-            frozen=shape.frozen_units,
-        )
-        plan = build_step_plan(names, model.tied, choices, sizes)
-        store.settle(settled_of(names, choices), backend)
-        state = DeviceState(model, plan, torch.device("cpu"), 24 * 32, DeviceBuffers(store, buffer))
-        items = fixed_items(shape, choices, 24 * 32)
-        assert sum(item.bytes for item in items) == state.fixed_bytes(), choices
-        tried += 1
-    assert tried > 20
+    plans = [*BUFFER_GRID[::3], *HOME_GRID[::2]]
+    assert agreeing_plans(model, store, (one for one in plans if one.boundary_blocks == 1)) > 20
 
 
 @pytest.mark.parametrize("host_boundaries", [False, True])
@@ -263,9 +235,7 @@ def test_the_report_itemises_what_the_store_allocates(tmp_path, dtype):
     assert report.model["trained_parameters"] == shape.trained_count < shape.parameter_count
     planes = [item for item in items_of(report.to_dict(), PartName.HOST) if item.kind.is_plane]
     model = build_model(load_config(str(folder)), job.model, job.train.parts)
-    store = HostStore(model.layouts, dtype, threads=1)
-    store.allocate_weights()
-    store.allocate_states()
+    store = filled_store(model)
     assert sum(item.bytes for item in planes) == store.allocated_bytes
 
 

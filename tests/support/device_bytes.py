@@ -1,0 +1,56 @@
+"""What a plan takes on the device, as it is predicted, and what the engine allocates for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from engine.fit.buffer_sizes import fixed_items, update_buffer
+from engine.host.host_store import HostStore
+from engine.model.measure_shape import shape_of
+from engine.model.units import StreamedModel
+from engine.plan.build_step import build_step_plan
+from engine.plan.choices import PlanChoices, PlaneSizes, settled_of
+from engine.runtime.cpu_backend import CpuBackend
+from engine.runtime.device_state import DeviceBuffers, DeviceState
+
+TOKENS = 24
+
+
+def filled_store(model: StreamedModel) -> HostStore:
+    """Returns a store with the planes of a model."""
+    store = HostStore(model.layouts, model.dtype, threads=1)
+    store.allocate_weights()
+    store.allocate_states()
+    return store
+
+
+def agreeing_plans(model: StreamedModel, store: HostStore, plans: Iterable[PlanChoices]) -> int:
+    """Asserts that the fixed buffers of each of `plans` that the model takes are predicted to the
+    byte, and returns how many it takes. store: has its planes, divided as `plans` say.
+    """
+    shape, names = shape_of(model), [unit.name for unit in model.blocks]
+    numel = {unit.name: unit.numel for unit in shape.units}
+    tried = 0
+    for choices in plans:
+        has_frozen_home = set(choices.device_homes) & set(shape.frozen_units)
+        if has_frozen_home or choices.kept_blocks > len(names) - shape.forward_blocks:
+            continue
+        buffer = update_buffer(shape, choices)
+        sizes = PlaneSizes(
+            numel,
+            buffer.numel,
+            buffer_bytes=buffer.bytes,
+            item_bytes=shape.item_bytes,
+            frozen=shape.frozen_units,
+        )
+        plan = build_step_plan(names, model.tied, choices, sizes)
+        store.settle(settled_of(names, choices), CpuBackend())
+        buffers = DeviceBuffers(store, buffer)
+        width = TOKENS * shape.hidden_size
+        state = DeviceState(model, plan, torch.device("cpu"), width, buffers)
+        predicted = sum(item.bytes for item in fixed_items(shape, choices, width))
+        assert state.fixed_bytes() == predicted, choices
+        tried += 1
+    return tried
