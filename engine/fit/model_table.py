@@ -384,8 +384,7 @@ def as_text(rows: Sequence[Row], shown: Sequence[Column]) -> str:
     and the missing memory where it does not.
     """
     lines = [["model", "parameters", *(column.name for column in shown)]]
-    for row in rows:
-        lines.append([row.entry.title, _in_billions(row), *map(cell_in_words, row.cells)])
+    lines += [[row.entry.title, _in_billions(row), *map(cell_in_words, row.cells)] for row in rows]
     return _aligned(lines)
 
 

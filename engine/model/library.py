@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import math
 import os
 import socket
 import threading
@@ -323,12 +324,23 @@ def _told(items: Collection[Any], report: Callable[[float], None]) -> Iterator[A
         yield item
 
 
+_HUGE = 1 << 28
+"""No buffer has so many elements."""
+
+
+def _size(args: tuple[Any, ...]) -> tuple[int, ...]:
+    """Returns the size that a function which makes a tensor is given."""
+    return tuple(args[0]) if args and isinstance(args[0], (tuple, list)) else args
+
+
 class _DefaultDtype(TorchFunctionMode):
     """While it is active, tensors that are made without an explicit dtype get this one.
 
     It has the effect of `torch.set_default_dtype`, but in one thread only:
 
-    - Functions that make tensors get the dtype.
+    - Functions that make tensors get the dtype. Zeros of `_HUGE` size, which can only be those of a
+      parameter, occupy no memory: to write them takes minutes where a family's code makes stacks of
+      experts so (Llama 4).
     - Whole numbers that become fractions, as in ``0.5 ** torch.arange(4)``, become fractions of
       this dtype.
     - `torch.get_default_dtype` cannot be changed for one thread, so it still says float32. But a
@@ -388,7 +400,9 @@ class _DefaultDtype(TorchFunctionMode):
         if kwargs.get("dtype") is not None:
             return func(*args, **kwargs)
         if func in self._ALWAYS_DEFAULT:
-            return func(*args, **kwargs | {"dtype": self._dtype})
+            is_huge = func is torch.zeros and not kwargs and math.prod(_size(args)) >= _HUGE
+            made = func(*((1,) if is_huge else args), **kwargs | {"dtype": self._dtype})
+            return made.expand(_size(args)) if is_huge else made
         if func is torch.Tensor.to and args[1:] == (torch.float32,) and not kwargs:
             wanted = self._dtype if args[0].dtype == torch.float32 else torch.float32
             return func(args[0], wanted)

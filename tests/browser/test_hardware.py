@@ -20,6 +20,18 @@ expect.set_options(timeout=WAIT_MILLISECONDS)
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 ROWS = ".rs-grid tbody tr"
 READY = ".rs-grid table[aria-busy=false]"
+LINES_OF_A_WORD = """([name, value, word]) => {
+    const facts = document.querySelector(".rs-hardware [data-part=rates]");
+    facts.append(document.createElement("dt"), document.createElement("dd"));
+    facts.lastChild.previousSibling.textContent = name;
+    facts.lastChild.textContent = value;
+    const range = document.createRange();
+    range.setStart(facts.lastChild.firstChild, value.indexOf(word));
+    range.setEnd(facts.lastChild.firstChild, value.indexOf(word) + word.length);
+    return range.getClientRects().length;
+}"""
+"""On how many lines the page shows a word of a figure of this machine."""
+ADAMW = "AdamW on the host, moments in fp32", "4.74 billion parameters/s (123 GB/s of RAM)"
 
 
 @pytest.fixture
@@ -55,6 +67,8 @@ def numbers(page, column):
 
 def test_the_table_is_filtered_sorted_extended_and_taken_as_csv(tab):
     assert len(models(tab)) >= 40
+    both = tab.locator("tr[data-model='Qwen/Qwen2.5-VL-7B-Instruct'] td:nth-child(2)")
+    expect(both).to_have_text("7.62 Bof 8.29 B")
     expect(tab.locator("[data-part=facts]:visible")).to_contain_text("free of")
     expect(tab.locator("[data-field=largest]")).to_contain_text("of RAM")
 
@@ -171,6 +185,7 @@ def test_the_moments_of_the_table_are_chosen(tab):
     )
     tab.set_viewport_size({"width": 390, "height": 844})
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    assert tab.evaluate(LINES_OF_A_WORD, [*ADAMW, "parameters/s"]) == 1
     box = larger.locator("small").bounding_box()
     assert box["width"] <= larger.bounding_box()["width"] and box["height"] < 30
     tab.set_viewport_size({"width": 1440, "height": 900})

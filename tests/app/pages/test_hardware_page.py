@@ -187,6 +187,17 @@ def test_a_column_is_the_engine_s_table(tab):
     assert "Missing: " in largest["detail"] and largest["missing"] in largest["detail"]
 
 
+def test_a_checkpoint_that_also_reads_images_is_told_with_both_parts(tab, monkeypatch):
+    vision, entry = "Qwen/Qwen2.5-VL-7B-Instruct", entry_of("Qwen/Qwen2.5-VL-7B-Instruct")
+    for file in ("model_table", "offers"):
+        monkeypatch.setattr(f"engine.fit.{file}.catalog", lambda: (entry,))
+    counts = tab.call("hardware/column", {"machine": HERE, "timed": False}).json()["counts"]
+    assert counts == {vision: {"parameters": 7615616512, "active": 7615616512, "whole": 8292166656}}
+    found = tab.call("hardware/largest", {}).json()
+    assert found["id"] == vision
+    assert found["sentence"].startswith("Qwen2.5-VL 7B (7.62 of 8.29 billion parameters): 32 rows")
+
+
 def test_the_table_is_about_the_moments_that_are_asked_for(tab):
     tab.machine = replace(MACHINE, ram_available=65 * GIB)
 
