@@ -79,6 +79,7 @@ def _import() -> ModuleType:
         getattr(module, name)
     _let_weights_be_read(importlib.import_module("transformers.core_model_loading"))
     _let_weights_be_prepared(importlib.import_module("transformers.modeling_utils"))
+    _let_llama_4_answer(importlib.import_module("transformers.modeling_outputs"))
     importlib.import_module("transformers.trainer_pt_utils")
     importlib.import_module("transformers.models.auto.modeling_auto")
     # We report an unreachable hub in one sentence, so the library's warning for every attempt is
@@ -315,6 +316,14 @@ def _let_weights_be_prepared(module: Any) -> None:
         return convert(model, stored, *args, **kwargs)
 
     module.convert_and_load_state_dict_in_model = convert_prepared
+
+
+def _let_llama_4_answer(module: Any) -> None:
+    """Gives what a language model returns, of the library's `module`, the `image_outputs` for which
+    the whole model of Llama 4 asks it. Without them it fails on any text (transformers 5.24).
+    """
+    if not hasattr(module.MoeCausalLMOutputWithPast, "image_outputs"):
+        module.MoeCausalLMOutputWithPast.image_outputs = None
 
 
 def _told(items: Collection[Any], report: Callable[[float], None]) -> Iterator[Any]:

@@ -44,7 +44,6 @@ _KEY_HEADS = r"(.*_)?num_(key_value|kv)_heads|multi_query_group_num|linear_num_k
 _RANDOM = r".*(dropout|pdrop|layerdrop|jitter|drop_rate).*"
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _MADE_ANEW = (
-    "architectures",
     "transformers_version",
     "model_type",
     "dtype",

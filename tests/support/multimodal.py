@@ -111,6 +111,38 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "qwen3_vl", PATCHES, deepstack_visual_indexes=[0], num_position_embeddings=16
         ),
     },
+    "qwen3_vl_moe": {
+        "text_config": _part(
+            "qwen3_vl_moe_text",
+            TEXT,
+            _rope(mrope_section=[2, 1, 1]),
+            moe_intermediate_size=16,
+            num_experts=4,
+            num_experts_per_tok=2,
+        ),
+        "vision_config": _part(
+            "qwen3_vl_moe", PATCHES, deepstack_visual_indexes=[0], num_position_embeddings=16
+        ),
+    },
+    "llama4": {
+        "text_config": _part(
+            "llama4_text",
+            TEXT | {"num_hidden_layers": 4},
+            head_dim=8,
+            intermediate_size_mlp=48,
+            num_local_experts=4,
+            num_experts_per_tok=1,
+            attention_chunk_size=8,
+        ),
+        "vision_config": _part(
+            "llama4_vision_model",
+            TOWER | {"intermediate_size": 4 * 32},
+            patch_size=14,
+            vision_output_dim=32,
+            projector_input_dim=32,
+            projector_output_dim=32,
+        ),
+    },
     "glm4v": {
         "text_config": _part("glm4v_text", TEXT, _rope(mrope_section=[2, 1, 1])),
         "vision_config": _part("glm4v", PATCHES, image_size=28),
@@ -147,7 +179,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 """By family: a configuration of a model that trains its language model."""
 
-IN_A_GRID = ("qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v")
+IN_A_GRID = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "glm4v")
 """Their images are patches in a row, with the sizes of a grid."""
 FOUR_TOKENS = ("gemma3", "gemma4", "llava", "mistral3", "internvl")
 """Their image of 28 x 28 pixels becomes four tokens, those of the others one."""
