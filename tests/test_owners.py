@@ -153,6 +153,7 @@ REASONS: dict[str, dict[str, str]] = {
         "_READING.prepared is set": READ_HERE,
         "threading.local() at import": READ_HERE,
         "module.spawn_materialize is set": TRANSFORMERS,
+        "module.MoeCausalLMOutputWithPast.image_outputs is set": TRANSFORMERS,
         "module.convert_and_load_state_dict_in_model is set": TRANSFORMERS,
     },
     "engine/model/quantised.py": {"delattr of part": TRANSFORMERS},
