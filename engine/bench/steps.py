@@ -5,6 +5,7 @@ ops and from the allocator.
 from __future__ import annotations
 
 import gc
+import statistics
 import sys
 import time
 from collections import deque
@@ -398,3 +399,11 @@ def rates(spans: Sequence[Span], planes: Planes) -> dict[str, float]:
         numel = sum(shards.numel(layouts[span.op.unit].numel) for span in chosen)
         result[name] = scale * numel / seconds if seconds else 0.0
     return result
+
+
+def mean_of(steps: Sequence[StepFigures], name: str) -> dict[str, float]:
+    """Returns the mean over the steps of each value in their dictionary `name`."""
+    means = {}
+    for key in getattr(steps[0], name):
+        means[key] = statistics.fmean(getattr(step, name).get(key, 0.0) for step in steps)
+    return means

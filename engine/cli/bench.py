@@ -38,8 +38,8 @@ from engine.bench.steps import (
     Planes,
     RunFigures,
     RunSettings,
-    StepFigures,
     Trained,
+    mean_of,
     random_rows,
     run_steps,
 )
@@ -80,6 +80,7 @@ HIDDEN = 0.05
 RESIDENT_SHARE = 0.95
 """States and saved activations may take this fraction of the free device memory."""
 ONLY_STREAMED = "adapters, parts of a model and preferences are measured streamed alone"
+BEFORE_STEPS = "the pass over other answers before each step"
 BOUNDS = {
     "h2d": "the bus to the device",
     "d2h": "the bus from the device",
@@ -142,7 +143,8 @@ def _say(what: str) -> None:
 class Measuring:
     """Each training runs for `seconds`, of which the first half is the warm-up.
 
-    `say` is called with a text for each measurement that begins. With `compare`, the model is also
+    A training has at least `steps` steps; where this is None, LEAST_STEPS or half as many. `say` is
+    called with a text for each measurement that begins. With `compare`, the model is also
     trained with all states on the device. With `evaluation`, an evaluation of that many rows is
     timed after each training.
     """
@@ -151,6 +153,7 @@ class Measuring:
     compare: bool = True
     evaluation: int = 0
     say: Callable[[str], None] = _say
+    steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -287,7 +290,7 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
             f"micro-batches of {lines * chosen.micro_batch_size}"
         )
         predicted, seconds = planned_seconds(chosen, job, target), bench.how.seconds
-        steps = LEAST_STEPS // (2 if predicted > LONG_STEP_SECONDS else 1)
+        steps = bench.how.steps or LEAST_STEPS // (2 if predicted > LONG_STEP_SECONDS else 1)
         settings = RunSettings(
             chosen.choices, steps, 1e-6, chosen.loss_chunk, seconds=seconds, answers=answers
         )
@@ -337,9 +340,10 @@ def _as_figures(
     recomputed = len(shape.blocks) - shape.forward_blocks - choices.kept_blocks
     learned = planned_rows(chosen, Job(shape, config, config.row_tokens))
     flops = step_flops(shape, rows, length, max(0, recomputed), learned)
-    exposed = _mean(steady, "exposed")
+    exposed = mean_of(steady, "exposed")
     share = sum(exposed.values()) / took
     longest_wait = max(exposed, key=lambda cause: exposed[cause])
+    bounds = BOUNDS | ({"other": BEFORE_STEPS} if config.preference.has_pass else {})
     assert ceilings.sweep is not None  # only a measurement for plans omits it
     # With moments in fp32, a sweep over the same memory is compared.
     alone = ceilings.adamw_kinds.get(shape.optimizer, ceilings.sweep)
@@ -359,10 +363,10 @@ def _as_figures(
         "utilisation": flops["hardware"] / took / (choices.ranks * ceilings.matmul),
         "exposed": exposed,
         "exposed_share": share,
-        "bound": "compute" if share <= HIDDEN else BOUNDS[longest_wait],
-        "busy": _mean(steady, "busy"),
-        "by_kind": _mean(steady, "by_kind"),
-        "overlap": _mean(steady, "overlap"),
+        "bound": "compute" if share <= HIDDEN else bounds[longest_wait],
+        "busy": mean_of(steady, "busy"),
+        "by_kind": mean_of(steady, "by_kind"),
+        "overlap": mean_of(steady, "overlap"),
         "adamw_parameters_per_second": adamw,
         "adamw_of_alone": adamw / alone,
         "optimizer": shape.optimizer,
@@ -378,14 +382,6 @@ def _as_figures(
         "losses": [step.loss for step in run.steps],
         "timeline": run.timeline,
     }
-
-
-def _mean(steps: Sequence[StepFigures], name: str) -> dict[str, float]:
-    """Returns the mean over the steps of each value in their dictionary `name`."""
-    means = {}
-    for key in getattr(steps[0], name):
-        means[key] = statistics.fmean(getattr(step, name).get(key, 0.0) for step in steps)
-    return means
 
 
 # ---------------------------------------------------------------------- all states on the device
