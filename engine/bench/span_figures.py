@@ -1,4 +1,4 @@
-"""Figures of a step follow from the spans of its ops."""
+"""The figures of a step are computed here from the spans of its ops."""
 
 from __future__ import annotations
 

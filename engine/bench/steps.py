@@ -72,7 +72,7 @@ class Trained:
     """A `Trained` says what of a model is trained, and by whom."""
 
     parts: Parts | Adapters | None = None
-    """None for the whole model."""
+    """These parts are trained, or these adapters; None for the whole model."""
     is_shared: bool = False
     """Several ranks may compute on the planes."""
 

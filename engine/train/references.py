@@ -8,6 +8,7 @@ are others, reads them from there.
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -22,6 +23,7 @@ from engine.data.rows import batches as batches_of
 from engine.errors import CheckpointError
 from engine.files import write_whole
 from engine.losses.pair_metrics import PairSums, line_sums
+from engine.machine.cgroups import give_back_free_memory
 from engine.runtime.forward_passes import sweeps
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.train.prepare import Prepared
@@ -66,6 +68,9 @@ def find_references(session: Session, prepared: Prepared, replanner: Replanner, 
     content = io.BytesIO()
     np.savez(content, fingerprint=np.array(fingerprint), **arrays)  # type: ignore[arg-type]
     write_whole(path, content.getvalue())
+    # Kernels of this pass were compiled, and the rest of that is not needed in any step.
+    gc.collect()
+    give_back_free_memory()
 
 
 def _read(path: Path, fingerprint: str, pairs: list[PairRows | MarkedRows]) -> bool:
