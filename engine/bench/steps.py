@@ -396,9 +396,9 @@ def rates(spans: Sequence[Span], planes: Planes) -> dict[str, float]:
     ):
         chosen = [span for span in spans if span.op.kind == kind]
         seconds = sum(span.end - span.start for span in chosen)
-        units = [layouts[span.op.unit] for span in chosen]
-        is_weights = kind == OpKind.PREFETCH  # frozen ones are fetched, too
-        numels = [unit.high_numel if is_weights else unit.numel for unit in units]
+        # Frozen weights are fetched, too.
+        plane = "high_numel" if kind == OpKind.PREFETCH else "numel"
+        numels = [getattr(layouts[span.op.unit], plane) for span in chosen]
         numel = sum(map(shards.numel, numels))
         result[name] = scale * numel / seconds if seconds else 0.0
     return result
