@@ -93,10 +93,10 @@ ATTENTION = 32 * (32 + 16 + 16) + 3 * 4 * 32
 input of adapters.
 """
 CASES = {
-    "whole": (None, False, 0, 0),
-    "last block, tied": (Parts(last_blocks=1), True, 1, 0),
     "adapters": (ADAPTERS, False, BLOCKS, ATTENTION),
+    "last block, tied": (Parts(last_blocks=1), True, 1, 0),
     "adapters, tied, recomputed": (ADAPTERS, True, 0, ATTENTION),
+    "whole": (None, False, 0, 0),
 }
 
 
