@@ -20,6 +20,7 @@ from engine.passing.block_arguments import BlockArguments
 from engine.passing.handed_values import HandedValues
 from engine.plan.shards import Shards
 from engine.runtime.router_balance import BalancedTokens
+from engine.tiles.kept_attention import KeptCalls
 
 
 @dataclass(frozen=True)
@@ -285,6 +286,8 @@ class StepUnderWay:
     """The tensors that a block keeps for its backward, by (unit, micro-batch), are its input and
     output if it keeps its activations, and otherwise its input alone.
     """
+    attention: dict[tuple[str, int], KeptCalls] = field(default_factory=dict)
+    """The calls of attention that a block keeps on the host are here, by (unit, micro-batch)."""
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
     """In a pass without gradients, each micro-batch has its loss here, a float32 scalar on the
     device.
