@@ -6,12 +6,15 @@ from engine.model.shape import ModelShape
 from engine.planes.active_parameters import parameter_flops
 
 
-def step_flops(shape: ModelShape, rows: int, row_length: int, recomputed: int) -> dict[str, float]:
+def step_flops(
+    shape: ModelShape, rows: int, row_length: int, recomputed: int, without_attention: int = 0
+) -> dict[str, float]:
     """Returns the FLOPs of a step of `rows` full rows, counted in three ways.
 
     - `parameters` counts as `parameter_flops` does.
     - `model` counts matrix products and causal attention, without the embedding's look-up.
-    - `hardware` also counts the second forward of `recomputed` blocks.
+    - `hardware` also counts the second forward of `recomputed` blocks. In `without_attention` of
+      them, attention does not run again.
     """
     tokens = rows * row_length
     embed = shape.embed
@@ -28,5 +31,5 @@ def step_flops(shape: ModelShape, rows: int, row_length: int, recomputed: int) -
     return {
         "parameters": float(parameter_flops(shape.counted_parameters, tokens)),
         "model": model,
-        "hardware": model + again,
+        "hardware": model + again - without_attention * attention / 3,
     }

@@ -307,7 +307,8 @@ def _as_figures(
     steady = run.steps[len(run.steps) // 2 :]
     took = statistics.fmean(step.seconds for step in steady)
     choices = chosen.choices
-    flops = step_flops(shape, rows, length, len(shape.blocks) - choices.kept_blocks)
+    recomputed = len(shape.blocks) - choices.kept_blocks
+    flops = step_flops(shape, rows, length, recomputed, choices.attention_blocks)
     exposed = _mean(steady, "exposed")
     share = sum(exposed.values()) / took
     longest_wait = max(exposed, key=lambda cause: exposed[cause])

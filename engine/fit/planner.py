@@ -23,6 +23,7 @@ from engine.machine.link_rates import of_rank
 from engine.machine.rates import Rates
 from engine.plan.choices import PlanChoices, recorded_passes, settled_blocks
 from engine.plan.ops import GradientSum
+from engine.tiles.attention_room import returned_bytes
 from engine.words import GIB
 
 SIMULATED = 3
@@ -263,10 +264,44 @@ class Planner:
             if not self.sizer.fits(*lean):
                 continue
             for candidate in self._filler.filled(lean, host_bytes):
-                if not (exact and candidate.choices.gradient_sum == GradientSum.HOST):
-                    yield from self._filler.spilled_ways(candidate)
+                if exact and candidate.choices.gradient_sum == GradientSum.HOST:
+                    continue
+                yield from self._filler.spilled_ways(candidate)
+                yield from self._keeping_attention(candidate, lean.choices.kept_blocks)
             if self.sizer.device == "cpu":  # sizes are tried in order of preference
                 break
+
+    def _keeping_attention(self, way: Candidate, least: int) -> Iterator[Candidate]:
+        """Yields the candidate with as many blocks that keep what attention returned as RAM has
+        room for. Their buffers on the device may take the place of activations of blocks, of which
+        at least so many are kept.
+        """
+        sizer, (size, choices) = self.sizer, way
+        shape = sizer.shape
+        of_token = returned_bytes(shape.attention_width, shape.attention_heads, shape.item_bytes)
+        may_keep = sizer.tile_tokens and choices.host_boundaries and not shape.attention_drops
+        if not may_keep or choices.boundary_blocks > 1 or choices.spare_buffers:
+            return
+        for kept in range(choices.kept_blocks, least - 1, -1):
+            fewer = choices.changed(kept_blocks=kept, attention_blocks=1, attention_bytes=of_token)
+            if sizer.fits(size, fewer):
+                yield from self._with_most_attention(Candidate(size, fewer))
+                return
+
+    def _with_most_attention(self, way: Candidate) -> Iterator[Candidate]:
+        """Yields the candidate, in which one block keeps what attention returned, with as many such
+        blocks as RAM has room for.
+        """
+        size, choices = way
+        without = Candidate(size, choices.changed(attention_blocks=0))
+        before = self._filler.host_bytes(without)
+        each = self._filler.host_bytes(way) - before
+        count = min(
+            int(self._free_host_bytes - before) // each,
+            self.sizer.most_kept - choices.kept_blocks,
+        )
+        if count > 0:
+            yield Candidate(size, choices.changed(attention_blocks=count))
 
     def _timed(self, fitting: Sequence[Candidate]) -> list[Way]:
         """Returns the candidates with their times and with the place where each optimizer runs,

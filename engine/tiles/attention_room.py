@@ -15,11 +15,22 @@ log-sums. Where it does not suffice for a tensor, attention is computed again.
 """
 
 
+LOG_SUM_BYTES = 4
+"""A log-sum is in fp32, for each token and head."""
+
+
 class BoundarySizes(NamedTuple):
     """A boundary takes so many elements at most, alone and with what attention returned."""
 
     alone: int
     with_attention: int
+
+
+def returned_bytes(width: int, heads: int, item: int) -> int:
+    """Returns the bytes of what attention returns for a token: `width` features of `item` bytes,
+    and the log-sums of so many heads.
+    """
+    return width * item + LOG_SUM_BYTES * heads
 
 
 def aligned(nbytes: int) -> int:

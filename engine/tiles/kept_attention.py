@@ -28,7 +28,7 @@ class _Kernel(NamedTuple):
 
     dropout: int | None
     asked: int | None = None
-    """It returns log-sums only if this argument is true, which torch sets where autograd records."""
+    """It returns log-sums only if this argument is true, as it is where autograd records."""
 
 
 KERNELS: Mapping[str, _Kernel] = {
