@@ -6,6 +6,7 @@ fastest is found. No torch.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -267,25 +268,29 @@ class Planner:
                 if exact and candidate.choices.gradient_sum == GradientSum.HOST:
                     continue
                 yield from self._filler.spilled_ways(candidate)
-                yield from self._keeping_attention(candidate, lean.choices.kept_blocks)
+                yield from self._keeping_attention(candidate, lean)
             if self.sizer.device == "cpu":  # sizes are tried in order of preference
                 break
 
-    def _keeping_attention(self, way: Candidate, least: int) -> Iterator[Candidate]:
+    def _keeping_attention(self, way: Candidate, lean: Candidate) -> Iterator[Candidate]:
         """Yields the candidate with as many blocks that keep what attention returned as RAM has
-        room for. Their buffers on the device may take the place of activations of blocks, of which
-        at least so many are kept.
+        room for. Their buffers on the device may take the place of blocks that stay there and of
+        activations, as far as `lean` does without them.
         """
-        sizer, (size, choices) = self.sizer, way
-        shape = sizer.shape
-        of_token = returned_bytes(shape.attention_width, shape.attention_heads, shape.item_bytes)
-        may_keep = sizer.tile_tokens and choices.host_boundaries and not shape.attention_drops
-        if not may_keep or choices.boundary_blocks > 1 or choices.spare_buffers:
+        sizer, shape, (size, choices) = self.sizer, self.sizer.shape, way
+        is_whole = choices.boundary_blocks == 1 and not choices.spare_buffers
+        if not (sizer.tile_tokens and choices.host_boundaries and is_whole):
             return
-        for kept in range(choices.kept_blocks, least - 1, -1):
-            fewer = choices.changed(kept_blocks=kept, attention_blocks=1, attention_bytes=of_token)
-            if sizer.fits(size, fewer):
-                yield from self._with_most_attention(Candidate(size, fewer))
+        of_token = returned_bytes(shape.attention_width, shape.attention_heads, shape.item_bytes)
+        one = choices.changed(attention_blocks=1, attention_bytes=of_token)
+        places = itertools.product(
+            range(choices.kept_blocks, lean.choices.kept_blocks - 1, -1),
+            range(choices.resident_blocks, lean.choices.resident_blocks - 1, -1),
+        )
+        for kept, resident in places:
+            found = one.changed(kept_blocks=kept, resident_blocks=resident)
+            if sizer.fits(size, found):
+                yield from self._with_most_attention(Candidate(size, found))
                 return
 
     def _with_most_attention(self, way: Candidate) -> Iterator[Candidate]:
@@ -293,13 +298,9 @@ class Planner:
         blocks as RAM has room for.
         """
         size, choices = way
-        without = Candidate(size, choices.changed(attention_blocks=0))
-        before = self._filler.host_bytes(without)
-        each = self._filler.host_bytes(way) - before
-        count = min(
-            int(self._free_host_bytes - before) // each,
-            self.sizer.most_kept - choices.kept_blocks,
-        )
+        before = self._filler.host_bytes(Candidate(size, choices.changed(attention_blocks=0)))
+        room = int(self._free_host_bytes - before) // (self._filler.host_bytes(way) - before)
+        count = min(room, self.sizer.most_kept - choices.kept_blocks)
         if count > 0:
             yield Candidate(size, choices.changed(attention_blocks=count))
 

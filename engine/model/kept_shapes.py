@@ -28,7 +28,6 @@ from engine.model.quantised import Method
 from engine.model.shape import ModelShape
 from engine.model.shape_rows import (
     ACTIVATION_FIELDS,
-    DROPS,
     EXACT,
     FROZEN,
     NOT_TRAINED,
@@ -237,7 +236,6 @@ def _is_row(row: Any, dtype: str) -> bool:
         and _is_count(row.get(STREAMS, 1), 1)
         and _is_count(row.get(WORK, 0))
         and _is_count(row.get(UNTOUCHED, 0))
-        and isinstance(row.get(DROPS, False), bool)
         and row.get(STORED_AS) in (None, *Method)
         and all(name in row and (row[name] is None or _is_count(row[name])) for name in optional)
     )

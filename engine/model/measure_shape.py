@@ -95,7 +95,6 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
         argument_numel=argument_numel(model),
         attention_heads=attention.heads,
         attention_width=attention.width,
-        attention_drops=_drops(text),
         untouched_numel=sum(model.untouched.values()),
         stored_as=None if model.quantised is None else model.quantised.method,
     )
@@ -167,15 +166,6 @@ def _attention_of(model: StreamedModel, text: Any) -> _Attention:
         turned = getattr(text, "qk_rope_head_dim", 0)
         width = (fixed + turned + values) // 2
     return _Attention(chosen or "eager", heads, heads * width)
-
-
-def _drops(text: Any) -> bool:
-    """Returns whether a configuration has a dropout of attention, whatever its family calls it."""
-    return any(
-        value
-        for name, value in vars(text).items()
-        if "att" in name and "drop" in name and isinstance(value, float)
-    )
 
 
 def _matrices(layout: UnitLayout, experts: tuple[int, int]) -> list[tuple[int, tuple[int, ...]]]:

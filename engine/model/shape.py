@@ -135,8 +135,6 @@ class ModelShape:
     attention_heads: int = 1
     attention_width: int = 1
     """All heads together have so many features: the mean of those of queries and of values."""
-    attention_drops: bool = False
-    """Attention drops some of its weights in training, at random."""
     untouched_numel: int = 0
     """Parts that text does not reach have this many elements. They are copied into an export."""
     stored_as: Method | None = None
@@ -432,9 +430,13 @@ class ModelShape:
         """Returns whether a GPU attends to the documents of a micro-batch under one mask
         (`engine.model.attention`).
         """
-        may_be = device == "cuda" and self.attention == DOCUMENTS and self.dtype == "float32"
-        is_small = rows * row_length**2 <= MASK_ELEMENTS
-        return may_be and is_small and (packed or self._slides(row_length))
+        return (
+            device == "cuda"
+            and self.attention == DOCUMENTS
+            and self.dtype == "float32"
+            and (packed or self._slides(row_length))
+            and rows * row_length**2 <= MASK_ELEMENTS
+        )
 
     def masked_blocks(self, packed: bool, row_length: int, device: str) -> bool:
         """Returns whether autograd keeps a tokens x tokens mask of each row in blocks: the mask

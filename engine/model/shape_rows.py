@@ -53,8 +53,6 @@ under the first key, and their number under the second.
 """
 WORK = "work_parameters"
 """A row of a model of which parts are trained has this key."""
-DROPS = "attention_drops"
-"""A row of a model whose attention drops weights at random has this key."""
 UNTOUCHED = "untouched_numel"
 """A row of a model that also reads images or sound has this key."""
 STORED_AS = "stored_as"
@@ -95,7 +93,6 @@ def pack(shapes: Mapping[str, ModelShape]) -> dict[str, Any]:
         **{name: getattr(first, name) for name in MODEL_FIELDS},
         **({STREAMS: first.residual_streams} if first.residual_streams > 1 else {}),
         **({} if first.work_parameters is None else {WORK: first.work_parameters}),
-        **({DROPS: True} if first.attention_drops else {}),
         **({UNTOUCHED: first.untouched_numel} if first.untouched_numel else {}),
         **({} if first.stored_as is None else {STORED_AS: first.stored_as.value}),
         "logit_bytes": {dtype: shape.logit_bytes for dtype, shape in shapes.items()},
@@ -213,7 +210,6 @@ def unpack(row: Mapping[str, Any], dtype: str, source: str, **changes: Any) -> M
     values = {name: row[name] for name in MODEL_FIELDS} | changes
     values.setdefault(STREAMS, row.get(STREAMS, 1))
     values.setdefault(WORK, row.get(WORK))
-    values.setdefault(DROPS, row.get(DROPS, False))
     values.setdefault(UNTOUCHED, row.get(UNTOUCHED, 0))
     values[STORED_AS] = Method(row[STORED_AS]) if row.get(STORED_AS) else None
     kinds = [row["kinds"][kind] for kind, count in row["units"] for _ in range(count)]

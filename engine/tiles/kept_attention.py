@@ -20,26 +20,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.tiles.attention_room import aligned
 
-
-class _Kernel(NamedTuple):
-    """A `_Kernel` returns an output and log-sums first, and then what is small. These arguments of
-    it have the given places.
-    """
-
-    dropout: int | None
-    asked: int | None = None
-    """It returns log-sums only if this argument is true, as it is where autograd records."""
-
-
-KERNELS: Mapping[str, _Kernel] = {
-    "aten::_scaled_dot_product_flash_attention": _Kernel(3),
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _Kernel(3),
-    "aten::_scaled_dot_product_efficient_attention": _Kernel(5, 4),
-    "aten::_scaled_dot_product_cudnn_attention": _Kernel(5, 4),
-    "torch_attn::_varlen_attn": _Kernel(None),
+KERNELS: Mapping[str, int | None] = {
+    "aten::_scaled_dot_product_flash_attention": None,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": None,
+    "aten::_scaled_dot_product_efficient_attention": 4,
+    "aten::_scaled_dot_product_cudnn_attention": 4,
+    "torch_attn::_varlen_attn": None,
 }
-"""The results of these kernels are kept. With dropout they are not: a recompute would draw fewer
-random numbers than the forward has drawn.
+"""The results of these kernels are kept. Each returns an output and log-sums first, and then small
+ones. Some return log-sums only if the argument at this place is true, as it is where autograd
+records.
 """
 
 
@@ -67,6 +57,10 @@ class KeptCall:
     """They hold the output and the log-sums."""
     others: Sequence[Any]
     """These are the other results: small tensors, numbers, or nothing."""
+    random_state: torch.Tensor | None
+    """The call left the generator of random numbers in this state, uint8 [bytes]; None if it drew
+    none. Dropout behind it must draw the same numbers again.
+    """
 
 
 KeptCalls = Sequence[KeptCall | None]
@@ -87,18 +81,26 @@ class KeepsAttention(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs, kernel = kwargs or {}, KERNELS.get(func.name())
-        if kernel is None:
+        kwargs, name = kwargs or {}, func.name()
+        if name not in KERNELS:
             return func(*args, **kwargs)
-        if kernel.asked is not None:
-            args = (*args[: kernel.asked], True, *args[kernel.asked + 1 :])
+        asked = KERNELS[name]
+        if asked is not None:
+            args = (*args[:asked], True, *args[asked + 1 :])
+        generator = _generator(args[0].device)
+        before = generator.get_state()
         out = func(*args, **kwargs)
-        draws = kernel.dropout is not None and _dropout(kernel.dropout, args, kwargs) > 0
-        self.calls.append(None if draws else self._kept(func, out))
+        after = generator.get_state()
+        state = None if torch.equal(before, after) else after
+        self.calls.append(self._kept(func, out, state))
         return out
 
-    def _kept(self, func: Any, out: Sequence[Any]) -> KeptCall | None:
-        """Copies output and log-sums into the room; returns None where that is not possible."""
+    def _kept(
+        self, func: Any, out: Sequence[Any], random_state: torch.Tensor | None
+    ) -> KeptCall | None:
+        """Copies output and log-sums into the room; returns None where that is not possible.
+        `random_state` is that of `KeptCall`.
+        """
         pieces, stop = [], self._used
         for tensor in out[:2]:
             start = stop
@@ -109,7 +111,7 @@ class KeepsAttention(TorchDispatchMode):
         for piece, tensor in zip(pieces, out[:2], strict=True):
             piece.of(self._room).copy_(tensor)
         self._used = stop
-        return KeptCall(func, pieces, out[2:])
+        return KeptCall(func, pieces, out[2:], random_state)
 
 
 class ReturnsAttention(TorchDispatchMode):
@@ -128,13 +130,17 @@ class ReturnsAttention(TorchDispatchMode):
         if func.name() in KERNELS:
             call = next(self._calls, None)
             if call is not None and call.kernel is func:
+                if call.random_state is not None:
+                    _generator(args[0].device).set_state(call.random_state)
                 return (*(piece.of(self._room) for piece in call.pieces), *call.others)
         return func(*args, **(kwargs or {}))
 
 
-def _dropout(place: int, args: tuple, kwargs: Mapping[str, Any]) -> float:
-    """Returns how likely a kernel drops a weight."""
-    return args[place] if len(args) > place else kwargs.get("dropout_p", 0.0)
+def _generator(device: torch.device) -> torch.Generator:
+    """Returns the generator that a device's kernels draw from. Its state is on the host."""
+    if device.type == "cpu":
+        return torch.default_generator
+    return torch.get_device_module(device).default_generators[device.index]
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -128,14 +128,6 @@ def seconds_of(chosen) -> float:
     return seconds
 
 
-def test_attention_is_kept_where_blocks_are_in_tiles_and_draw_no_numbers_alone():
-    drawing = dataclasses.replace(with_tiles(), attention_drops=True)
-    assert planned(drawing, 524_288, 140).choices.attention_blocks == 0
-    assert planned(with_tiles(), 262_144, 140).choices.attention_blocks == 0
-    again = unpack(pack({"bfloat16": drawing}), "bfloat16", "qwen")
-    assert again == drawing
-
-
 @pytest.mark.parametrize(
     "changes",
     [

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.fit.buffer_sizes import fixed_items, host_boundary_bytes
 from engine.model.measure_shape import shape_of
 from engine.plan.choices import PlanChoices
+from engine.tiles import kept_attention
 from engine.tiles.attention_room import attention_room, returned_bytes
 from engine.tiles.kept_attention import KERNELS, KeepsAttention, ReturnsAttention
 from tests.engine.plan.test_laws import assert_same_bits, planes_after
@@ -89,11 +90,9 @@ def heads(*shape: int) -> list[torch.Tensor]:
     return [torch.randn(shape, requires_grad=True) for _ in range(3)]
 
 
-def kept_of(room: torch.Tensor, dropout: float = 0.0):
+def kept_of(room: torch.Tensor):
     with torch.no_grad(), KeepsAttention(room) as keeping:
-        torch_functional.scaled_dot_product_attention(
-            *heads(1, 2, 8, 4), dropout_p=dropout, is_causal=True
-        )
+        torch_functional.scaled_dot_product_attention(*heads(1, 2, 8, 4), is_causal=True)
     return keeping.calls
 
 
@@ -111,11 +110,35 @@ def test_autograd_sees_the_tensors_that_were_kept():
 
 
 def test_attention_runs_again_where_it_could_not_be_kept():
-    """There is no room, or no fused kernel."""
-    assert kept_of(torch.zeros(100, dtype=torch.uint8)) == [None]
-    assert kept_of(torch.zeros(10_000, dtype=torch.uint8), dropout=0.5) == []
+    assert kept_of(torch.zeros(100, dtype=torch.uint8)) == [None], "there is no room"
     inputs = heads(1, 2, 8, 4)
     with ReturnsAttention(torch.zeros(0, dtype=torch.uint8), [None]):
         out = torch_functional.scaled_dot_product_attention(*inputs, is_causal=True)
     right = torch_functional.scaled_dot_product_attention(*inputs, is_causal=True)
     assert torch.equal(out, right)
+
+
+@torch.library.custom_op("tests::drawing_attention", mutates_args={})
+def drawing(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention with dropout, as kernels of a GPU have it."""
+    return query * torch.rand_like(query), query.sum(-1)
+
+
+drawing.register_autograd(lambda ctx, above, _sums: above)
+
+
+def test_dropout_behind_attention_draws_the_numbers_of_forward(monkeypatch):
+    name = "tests::drawing_attention"
+    monkeypatch.setattr(kept_attention, "KERNELS", {name: None})
+    query, room = torch.ones(4, 8), torch.zeros(attention_room(36, 4), dtype=torch.uint8)
+    generator = torch.random.get_rng_state()
+    try:
+        torch.manual_seed(3)
+        with torch.no_grad(), KeepsAttention(room) as keeping:
+            right = torch_functional.dropout(torch.ops.tests.drawing_attention(query)[0], 0.5)
+        torch.manual_seed(3)
+        with ReturnsAttention(room, keeping.calls):
+            found = torch_functional.dropout(torch.ops.tests.drawing_attention(query)[0], 0.5)
+    finally:
+        torch.random.set_rng_state(generator)
+    assert torch.equal(found, right) and 0 < right.count_nonzero() < 32
