@@ -68,7 +68,7 @@ KeptCalls = Sequence[KeptCall | None]
 
 
 class KeepsAttention(TorchDispatchMode):
-    """While it is active, a `KeepsAttention` copies what kernels return into `room`, uint8
+    """While a `KeepsAttention` is active, it copies what kernels return into `room`, which is uint8
     [bytes].
     """
 
@@ -115,7 +115,7 @@ class KeepsAttention(TorchDispatchMode):
 
 
 class ReturnsAttention(TorchDispatchMode):
-    """While it is active, a `ReturnsAttention` returns the results of `calls`, whose tensors are in
+    """While a `ReturnsAttention` is active, it returns the results of `calls`, whose tensors are in
     `room`, uint8 [bytes], in place of running kernels.
     """
 
