@@ -68,7 +68,7 @@ KeptCalls = Sequence[KeptCall | None]
 
 
 class KeepsAttention(TorchDispatchMode):
-    """While a `KeepsAttention` is active, it copies what kernels return into `room`, which is uint8
+    """A `KeepsAttention` has a copy of what kernels returned while it was active, in `room`, uint8
     [bytes].
     """
 
