@@ -100,7 +100,7 @@ class PlanChoices:
     the recompute. Blocks must be in tiles, and boundaries on the host.
     """
     attention_bytes: int = 0
-    """What attention returned takes this many bytes for each token in these blocks."""
+    """It is how many bytes these blocks keep for each token of what attention returned."""
     graphs: bool = False
     """The kernels of a block are launched together, as a CUDA graph. All blocks must live on the
     device, and boundaries must stay there.

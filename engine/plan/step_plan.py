@@ -50,7 +50,7 @@ class StepPlan:
     with_attention: tuple[str, ...] = ()
     """These blocks keep what attention returned beside their boundary, on the host."""
     attention_bytes: int = 0
-    """That takes so many bytes for each token."""
+    """It is how many bytes of that they keep for each token."""
     device_homes: tuple[str, ...] = ()
     """The optimizers of these units run on the device."""
     placed: tuple[tuple[str, Buffer], ...] = ()
