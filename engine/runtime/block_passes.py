@@ -150,13 +150,13 @@ def _keeping_attention(context: OpContext, op: Forward, step: StepUnderWay) -> I
         context.attention_room(op.unit, ring, step.shapes[op.micro_batch])
     ) as keeping:
         yield
-    step.attention[op.unit, op.micro_batch] = keeping.calls
+    step.keep_attention(op.unit, op.micro_batch, keeping.calls)
 
 
 @contextlib.contextmanager
 def _returning_attention(context: OpContext, op: Backward, step: StepUnderWay) -> Iterator[None]:
     """Returns what was kept of attention, while the block is recomputed."""
-    calls = step.attention.pop((op.unit, op.micro_batch), None)
+    calls = step.kept_attention(op.unit, op.micro_batch)
     if calls is None or op.ring is None:
         yield
         return
