@@ -215,7 +215,9 @@ def _bench(arguments: argparse.Namespace) -> int:
     from engine.cli.bench import Measuring, Trainings, bench
 
     trainings = Trainings(arguments.preset, arguments.set, arguments.then)
-    how = Measuring(arguments.seconds, not arguments.streamed_only, arguments.evaluation)
+    how = Measuring(
+        arguments.seconds, not arguments.streamed_only, arguments.evaluation, steps=arguments.steps
+    )
     show(bench(trainings, how, arguments.json))
     return 0
 

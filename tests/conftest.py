@@ -35,7 +35,8 @@ gc.disable()  # reading all tests makes some million objects, of which none is g
 MOST_PROCESSES = 4
 """A run takes this many processes at most, because one of them has the browser to itself."""
 
-ALONE = "browser and GPU"
+ALONE = "GPU"
+IN_BROWSER = "/browser/"
 """The group of the tests that need a browser or a GPU has this name."""
 
 FAMILIES = "families"
@@ -95,9 +96,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the second tier unless it is asked for. The groups of several files come first,
-    because they take longest: tests that need the GPU or a browser, and sweeps over families.
-    Then come those that only compute: a busy machine disturbs none of them.
+    """Leaves out the second tier unless it is asked for. What takes longest comes first: tests in a
+    browser, those that need the GPU, and sweeps over families. Then come those that only compute: a
+    busy machine disturbs none of them.
     """
     config.stash[WHOLE] = _mark_listed(items)
     config.stash[PLAIN] = {
@@ -109,11 +110,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if _is_wanted(item, config, named)]
     config.stash[LEFT_OUT] = len(left_out)
-    first = {ALONE: 0, FAMILIES: 1}
+    first = {ALONE: 1, FAMILIES: 2}
 
     def place(item: pytest.Item) -> tuple[int, bool]:
         is_quiet = item.get_closest_marker("computing") is None
-        return first.get(_group(item.nodeid), len(first)), is_quiet
+        group = _group(item.nodeid)
+        return 0 if IN_BROWSER in group else first.get(group, len(first) + 1), is_quiet
 
     items.sort(key=place)
 
@@ -132,11 +134,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object):
 
 def _group(nodeid: str) -> str:
     """Returns the group of a test. The tests of a file are one group, with what is made once for
-    them. Tests that need the GPU or a browser are one group too, because they would take its memory
-    or its time from each other. So are the sweeps over all families.
+    them. Tests that need the GPU are one group too, because they would take its memory from each
+    other. So are the sweeps over all families.
     """
     file = nodeid.split("::")[0]
-    if "/browser/" in file or "/gpu/" in file:
+    if "/gpu/" in file:
         return ALONE
     return FAMILIES if file.rpartition("/")[2] in SWEEPS else file
 

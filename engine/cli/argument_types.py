@@ -87,6 +87,11 @@ def rows(text: str) -> int:
     return _number(text, "rows", 1)
 
 
+def steps(text: str) -> int:
+    """Returns a number of steps, at least 2: one to warm up and one to measure."""
+    return _number(text, "steps", 2)
+
+
 def samples(text: str) -> int:
     """Returns a number of samples, at least 1."""
     return _number(text, "samples", 1)

@@ -128,7 +128,8 @@ def _say(what: str) -> None:
 class Measuring:
     """Each training runs for `seconds`, of which the first half is the warm-up.
 
-    `say` is called with a text for each measurement that begins. With `compare`, the model is also
+    A training has at least `steps` steps; where this is None, LEAST_STEPS or half as many. `say` is
+    called with a text for each measurement that begins. With `compare`, the model is also
     trained with all states on the device. With `evaluation`, an evaluation of that many rows is
     timed after each training.
     """
@@ -137,6 +138,7 @@ class Measuring:
     compare: bool = True
     evaluation: int = 0
     say: Callable[[str], None] = _say
+    steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -268,7 +270,7 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
             f"{chosen.micro_batch_size}"
         )
         predicted, seconds = planned_seconds(chosen, job, target), bench.how.seconds
-        steps = LEAST_STEPS // (2 if predicted > LONG_STEP_SECONDS else 1)
+        steps = bench.how.steps or LEAST_STEPS // (2 if predicted > LONG_STEP_SECONDS else 1)
         settings = RunSettings(chosen.choices, steps, 1e-6, chosen.loss_chunk, seconds=seconds)
         run = run_steps(bench.planes, batches, settings)
         rss = bench.planes.host_memory()

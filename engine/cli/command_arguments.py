@@ -181,6 +181,13 @@ def bench_arguments(bench: argparse.ArgumentParser) -> None:
         help="that each training runs, half of it to warm up",
     )
     bench.add_argument(
+        "--steps",
+        type=argument_types.steps,
+        metavar="N",
+        help="each training has at least N steps (4; 2 if a step is predicted to take longer than a "
+        "minute)",
+    )
+    bench.add_argument(
         "--streamed-only",
         action="store_true",
         help="do not train with all states on the device beside it",

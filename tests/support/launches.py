@@ -107,9 +107,10 @@ def torchrun_forks() -> None:
 
 
 def _gpus_of(host: int, ranks: int) -> dict[str, str]:
-    """Each host has GPUs of its own, if this machine has some."""
-    own = range(host * ranks, (host + 1) * ranks)
-    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, own))}
+    """Each host has GPUs of its own, if this process sees some."""
+    last = (host + 1) * ranks
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(last))))
+    return {"CUDA_VISIBLE_DEVICES": ",".join(visible.split(",")[host * ranks : last])}
 
 
 def _variables(pid: int) -> dict[bytes, bytes]:
