@@ -33,11 +33,12 @@ _numbers = itertools.count()
 gc.disable()  # reading all tests makes some million objects, of which none is garbage
 
 MOST_PROCESSES = 4
-"""A run takes this many processes at most, because one of them has the browser to itself."""
+"""A run takes this many processes at most: each imports torch and collects all tests."""
 
 ALONE = "GPU"
+"""The group of the tests that need a GPU has this name."""
 IN_BROWSER = "/browser/"
-"""The group of the tests that need a browser or a GPU has this name."""
+"""The files of tests that need a browser have this in their paths."""
 
 FAMILIES = "families"
 SWEEPS = {

@@ -72,17 +72,27 @@ def _ceilings(ceilings: dict[str, Any]) -> str:
 def streamed_as_text(streamed: dict[str, Any]) -> str:
     """Returns only the table of the streamed training."""
     s = streamed
+    trained = ""
+    if s["method"] != "full":
+        trained = f" ({s['trained_parameters'] / 1e9:,.4f} billion trained, {s['method']})"
     title = (
-        f"Streamed: {s['parameters'] / 1e9:,.3f} billion parameters, {s['tokens_per_step']:,} "
-        f"tokens a step, mean of {s['steps']} steps"
+        f"Streamed: {s['parameters'] / 1e9:,.3f} billion parameters{trained}, "
+        f"{s['tokens_per_step']:,} tokens a step{_objective(s)}, mean of {s['steps']} steps"
     )
     rows = [*_speed_rows(s), *_wait_rows(s), _plan_row(s), *_memory_rows(s)]
     return _table(title, [*rows, *_evaluation_rows(s["evaluation"])])
 
 
+def _objective(s: dict[str, Any]) -> str:
+    return "" if s["objective"] == "sft" else f" by {s['objective'].upper()}"
+
+
 def _speed_rows(s: dict[str, Any]) -> list[Row]:
     flops = s["tflops"]
-    return [
+    formula = "6 x parameters x tokens"
+    if s["method"] != "full":
+        formula = "2 x parameters passed forward, back and trained x tokens"
+    rows = [
         (
             "step, home to home",
             f"{_seconds(s['seconds'])}, {s['tokens_per_second']:,.0f} tokens/s",
@@ -94,8 +104,7 @@ def _speed_rows(s: dict[str, Any]) -> list[Row]:
         ),
         (
             "TFLOPS",
-            f"{flops['parameters']:,.4g} (6 x parameters x tokens), {flops['model']:,.4g} "
-            "(causal model FLOPs)",
+            f"{flops['parameters']:,.4g} ({formula}), {flops['model']:,.4g} (causal model FLOPs)",
         ),
         (
             "work done by the device",
@@ -103,6 +112,10 @@ def _speed_rows(s: dict[str, Any]) -> list[Row]:
             "its matrix products",
         ),
     ]
+    if s["reference_seconds"] is not None:
+        found = f"found in {_seconds(s['reference_seconds'])}, once before the first step"
+        rows.append(("reference of the answers", found))
+    return rows
 
 
 def _wait_rows(s: dict[str, Any]) -> list[Row]:
@@ -156,12 +169,20 @@ def _memory_rows(s: dict[str, Any]) -> list[Row]:
                 f"{s['planned_device_bytes'] / GIB:,.2f}",
             )
         )
+    peak, predicted = s["host_peak_bytes"], s["predicted_host_bytes"]
     rows.append(
         (
             "memory of the host",
             f"{s['host_rss_bytes'] / GIB:,.2f} GiB, "
             f"{s['host_rss_bytes'] / s['parameters']:,.2f} bytes a parameter, "
             f"{s['host_boundaries_bytes'] / GIB:,.2f} GiB of boundaries among them",
+        )
+    )
+    rows.append(
+        (
+            "its peak",
+            f"{peak / GIB:,.2f} GiB, predicted {predicted / GIB:,.2f} "
+            f"({_percent(predicted / peak - 1, '+')})",
         )
     )
     return rows

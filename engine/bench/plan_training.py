@@ -1,18 +1,24 @@
-"""A training of `launch.py bench` is planned as a run would be."""
+"""A training of `launch.py bench` is planned as a run would be, and has random rows."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from engine.bench.random_pairs import AnswersOfSteps, random_answers
+from engine.bench.steps import random_rows
 from engine.config.settings import TrainConfig
-from engine.errors import ConfigError
+from engine.data.rows import MicroBatch as RandomRows
+from engine.data.rows import micro_batch_bounds
 from engine.fit.choose import choose
 from engine.fit.cost import MicroBatch
 from engine.fit.job import Job, Target, numbers_of_ranks
+from engine.fit.memory_items import MemoryItem, PartName
+from engine.fit.needs import RUNTIME_GROWTH_BYTES, Needs, Resident, SessionFacts
 from engine.fit.planner import Chosen
 from engine.fit.predict import predicted_seconds
-from engine.machine.device import gpu_count
+from engine.machine.device import device_of, gpu_count
 from engine.machine.read_machine import Machine
+from engine.model.shape import ModelShape
 
 
 def plan_training(job: Job, target: Target, machine: Machine) -> Chosen:
@@ -25,24 +31,43 @@ def plan_training(job: Job, target: Target, machine: Machine) -> Chosen:
     return min(plans, key=lambda chosen: planned_seconds(chosen, job, target))
 
 
-def refuse_other_trainings(config: TrainConfig) -> None:
-    """Raises ConfigError for a training that `bench` does not measure."""
-    if config.train.method != "full":
-        raise ConfigError(
-            "train.method",
-            f"bench trains whole models on random tokens, not with {config.train.method}; set it "
-            "to full.",
-        )
-    if config.preference.objective != "sft":
-        raise ConfigError(
-            "preference.objective",
-            f"bench trains on random tokens, not with {config.preference.objective}; set it to "
-            "sft.",
-        )
+def rows_of_step(
+    config: TrainConfig, chosen: Chosen, shape: ModelShape
+) -> tuple[AnswersOfSteps | None, list[RandomRows]]:
+    """Returns the micro-batches of every step, and the answers that are compared in them; None
+    where none are.
+    """
+    rows, size, length = config.train.batch_size, chosen.micro_batch_size, config.data.max_seq_len
+    if not config.preference.is_on:
+        sizes = [stop - start for start, stop in micro_batch_bounds(rows, size)]
+        return None, random_rows(sizes, length, shape.vocab_size)
+    found = random_answers(config.preference, rows, length, shape.vocab_size)
+    answers = AnswersOfSteps(found, size)
+    return answers, answers.batches()
+
+
+def planned_rows(chosen: Chosen, job: Job) -> MicroBatch:
+    """Returns the micro-batches of a step, which have full rows of one document."""
+    rows = MicroBatch(chosen.micro_batch_size, job.row_length)
+    return rows.learning(job.config.preference, chosen.loss_chunk)
 
 
 def planned_seconds(chosen: Chosen, job: Job, target: Target) -> float:
     """Returns the predicted time of a step."""
     assert target.rates is not None  # a bench has measured them
-    micro_batch = MicroBatch(chosen.micro_batch_size, job.row_length)
-    return predicted_seconds(job.shape, chosen.choices, target.rates, micro_batch, target.device)
+    rows = planned_rows(chosen, job)
+    return predicted_seconds(job.shape, chosen.choices, target.rates, rows, target.device)
+
+
+def predicted_host_bytes(chosen: Chosen, job: Job, machine: Machine, resident: int) -> int:
+    """Returns the RAM of all processes of a training, as the fit report predicts it for a run.
+    resident: this one had so much before the planes were filled.
+    """
+    device = device_of(job.config, machine)
+    facts = SessionFacts(resident=Resident(resident, RUNTIME_GROWTH_BYTES[device]))
+    items = Needs(job.config, machine, job.shape, chosen, facts).parts[PartName.HOST].items
+    return sum(
+        item.bytes
+        for item in items
+        if item.kind.is_there_in_training and item.kind != MemoryItem.CHECKPOINT_COPIES
+    )

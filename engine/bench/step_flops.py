@@ -2,34 +2,58 @@
 
 from __future__ import annotations
 
+from engine.fit.cost import MicroBatch
 from engine.model.shape import ModelShape
 from engine.planes.active_parameters import parameter_flops
 
 
 def step_flops(
-    shape: ModelShape, rows: int, row_length: int, recomputed: int, without_attention: int = 0
+    shape: ModelShape,
+    rows: int,
+    row_length: int,
+    recomputed: int,
+    learned: MicroBatch | None = None,
 ) -> dict[str, float]:
-    """Returns the FLOPs of a step of `rows` full rows, counted in three ways.
+    """Returns the FLOPs of a step of `rows` full rows, counted in three ways. learned: these are
+    the micro-batches of a step that compares answers, of which each line is counted as a row.
 
-    - `parameters` counts as `parameter_flops` does.
+    - `parameters` counts as `parameter_flops` does: where parts or adapters are trained, without
+      the gradients of what is frozen.
     - `model` counts matrix products and causal attention, without the embedding's look-up.
-    - `hardware` also counts the second forward of `recomputed` blocks. In `without_attention` of
-      them, attention does not run again.
+    - `hardware` also counts the second forward of `recomputed` blocks, that of the head and the
+      pass before the step where answers are compared, and the gradients of stacked experts that
+      have adapters.
     """
     tokens = rows * row_length
     embed = shape.embed
     passes = 1 if embed.is_frozen else 2
-    outside = (passes * embed.parameter_count + embed.trained_count) // 3
-    matrices = 6 * (shape.counted_parameters - (0 if shape.tied else outside)) * tokens
+    outside = 0 if shape.tied else (passes * embed.parameter_count + embed.trained_count) // 3
+    matrices = 6 * (shape.counted_parameters - outside) * tokens
     attention = 3 * shape.attention_flops(rows, row_length)
     first = shape.forward_blocks
     again = sum(
         2 * unit.parameter_count * shape.block_share * tokens + attention / 3
         for unit in shape.blocks[first : first + recomputed]
     )
+    again += sum(2 * unit.adapted_numel * shape.block_share * tokens for unit in shape.blocks)
+    if learned is not None:
+        again += _of_comparing(shape, tokens, attention / 3, learned)
     model = matrices + attention * len(shape.blocks) - 2 / 3 * attention * first
     return {
         "parameters": float(parameter_flops(shape.counted_parameters, tokens)),
         "model": model,
-        "hardware": model + again - without_attention * attention / 3,
+        "hardware": model + again,
     }
+
+
+def _of_comparing(shape: ModelShape, tokens: int, attention: float, learned: MicroBatch) -> float:
+    """Returns the FLOPs of what a step does beside its forward and backward to compare answers.
+    attention: those of a block in forward.
+    """
+    found, embed = 0.0, shape.embed.parameter_count
+    if learned.head_again:
+        found += 2 * (shape.head.parameter_count + (embed if shape.tied else 0)) * tokens
+    if learned.has_pass:
+        passed = shape.active_parameters - (0 if shape.tied else embed)
+        found += 2 * passed * tokens + attention * len(shape.blocks)
+    return found

@@ -5,18 +5,23 @@ ops and from the allocator.
 from __future__ import annotations
 
 import gc
+import statistics
 import sys
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from engine.bench.random_pairs import AnswersOfSteps
+from engine.bench.span_figures import longest_gaps, overlaps, seconds_by_kind
+from engine.checkpoints.adapter_weights import initialise_adapters
 from engine.checkpoints.weights import initialise
+from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig, Optimizer
+from engine.config.trained_parts import Parts
 from engine.data.rows import IGNORED, MicroBatch
 from engine.host.held_step import HeldStep
 from engine.host.host_adamw import AdamWSettings, HostAdamW
@@ -42,15 +47,8 @@ from engine.runtime.streaming_engine import StreamingEngine
 STEPS_KEPT = 256
 """For this many last steps of a training, all spans are kept in memory until the training ends."""
 
-PAIRS = (
-    (Lane.H2D, Lane.COMPUTE),
-    (Lane.D2H, Lane.COMPUTE),
-    (Lane.H2D, Lane.D2H),
-    (Lane.HOST, Lane.COMPUTE),
-)
 RANDOM = ModelConfig(source="random", init="random")
 """The weights of a model are random."""
-DEVICE_LANES = (Lane.H2D, Lane.COMPUTE, Lane.D2H)
 
 
 def random_rows(
@@ -67,6 +65,19 @@ def random_rows(
         labels[:, :-1] = ids[:, 1:]
         batches.append(MicroBatch(ids, labels, None, ids.size, int((labels != IGNORED).sum())))
     return batches
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A `Trained` says what of a model is trained, and by whom."""
+
+    parts: Parts | Adapters | None = None
+    """These parts are trained, or these adapters; None for the whole model."""
+    is_shared: bool = False
+    """Several ranks may compute on the planes."""
+
+
+WHOLE = Trained()
 
 
 @dataclass
@@ -95,13 +106,13 @@ class Planes:
         backend: Backend,
         how: ModelConfig = RANDOM,
         has_states: bool = True,
-        is_shared: bool = False,
+        trained: Trained = WHOLE,
     ) -> Planes:
         """Builds the model of a transformers `config`, in the dtype and with the attention of
-        `how`, and fills its planes. Without states, `use` must allocate them before a step.
-        is_shared: several ranks may compute on the planes. Raises ModelError or FitError.
+        `how`, and fills its planes. Without states, `use` must allocate them before a step. Raises
+        ModelError, FitError, or ConfigError where the model lacks what is to be trained.
         """
-        model = build_model(config, replace(how, source="random", init="random"))
+        model = build_model(config, replace(how, source="random", init="random"), trained.parts)
         on_device = backend.device.type != "cpu"
         store = HostStore(
             model.layouts,
@@ -110,12 +121,13 @@ class Planes:
             backend.unregister if on_device else None,
         )
         memory = None
-        if is_shared:
+        if trained.is_shared:
             memory = OwnedMemory()
             store.share(memory)
         try:
             store.allocate_weights()
             initialise(model, store, 0, backend.device)
+            initialise_adapters(model, store, 0)
             if has_states:
                 store.allocate_states()
         except BaseException:
@@ -240,6 +252,8 @@ class RunFigures:
     """In each step, the thread that launches the ops of COMPUTE took this many seconds of processor
     time.
     """
+    reference_seconds: float | None = None
+    """It is that of `AnswersOfSteps`."""
 
 
 @dataclass(frozen=True)
@@ -255,6 +269,8 @@ class RunSettings:
     """The first step has this number."""
     seconds: float = 0.0
     """Steps are run until at least this many seconds have passed."""
+    answers: AnswersOfSteps | None = None
+    """These answers are compared, in the micro-batches of every step; None where none are."""
 
 
 def run_steps(planes: Planes, batches: Sequence[MicroBatch], settings: RunSettings) -> RunFigures:
@@ -270,7 +286,11 @@ def run_steps(planes: Planes, batches: Sequence[MicroBatch], settings: RunSettin
             max_grad_norm=1.0,
         )
     )
+    answers = settings.answers
     try:
+        if answers is not None:
+            answers.compare(engine)
+            batches = answers.batches()
         applied, launches = _take_steps(engine, batches, settings)
         last_spans = [span for step in list(applied)[-2:] for span in step.applied.spans]
         tokens = sum(batch.tokens for batch in batches)
@@ -288,6 +308,7 @@ def run_steps(planes: Planes, batches: Sequence[MicroBatch], settings: RunSettin
             fixed=engine.state.fixed_bytes(),
             host_boundaries=engine.boundary_bytes,
             launches=launches,
+            reference_seconds=None if answers is None else answers.reference_seconds,
         )
     finally:
         engine.close()
@@ -320,12 +341,13 @@ def _take_steps(
         taken.append(_TakenStep(applied, now - mark, engine.backend.memory()["retries"]))
         mark = now
 
-    number = settings.first
+    number, answers = settings.first, settings.answers
     while (
         number < settings.first + settings.steps or time.perf_counter() - began < settings.seconds
     ):
         before = time.thread_time()
-        engine.train_step(number, batches, settings.rate, on_applied)
+        own = batches if answers is None else answers.of_step(engine, list(batches))
+        engine.train_step(number, own, settings.rate, on_applied)
         launches.append(time.thread_time() - before)
         number += 1
     engine.drain()
@@ -359,48 +381,6 @@ def _step_figures(
     )
 
 
-# ---------------------------------------------------------------------- what spans say
-
-
-def overlaps(spans: Sequence[Span]) -> dict[str, float]:
-    """Returns the seconds in which pairs of lanes, and H2D, COMPUTE and D2H together, were busy at
-    the same time.
-    """
-    result = {f"{a}+{b}": overlap_seconds(spans, a, b) for a, b in PAIRS}
-    begins = [(span.start, span.op.lane, 1) for span in spans]
-    ends = [(span.end, span.op.lane, -1) for span in spans]
-    running: dict[Lane, int] = defaultdict(int)
-    last = together = 0.0
-    for moment, lane, change in sorted(begins + ends):
-        if all(running[name] for name in DEVICE_LANES):
-            together += moment - last
-        running[lane] += change
-        last = moment
-    return result | {"H2D+COMPUTE+D2H": together}
-
-
-def longest_gaps(
-    spans: Sequence[Span], previous: Sequence[Span] | None, count: int = 12
-) -> list[tuple[str, float]]:
-    """Returns the longest gaps between two ops of COMPUTE, longest first: the op after the gap, and
-    seconds. The gap after the last op of the step before is included.
-    """
-    own = [span for span in spans if span.op.lane == Lane.COMPUTE]
-    if previous:
-        before = [span for span in previous if span.op.lane == Lane.COMPUTE]
-        own = [max(before, key=lambda span: span.end), *own]
-    gaps = [(after.op.label, after.start - earlier.end) for earlier, after in pairwise(own)]
-    return sorted(gaps, key=lambda gap: gap[1], reverse=True)[:count]
-
-
-def seconds_by_kind(spans: Sequence[Span]) -> dict[str, float]:
-    """Returns the seconds that ops of each kind took together."""
-    result: dict[str, float] = defaultdict(float)
-    for span in spans:
-        result[span.op.kind] += span.end - span.start
-    return dict(result)
-
-
 def rates(spans: Sequence[Span], planes: Planes) -> dict[str, float]:
     """Returns GB/s of whole planes to and from the device, and billions of parameters that AdamW
     updated a second on the host. A rate is 0 where no such copy or update took place.
@@ -416,6 +396,17 @@ def rates(spans: Sequence[Span], planes: Planes) -> dict[str, float]:
     ):
         chosen = [span for span in spans if span.op.kind == kind]
         seconds = sum(span.end - span.start for span in chosen)
-        numel = sum(shards.numel(layouts[span.op.unit].numel) for span in chosen)
+        # Frozen weights are fetched, too.
+        plane = "high_numel" if kind == OpKind.PREFETCH else "numel"
+        numels = [getattr(layouts[span.op.unit], plane) for span in chosen]
+        numel = sum(map(shards.numel, numels))
         result[name] = scale * numel / seconds if seconds else 0.0
     return result
+
+
+def mean_of(steps: Sequence[StepFigures], name: str) -> dict[str, float]:
+    """Returns the mean over the steps of each value in their dictionary `name`."""
+    means = {}
+    for key in getattr(steps[0], name):
+        means[key] = statistics.fmean(getattr(step, name).get(key, 0.0) for step in steps)
+    return means

@@ -1,8 +1,10 @@
 """The command `launch.py bench` measures this machine and the engine's speed on it.
 
 - The ceilings of the machine are measured and stored, since plans are made with them.
-- A preset's model is trained with random weights on random tokens, streamed as in a run.
-- If all states of the model fit on the device, it is then trained again with its states there.
+- A preset's model is trained with random weights on random tokens, streamed as in a run: whole, in
+  parts or with adapters, and on pairs of random answers where the preset learns from preferences.
+- If all states of a model that is trained whole fit on the device, it is then trained again with
+  its states there.
 """
 
 from __future__ import annotations
@@ -17,25 +19,32 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from engine.bench.bench_table import as_text, streamed_as_text
-from engine.bench.plan_training import plan_training, planned_seconds, refuse_other_trainings
+from engine.bench.plan_training import (
+    plan_training,
+    planned_rows,
+    planned_seconds,
+    predicted_host_bytes,
+    rows_of_step,
+)
 from engine.bench.resident import (
     ResidentFigures,
     ResidentSettings,
     resident_bytes,
     train_resident,
 )
+from engine.bench.resident_sizes import resident_sizes
 from engine.bench.step_flops import step_flops
 from engine.bench.steps import (
     Planes,
     RunFigures,
     RunSettings,
-    StepFigures,
+    Trained,
+    mean_of,
     random_rows,
     run_steps,
 )
 from engine.bench.time_evaluation import time_evaluation
 from engine.config.settings import TrainConfig
-from engine.data.rows import micro_batch_bounds
 from engine.errors import ConfigError, FitError
 from engine.fit.job import Job, Target
 from engine.fit.needs import Verdict
@@ -50,6 +59,7 @@ from engine.machine.read_machine import read_machine
 from engine.machine.spill_folder import check_spill_folder
 from engine.measuring.ceilings import Ceilings, measure
 from engine.measuring.one_thread import one_thread_rates
+from engine.memory.memory_watch import PeakMemory
 from engine.model.library import errors_only
 from engine.model.measure_shape import shape_of
 from engine.model.shape import ModelShape
@@ -67,12 +77,10 @@ LONG_STEP_SECONDS = 60
 """Of steps that are predicted to be longer than this, half as many are run."""
 HIDDEN = 0.05
 """Compute is named as the bound of a step whose waits take at most this fraction of its time."""
-RESIDENT_TOKENS = 65_536
-"""A micro-batch has at most this many tokens when all states are on the device; more tokens would
-not be faster.
-"""
 RESIDENT_SHARE = 0.95
 """States and saved activations may take this fraction of the free device memory."""
+ONLY_STREAMED = "adapters, parts of a model and preferences are measured streamed alone"
+BEFORE_STEPS = "the pass over other answers before each step"
 BOUNDS = {
     "h2d": "the bus to the device",
     "d2h": "the bus from the device",
@@ -111,12 +119,19 @@ class Trainings:
                 )
             first = configs[0]
             changed = first.with_overrides(more.split())
-            if changed.model != first.model or changed.engine.device != first.engine.device:
+            if _of_planes(changed) != _of_planes(first):
                 raise ConfigError(
-                    "--then", f"{more!r} changes the model or the device; measure that by itself."
+                    "--then",
+                    f"{more!r} changes the model, what of it is trained, or the device; measure "
+                    "that by itself.",
                 )
             configs.append(changed)
         return configs
+
+
+def _of_planes(config: TrainConfig) -> tuple[Any, ...]:
+    """Returns the settings that the planes of a model depend on."""
+    return config.model, config.train.parts, config.engine.device
 
 
 def _say(what: str) -> None:
@@ -145,7 +160,8 @@ class Measuring:
 class _Bench:
     """A `_Bench` holds what the trainings of one model share.
 
-    `free` is the number of bytes of RAM that were free before the planes were filled.
+    `free` and `resident` are the bytes of RAM that were free, and that this process had, before the
+    planes were filled.
     """
 
     how: Measuring
@@ -153,6 +169,7 @@ class _Bench:
     shape: ModelShape
     ceilings: Ceilings
     free: int
+    resident: int
 
     @property
     def backend(self) -> Backend:
@@ -170,7 +187,6 @@ def bench(trainings: Trainings, how: Measuring, as_json: bool) -> str:
     """
     configs = trainings.configs()
     for config in configs:
-        refuse_other_trainings(config)
         _refuse_what_does_not_fit(config)
     backend = open_backend(configs[0].engine.device if configs else "auto")
     try:
@@ -203,17 +219,18 @@ def measured(configs: Sequence[TrainConfig], backend: Backend, how: Measuring) -
     }
     if not configs:
         return result
-    free = sample_host_memory()[1]
+    resident, free = sample_host_memory()
     with errors_only():
         say("Filling the planes with random weights")
         model = configs[0].model
         is_shared = any(config.engine.gpus != 1 for config in configs)
-        planes = Planes.open(model_configs[0], backend, model, False, is_shared)
+        trained = Trained(configs[0].train.parts, is_shared)
+        planes = Planes.open(model_configs[0], backend, model, False, trained)
         try:
             # The shape is read before the first training, which moves parts of the model to the
             # device.
             shape = replace(shape_of(planes.model, model.source), packs=False)
-            shared = _Bench(how, planes, shape, ceilings, free)
+            shared = _Bench(how, planes, shape, ceilings, free, resident)
             for config in configs:
                 result["trainings"].append(_training(config, shared))
         finally:
@@ -226,8 +243,10 @@ def _training(config: TrainConfig, bench: _Bench) -> dict[str, Any]:
     bench = replace(bench, shape=bench.shape.with_optimizer(config.train.optimizer))
     streamed, chosen = _streamed(config, bench)
     bench.how.say(streamed_as_text(streamed))
-    resident: dict[str, Any] = {"ways": [], "why_not": "not asked for"}
-    if bench.how.compare:
+    is_plain = config.train.parts is None and not config.preference.is_on
+    why_not = "not asked for" if is_plain or not bench.how.compare else ONLY_STREAMED
+    resident: dict[str, Any] = {"ways": [], "why_not": why_not}
+    if bench.how.compare and is_plain:
         resident = _resident(config, bench, chosen)
     ways = [way["seconds"] for way in resident["ways"]]
     resident["ratio"] = min(ways) / streamed["seconds"] if ways else None
@@ -251,36 +270,45 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
     backend.reset_peak()  # frees what earlier measurements and trainings left cached
     if bench.device == "cuda":
         limit = config.engine.within_cap(backend.memory()["free"] + CUDA_CONTEXT_BYTES)
-    length, rows = config.data.max_seq_len, config.train.batch_size
+    rows, lines = config.train.batch_size, config.preference.lines
+    length = config.data.max_seq_len
     rates = with_disk(bench.ceilings.rates(), config)
     if config.engine.disk is not None:
         bench.planes.store.spill_to(check_spill_folder(config.engine.disk))
     machine = read_machine()
     target = Target(bench.device, limit, bench.free, rates, spill_room(config, machine))
-    job = Job(shape, config, length)
+    job = Job(shape, config, config.row_tokens)
     chosen = plan_training(job, target, machine)
     bench.planes.use(shape.optimizer, chosen.choices)
     try:
         if limit is not None and config.engine.gpu_memory_gib is not None:
             backend.limit_memory(limit - CUDA_CONTEXT_BYTES)
-        sizes = [stop - start for start, stop in micro_batch_bounds(rows, chosen.micro_batch_size)]
-        batches = random_rows(sizes, length, shape.vocab_size)
+        answers, batches = rows_of_step(config, chosen, shape)
+        of_pairs = ", two of each pair," if lines == 2 else ""
         bench.how.say(
-            f"Training, streamed: {rows} rows of {length:,} tokens a step, in micro-batches of "
-            f"{chosen.micro_batch_size}"
+            f"Training, streamed: {lines * rows} rows of {length:,} tokens{of_pairs} a step, in "
+            f"micro-batches of {lines * chosen.micro_batch_size}"
         )
         predicted, seconds = planned_seconds(chosen, job, target), bench.how.seconds
         steps = bench.how.steps or LEAST_STEPS // (2 if predicted > LONG_STEP_SECONDS else 1)
-        settings = RunSettings(chosen.choices, steps, 1e-6, chosen.loss_chunk, seconds=seconds)
+        settings = RunSettings(
+            chosen.choices, steps, 1e-6, chosen.loss_chunk, seconds=seconds, answers=answers
+        )
+        peak = PeakMemory()
         run = run_steps(bench.planes, batches, settings)
         rss = bench.planes.host_memory()
+        of_host = {
+            "host_rss_bytes": rss,
+            "host_peak_bytes": peak.read() + rss - sample_host_memory()[0],
+            "predicted_host_bytes": predicted_host_bytes(chosen, job, machine, bench.resident),
+        }
         evaluated = _evaluated(config, bench, chosen)
         # What is trained next, with other settings or in memory, needs the device's memory.
         bench.planes.leave_device()
     finally:
         if limit is not None:
             backend.limit_memory(backend.memory()["total"])
-    figures = _as_figures(config, bench, chosen, run, rss)
+    figures = _as_figures(config, bench, chosen, run) | of_host
     return figures | {"predicted_seconds": predicted, "evaluation": evaluated}, chosen
 
 
@@ -301,25 +329,32 @@ def _evaluated(config: TrainConfig, bench: _Bench, chosen: Chosen) -> dict[str, 
 
 
 def _as_figures(
-    config: TrainConfig, bench: _Bench, chosen: Chosen, run: RunFigures, rss: int
+    config: TrainConfig, bench: _Bench, chosen: Chosen, run: RunFigures
 ) -> dict[str, Any]:
     """Returns the figures of a run, from the second half of its steps."""
     shape, ceilings = bench.shape, bench.ceilings
-    length, rows = config.data.max_seq_len, config.train.batch_size
+    length, rows = config.data.max_seq_len, config.preference.lines * config.train.batch_size
     steady = run.steps[len(run.steps) // 2 :]
     took = statistics.fmean(step.seconds for step in steady)
     choices = chosen.choices
-    recomputed = len(shape.blocks) - choices.kept_blocks
-    flops = step_flops(shape, rows, length, recomputed, choices.attention_blocks)
-    exposed = _mean(steady, "exposed")
+    recomputed = len(shape.blocks) - shape.forward_blocks - choices.kept_blocks
+    learned = planned_rows(chosen, Job(shape, config, config.row_tokens))
+    flops = step_flops(shape, rows, length, max(0, recomputed), learned)
+    flops["hardware"] -= choices.attention_blocks * shape.attention_flops(rows, length)
+    exposed = mean_of(steady, "exposed")
     share = sum(exposed.values()) / took
     longest_wait = max(exposed, key=lambda cause: exposed[cause])
+    bounds = BOUNDS | ({"other": BEFORE_STEPS} if config.preference.has_pass else {})
     assert ceilings.sweep is not None  # only a measurement for plans omits it
     # With moments in fp32, a sweep over the same memory is compared.
     alone = ceilings.adamw_kinds.get(shape.optimizer, ceilings.sweep)
     adamw = statistics.fmean(step.rates["adamw_g_s"] for step in steady) * 1e9
     return {
         "parameters": shape.parameter_count,
+        "trained_parameters": shape.trained_count,
+        "method": config.train.method,
+        "objective": config.preference.objective,
+        "reference_seconds": run.reference_seconds,
         "tokens_per_step": rows * length,
         "steps": len(steady),
         "seconds": took,
@@ -329,10 +364,10 @@ def _as_figures(
         "utilisation": flops["hardware"] / took / (choices.ranks * ceilings.matmul),
         "exposed": exposed,
         "exposed_share": share,
-        "bound": "compute" if share <= HIDDEN else BOUNDS[longest_wait],
-        "busy": _mean(steady, "busy"),
-        "by_kind": _mean(steady, "by_kind"),
-        "overlap": _mean(steady, "overlap"),
+        "bound": "compute" if share <= HIDDEN else bounds[longest_wait],
+        "busy": mean_of(steady, "busy"),
+        "by_kind": mean_of(steady, "by_kind"),
+        "overlap": mean_of(steady, "overlap"),
         "adamw_parameters_per_second": adamw,
         "adamw_of_alone": adamw / alone,
         "optimizer": shape.optimizer,
@@ -344,19 +379,10 @@ def _as_figures(
         "peak_device_bytes": run.peak,
         "peak_reserved_bytes": run.reserved,
         "planned_device_bytes": chosen.gpu_bytes,
-        "host_rss_bytes": rss,
         "host_boundaries_bytes": run.host_boundaries,
         "losses": [step.loss for step in run.steps],
         "timeline": run.timeline,
     }
-
-
-def _mean(steps: Sequence[StepFigures], name: str) -> dict[str, float]:
-    """Returns the mean over the steps of each value in their dictionary `name`."""
-    means = {}
-    for key in getattr(steps[0], name):
-        means[key] = statistics.fmean(getattr(step, name).get(key, 0.0) for step in steps)
-    return means
 
 
 # ---------------------------------------------------------------------- all states on the device
@@ -390,7 +416,7 @@ def _resident(config: TrainConfig, bench: _Bench, chosen: Chosen) -> dict[str, A
         sizes = [chosen.micro_batch_size]
         if on_device:
             left = RESIDENT_SHARE * free - needed
-            sizes = _resident_sizes(config, shape, left, recompute, compiled)
+            sizes = resident_sizes(config, shape, left, recompute, compiled)
         say(f"Training, all states on the device, {'with' if recompute else 'without'} recompute")
         try:
             found.append(
@@ -414,38 +440,3 @@ def _resident(config: TrainConfig, bench: _Bench, chosen: Chosen) -> dict[str, A
         rates = {name: flops[name] / way.seconds / 1e12 for name in ("parameters", "model")}
         ways.append(asdict(way) | {"tflops": rates})
     return {"ways": ways, "why_not": why_not}
-
-
-def _resident_sizes(
-    config: TrainConfig, shape: ModelShape, left: float, recompute: bool, compiled: bool
-) -> list[int]:
-    """Returns the micro-batch sizes to try, in rows, largest first.
-
-    Their activations must not take more than `left` bytes, the memory that the states leave free.
-    """
-    rows, length = config.train.batch_size, config.data.max_seq_len
-    sizes = []
-    for size in _micro_batch_sizes(rows):
-        block = _block_bytes(shape, size, length, compiled)
-        # With recompute, a block keeps only its input while other blocks are computed.
-        other = block
-        if recompute:
-            other = size * length * shape.hidden_width * shape.item_bytes
-        kept = block + (len(shape.blocks) - 1) * other
-        if size * length <= RESIDENT_TOKENS and kept <= left:
-            sizes.append(size)
-    return sizes or [1]
-
-
-def _micro_batch_sizes(rows: int) -> list[int]:
-    """Returns the sizes that split a step's rows into equal micro-batches, largest first."""
-    return sorted({-(-rows // count) for count in range(1, rows + 1)}, reverse=True)
-
-
-def _block_bytes(shape: ModelShape, size: int, length: int, compiled: bool) -> float:
-    """Returns the bytes of the largest block's activations."""
-    if compiled:
-        activations = [unit.compiled_activations for unit in shape.blocks]
-    else:
-        activations = [unit.activations for unit in shape.blocks]
-    return max(each.of(size, length) for each in activations)

@@ -184,8 +184,8 @@ def bench_arguments(bench: argparse.ArgumentParser) -> None:
         "--steps",
         type=argument_types.steps,
         metavar="N",
-        help="each training has at least N steps (4; 2 if a step is predicted to take longer than a "
-        "minute)",
+        help="each training has at least N steps (4 by default; 2 where one is predicted to take "
+        "more than a minute)",
     )
     bench.add_argument(
         "--streamed-only",

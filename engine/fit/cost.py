@@ -9,9 +9,10 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from engine.config.preference_settings import PreferenceConfig
 from engine.config.settings import Optimizer
 from engine.machine.disk_rates import ASSUMED_RATE
 from engine.machine.link_rates import (
@@ -78,10 +79,32 @@ class MicroBatch:
     """A tile of blocks has at most so many tokens; it is 0 without tiles (`PlanChoices`)."""
     has_pass: bool = False
     """Before each step, all earlier ones are applied, and as many rows pass without gradients."""
+    lines: int = 1
+    """A row is so many lines of equal length. Tokens attend to those of their own line."""
+    compared: int = 0
+    """Answers are compared, and the head computes so many positions at once; 0 for other rows."""
 
     @property
     def tokens(self) -> int:
         return self.rows * self.row_length
+
+    @property
+    def line_length(self) -> int:
+        return self.row_length // self.lines
+
+    @property
+    def head_again(self) -> bool:
+        """Tells whether the head computes all positions once more for their gradients, because one
+        row has more of them than it computes at once (`engine.runtime.pair_loss`).
+        """
+        return 0 < self.compared < self.row_length
+
+    def learning(self, form: PreferenceConfig, loss_chunk: int) -> MicroBatch:
+        """Returns the micro-batch in a training with this objective, whose head computes so many
+        positions at once.
+        """
+        compared = loss_chunk if form.is_on else 0
+        return replace(self, has_pass=form.has_pass, lines=form.lines, compared=compared)
 
 
 def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
@@ -261,7 +284,8 @@ class Cost:
         need around the variable-length kernel.
         """
         shape, rates, micro_batch = self.shape, self.rates, self._micro_batch
-        flops = shape.attention_flops(micro_batch.rows, micro_batch.row_length)
+        lines = micro_batch.lines * micro_batch.rows
+        flops = shape.attention_flops(lines, micro_batch.line_length)
         if not micro_batch.varlen:
             return flops / rates.attention, 0.0
         width = shape.attention_width + PACKED_WIDTH * shape.attention_heads
@@ -278,7 +302,8 @@ class Cost:
         matmul = self._matmul * tokens / (tokens + slow_tokens)
         compiled = self._compiles_blocks
         activations = unit.compiled_activations if compiled else unit.activations
-        kept = activations.of(self._micro_batch.rows, self._micro_batch.row_length)
+        lines = self._micro_batch.lines * self._micro_batch.rows
+        kept = activations.of(lines, self._micro_batch.line_length)
         # Kept tensors are written and read. In a compiled block, recomputed tensors are neither.
         touched = times * (1 if compiled else 2) * kept
         adapters = ADAPTER_TOUCHES[kind.of] * unit.adapter_features * tokens
@@ -355,13 +380,16 @@ class Cost:
         """
         shape, tokens = self.shape, float(self._micro_batch.tokens)
         units = [shape.head, shape.embed] if shape.tied else [shape.head]
-        passed = sum(2 * unit.parameter_count + unit.trained_count for unit in units)
-        if not trains:
-            passed = sum(unit.parameter_count for unit in units)
+        alone = sum(unit.parameter_count for unit in units)
+        again = trains and self._micro_batch.head_again
+        passed = (1 + trains + again) * alone
+        if trains:
+            passed += sum(unit.trained_count for unit in units)
         logit_bytes = shape.compiled_logit_bytes if self._compiled else shape.logit_bytes
+        memory = self.rates.device_memory
         work = (
             tokens * passed * 2 / self._matmul
-            + tokens * shape.vocab_size * logit_bytes * (1 + trains) / self.rates.device_memory
+            + tokens * shape.vocab_size * logit_bytes * (1 + trains + again) / memory
             + (self.gradient(HEAD, 8) if trains else 0.0)
         )
         return max(work, self.launch(OpKind.FORWARD))

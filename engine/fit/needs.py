@@ -249,8 +249,8 @@ class Needs:
     def micro_batch(self) -> MicroBatch:
         """Returns the micro-batches of a typical step."""
         varlen = self.shape.varlen(self.config.packs, self.device)
-        has_pass = self.config.preference.has_pass
-        return MicroBatch(self.chosen.micro_batch_size, self.step_length, varlen, has_pass=has_pass)
+        rows = MicroBatch(self.chosen.micro_batch_size, self.step_length, varlen)
+        return rows.learning(self.config.preference, self.chosen.loss_chunk)
 
     @property
     def checkpoints_before(self) -> int:

@@ -397,8 +397,8 @@ class Planner:
     def _micro_batch(self, size: int) -> MicroBatch:
         sizer = self.sizer
         varlen = sizer.shape.varlen(sizer.packed, sizer.device)
-        has_pass = sizer.job.config.preference.has_pass
-        return MicroBatch(size, sizer.row_length, varlen, sizer.tile_tokens, has_pass)
+        rows = MicroBatch(size, sizer.row_length, varlen, sizer.tile_tokens)
+        return rows.learning(sizer.job.config.preference, sizer.loss_chunk)
 
     def _cost(self, size: int) -> Cost:
         if size not in self._costs:

@@ -6,7 +6,7 @@ The rank that leads reads and writes these planes by their bytes, as if it had a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -38,8 +38,10 @@ class OtherShards(Protocol):
     def read(self, rank: int, key: Key, begin: int, end: int) -> np.ndarray:
         """Returns the bytes between two places, uint8 [bytes]. Raises RankError."""
 
-    def write(self, rank: int, key: Key, begin: int, content: np.ndarray) -> None:
-        """Writes `content`, uint8 [bytes], from the byte `begin` on. Raises RankError."""
+    def write(self, ranks: Sequence[int], key: Key, begin: int, content: np.ndarray) -> None:
+        """Writes `content`, uint8 [bytes], from the byte `begin` on, to the planes of some ranks,
+        in rising order. Raises RankError.
+        """
 
 
 class HeldBytes(NamedTuple):
@@ -169,6 +171,10 @@ class ShardedPlanes(DevicePlanes):
         return content
 
     def write(self, key: Key, begin: int, content: np.ndarray) -> None:
+        if key[1] == WHOLE_PLANE:
+            super().write(key, begin, content)
+            self._others.write(range(1, self._others.ranks), key, begin, content)
+            return
         for rank in range(self._others.ranks):
             held = self._shares.held(key, rank)
             first, last = held.within(begin, begin + content.size)
@@ -178,4 +184,4 @@ class ShardedPlanes(DevicePlanes):
             if rank == 0:
                 super().write(key, first - held.begin, part)
             else:
-                self._others.write(rank, key, first - held.begin, part)
+                self._others.write([rank], key, first - held.begin, part)

@@ -71,7 +71,7 @@ def build_model(
         if parts is not None:
             layouts = built.layouts_with(parts, family_of(built.config.model_type))
             active = active_parameters(built.config, layouts)
-            work = work_parameters(built.config, layouts)
+            work = work_parameters(built.config, layouts, built.tied)
             built.train_parts(parts, layouts, (active, work))
         return built
     except RamstreamError:

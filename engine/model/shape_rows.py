@@ -145,6 +145,8 @@ def with_adapters(shape: ModelShape, row: Mapping[str, Any], rank: int) -> Model
     units = (_frozen(shape.embed), *blocks, _frozen(shape.head))
     trained = sum(unit.trained_count for unit in units)
     below = sum(unit.parameter_count for unit in takewhile(lambda unit: unit.is_frozen, units))
+    if shape.tied:  # backward passes through the table as the head
+        below -= units[0].parameter_count
     active = shape.active_parameters + trained
     work = (active + (active - below) + trained) // 3
     return replace(shape, units=units, active_parameters=active, work_parameters=work)

@@ -20,13 +20,14 @@ def active_parameters(config: Any, layouts: Sequence[UnitLayout]) -> int:
     return _active(config, (spec for layout in layouts for spec in layout.parameters))
 
 
-def work_parameters(config: Any, layouts: Sequence[UnitLayout]) -> int:
+def work_parameters(config: Any, layouts: Sequence[UnitLayout], tied: bool) -> int:
     """Returns a third of the parameters that a token passes through in three ways: in forward, in
     backward to the inputs of units, down to the first unit with a parameter that is trained, and in
-    backward to the parameters that are trained.
+    backward to the parameters that are trained. A tied head is the table of the embedding.
     """
     first = next(at for at, layout in enumerate(layouts) if layout.trained)
-    forward, inputs = (active_parameters(config, each) for each in (layouts, layouts[first:]))
+    above = [*layouts[:1], *layouts[first:]] if tied and first else layouts[first:]
+    forward, inputs = (active_parameters(config, each) for each in (layouts, above))
     trained = _active(config, (spec for layout in layouts for spec, _ in layout.trained))
     return (forward + inputs + trained) // 3
 

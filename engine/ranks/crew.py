@@ -109,7 +109,7 @@ class Crew:
         self._memory: dict[int, DeviceMemory] = {}
         self._is_sampled: Callable[[int], bool] = lambda _: False
         self._wrote = threading.Condition()
-        self.shards = RemoteShards(self.place.all_ranks, self._send_to, lambda: self._problem)
+        self.shards = RemoteShards(self.place, self._send_to, lambda: self._problem)
         """The shards of units that live on the other devices are reached through this."""
         self._members: list[Member] = []
         self._lines: list[Line] = []
@@ -366,6 +366,7 @@ class Crew:
             member.say_goodbye()
         for member in self._members:
             member.part()
+        self.shards.close()
         if self._exchange is not None:
             self._exchange.close()
         self._exchange = None

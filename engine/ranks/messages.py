@@ -17,6 +17,7 @@ from engine.host.divided_planes import HostPart
 from engine.host.host_adamw import AdamWSettings
 from engine.host.ram_planes import Key, Wanted
 from engine.host.shared_memory import SharedPlanes
+from engine.host.shared_piece import InPiece
 from engine.plan.choices import PlanChoices
 from engine.plan.step_plan import Span
 from engine.plan.waits import Wait
@@ -199,6 +200,8 @@ class ReadShard:
     begin: int
     end: int
     in_ram: bool = False
+    into: InPiece | None = None
+    """The bytes go there, and not into the answer."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +212,7 @@ class WriteShard:
 
     key: Key
     begin: int
-    content: np.ndarray
+    content: np.ndarray | InPiece
     in_ram: bool = False
 
 

@@ -7,9 +7,10 @@ leader, while the leader reads the planes for a checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from engine.host.host_threads import Workers
 from engine.host.ram_planes import Key, Wanted
 from engine.host.sharded_planes import HeldBytes
 from engine.host.shared_memory import OwnedMemory, SharedPlanes
+from engine.host.shared_piece import PIECE_BYTES, InPiece, SharedPiece
 from engine.progress import untold
 from engine.ranks.messages import (
     AllocateParts,
@@ -38,15 +40,21 @@ _LOOK_SECONDS = 1.0
 
 
 class RemoteShards:
-    """A `RemoteShards` reaches the shards of those that follow, of whom there are `ranks` with the
-    leader. `send` sends a message to one of them, and `problem` returns why they cannot go on, or
-    "". Any thread may call the methods.
+    """A `RemoteShards` reaches the shards of those that follow. `send` sends a message to one of
+    them, and `problem` returns why they cannot go on, or "". Any thread may call the methods.
     """
 
-    def __init__(self, ranks: int, send: Callable[[int, Any], None], problem: Callable[[], str]):
+    def __init__(self, place: Place, send: Callable[[int, Any], None], problem: Callable[[], str]):
+        """place: that of the leader."""
+        ranks = place.all_ranks
         self.ranks = ranks
+        self._here = place.ranks
+        """So many ranks, the first ones, are on this host."""
         self._send = send
         self._problem = problem
+        self._passing = threading.Lock()
+        self._piece: SharedPiece | None = None
+        """Bytes to and from ranks of this host pass through it."""
         self._asking = [threading.Lock() for _ in range(ranks)]
         self._replies: list[queue.SimpleQueue[ShardReply]] = [
             queue.SimpleQueue() for _ in range(ranks)
@@ -69,12 +77,46 @@ class RemoteShards:
             self.let_go(rank, ReleaseShards(gone))
 
     def read(self, rank: int, key: Key, begin: int, end: int) -> np.ndarray:
-        content = self.ask(rank, ReadShard(key, begin, end)).content
-        assert content is not None  # it was asked for
+        if rank >= self._here:
+            content = self.ask(rank, ReadShard(key, begin, end)).content
+            assert content is not None  # it was asked for
+            return content
+        content = np.empty(end - begin, np.uint8)
+        with self._passing:
+            piece = self._opened_piece()
+            for first in range(begin, end, PIECE_BYTES):
+                part = content[first - begin :][:PIECE_BYTES]
+                there = piece.first(part.size)
+                self.ask(rank, ReadShard(key, first, first + part.size, into=there))
+                part[:] = piece.content[: part.size]
         return content
 
-    def write(self, rank: int, key: Key, begin: int, content: np.ndarray) -> None:
-        self.ask(rank, WriteShard(key, begin, content))
+    def write(self, ranks: Sequence[int], key: Key, begin: int, content: np.ndarray) -> None:
+        for rank in ranks:
+            if rank >= self._here:
+                self.ask(rank, WriteShard(key, begin, content))
+        here = [rank for rank in ranks if rank < self._here]
+        if not here:
+            return
+        with self._passing:
+            piece = self._opened_piece()
+            for first in range(0, content.size, PIECE_BYTES):
+                part = content[first : first + PIECE_BYTES]
+                piece.content[: part.size] = part
+                there = piece.first(part.size)
+                self._ask_all(here, WriteShard(key, begin + first, there))
+
+    def close(self) -> None:
+        """Lets go of memory. No other method may be called any more."""
+        with self._passing:
+            if self._piece is not None:
+                self._piece.close()
+            self._piece = None
+
+    def _opened_piece(self) -> SharedPiece:
+        if self._piece is None:
+            self._piece = SharedPiece()
+        return self._piece
 
     def let_go(self, rank: int, message: ReleaseShards) -> None:
         """Makes a rank let go of planes, unless nobody is left who holds any."""
@@ -83,14 +125,26 @@ class RemoteShards:
 
     def ask(self, rank: int, message: ShardMessage) -> ShardReply:
         """Returns the answer of a rank. Raises RankError."""
-        with self._asking[rank]:
-            self._send(rank, message)
-            while True:
-                try:
-                    return self._replies[rank].get(timeout=_LOOK_SECONDS)
-                except queue.Empty:
-                    if self._problem():
-                        raise RankError(self._problem()) from None
+        return self._ask_all([rank], message)[0]
+
+    def _ask_all(self, ranks: Sequence[int], message: ShardMessage) -> list[ShardReply]:
+        """Returns the answers of some ranks, in rising order, who work at the same time. Raises
+        RankError.
+        """
+        with contextlib.ExitStack() as asking:
+            for rank in ranks:  # all threads take the locks in rising order
+                asking.enter_context(self._asking[rank])
+            for rank in ranks:
+                self._send(rank, message)
+            return [self._reply(rank) for rank in ranks]
+
+    def _reply(self, rank: int) -> ShardReply:
+        while True:
+            try:
+                return self._replies[rank].get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                if self._problem():
+                    raise RankError(self._problem()) from None
 
 
 class RemoteHosts:
@@ -161,8 +215,13 @@ def answer(planes: DevicePlanes, parts: OwnParts, message: ShardMessage) -> Shar
         case ReleaseShards(keys, in_ram):
             place = parts.ram if in_ram else planes
             place.release([key for key in keys if key in place.tensors])
-        case ReadShard(key, begin, end, in_ram):
-            return ShardReply((parts.ram if in_ram else planes).read(key, begin, end))
+        case ReadShard(key, begin, end, in_ram, into):
+            found = (parts.ram if in_ram else planes).read(key, begin, end)
+            if into is None:
+                return ShardReply(found)
+            into.content()[:] = found
         case WriteShard(key, begin, content, in_ram):
+            if isinstance(content, InPiece):
+                content = content.content()
             (parts.ram if in_ram else planes).write(key, begin, content)
     return ShardReply()

@@ -4,21 +4,25 @@
   answer.
 - The loss is a function of these sums (`engine.losses.pair_losses`). Its derivatives are the
   weights of the positions.
-- A second pass gives the gradients, with these weights. Where all positions fit one chunk, its
-  logits are kept and no second pass is needed.
+- A second pass gives the gradients, with these weights.
+
+A pair, or an answer with a mark, adds to the loss what its own sums say. So each chunk takes whole
+pairs where their positions fit: then its logits are kept until the weights are known, and no second
+pass is needed.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn.functional import cross_entropy, pad
 
 from engine.losses.pair_losses import AnswerSums, Comparison, pair_loss
 from engine.model.skeleton import Skeleton
-from engine.runtime.compiled import compiled_function
+from engine.runtime.compiled import CompiledFunction, compiled_function
 from engine.runtime.loss import UNCOMPILED, LossChunks, TailGradients, filled_up
 from engine.runtime.step import DeviceBatch, DevicePairs
 
@@ -55,18 +59,101 @@ def loss_of_pairs(
     width], with its gradient. The gradients of the tail go to `tail`.
     """
     assert batch.pairs is not None
+    gradient = torch.zeros_like(hidden) if tail.of_hidden else None
+    found = []
+    for group in _groups(batch.pairs, hidden.shape[1], chunks):
+        own = None if gradient is None else gradient[group.lines].view(-1, hidden.shape[-1])
+        part = _part(batch, batch.pairs, group)
+        found.append(_loss_of_group(skeleton, hidden[group.lines], part, chunks, (tail, own)))
+    losses, sums = zip(*found)
+    return PairResult(torch.stack(losses).sum(), gradient, torch.cat(sums))
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A `_Group` has the positions of some pairs, or of some answers with marks, one behind the
+    other.
+    """
+
+    positions: slice
+    """They are these of `DeviceBatch.loss_index`."""
+    lines: slice
+    """They are in these lines."""
+    first: int
+    """The first line begins at this flat position."""
+
+
+def _groups(pairs: DevicePairs, tokens: int, chunks: LossChunks) -> list[_Group]:
+    """Returns the groups of a micro-batch with lines of so many tokens. As many pairs are in a
+    group as have their positions in one chunk, and at least one.
+    """
+    size, of_row = _size_of(chunks), pairs.form.lines
+    cuts, taken = [0], 0
+    for row, count in enumerate(pairs.labels_of_rows):
+        if taken and taken + count > size:
+            cuts.append(row)
+            taken = 0
+        taken += count
+    ends = list(itertools.accumulate(pairs.labels_of_rows, initial=0))
+    cuts.append(len(ends) - 1)
+    return [
+        _Group(
+            slice(ends[start], ends[stop]),
+            slice(of_row * start, of_row * stop),
+            of_row * start * tokens,
+        )
+        for start, stop in itertools.pairwise(cuts)
+    ]
+
+
+def _compiled() -> CompiledFunction:
+    return compiled_function(each_loss, "The loss of pairs")
+
+
+def _size_of(chunks: LossChunks) -> int:
+    """Returns how many positions the head computes at once."""
+    fails = chunks.compiled and bool(_compiled().problem)
+    return max(1, chunks.size // UNCOMPILED) if fails else chunks.size
+
+
+def _part(batch: DeviceBatch, pairs: DevicePairs, group: _Group) -> DeviceBatch:
+    """Returns what the loss needs of a group of a micro-batch, as if it were one by itself."""
+    good = None if pairs.good is None else pairs.good[group.lines]
+    own = replace(
+        pairs,
+        answer=pairs.answer[group.positions],
+        reference=pairs.reference[group.lines],
+        good=good,
+    )
+    index = batch.loss_index[group.positions] - group.first
+    return replace(batch, loss_index=index, labels=batch.labels[group.positions], pairs=own)
+
+
+def _loss_of_group(
+    skeleton: Skeleton,
+    hidden: torch.Tensor,
+    batch: DeviceBatch,
+    chunks: LossChunks,
+    gradients: tuple[TailGradients, torch.Tensor | None],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the loss of a group, a scalar, and its sums, as in `PairResult`. `hidden` [lines,
+    tokens, width] and `batch` are those of the group. gradients: those of the tail go to the first,
+    and that of `hidden` into the second [positions, width].
+    """
+    assert batch.pairs is not None
+    tail, gradient = gradients
     states = hidden.detach().reshape(-1, hidden.shape[-1])
     selected = states.index_select(0, batch.loss_index)
-    size, labels = chunks.size, batch.labels
-    compiled = compiled_function(each_loss, "The loss of pairs") if chunks.compiled else None
-    if compiled is not None and compiled.problem:
-        compiled, size = None, max(1, size // UNCOMPILED)
+    size, labels, compiled = _size_of(chunks), batch.labels, None
+    if chunks.compiled and not _compiled().problem:
+        compiled = _compiled()
     losses_of: Losses = each_loss if compiled is None else compiled
     if compiled is not None:
         selected, labels = filled_up(selected, labels, size)
     head = _Head(skeleton, losses_of, tail)
+    lines = _Lines(batch, batch.pairs, hidden.shape, gradient)
     try:
-        return head.run(selected, labels, size, _Lines(batch, batch.pairs, hidden.shape))
+        return head.run(selected, labels, size, lines)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -74,7 +161,7 @@ def loss_of_pairs(
         if compiled is None or head.has_added:
             raise
         compiled.give_up(error)
-        return head.run(selected, labels, size, _Lines(batch, batch.pairs, hidden.shape))
+        return head.run(selected, labels, size, lines)
 
 
 @dataclass(frozen=True)
@@ -84,6 +171,8 @@ class _Lines:
     batch: DeviceBatch
     pairs: DevicePairs
     shape: torch.Size
+    gradient: torch.Tensor | None
+    """The hidden states [positions, width] get their gradient here; None where none is wanted."""
 
     def sums(self, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the sums of `PairResult`, and how many tokens each answer has, float32 [lines],
@@ -128,9 +217,10 @@ class _Head:
 
     def run(
         self, selected: torch.Tensor, labels: torch.Tensor, size: int, lines: _Lines
-    ) -> PairResult:
-        """Returns the result for the hidden states of positions `selected` [n, width] with their
-        `labels` [n], of which the first have a place and the rest fills the last chunk.
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the loss, a scalar, and the sums of `PairResult`, for the hidden states of
+        positions `selected` [n, width] with their `labels` [n], of which the first have a place and
+        the rest fills the last chunk.
         """
         count = len(lines.batch.loss_index)
         starts = range(0, count, size)
@@ -149,18 +239,11 @@ class _Head:
             graphs.append((given, found))
         loss, weights, sums = lines.weights(each[:count])
         weights = pad(weights, (0, len(selected) - count))
-        gradient = None
-        if self._tail.of_hidden:
-            flat = lines.shape[0] * lines.shape[1]
-            gradient = torch.zeros(
-                flat, lines.shape[2], dtype=selected.dtype, device=selected.device
-            )
         for place, start in enumerate(starts):
             if not at_once:
                 graphs[place] = self._again(*pieces[place])
-            self._add(lines, gradient, start, (*graphs[place], weights[start : start + size]))
-        whole = None if gradient is None else gradient.view(lines.shape)
-        return PairResult(loss, whole, sums)
+            self._add(lines, start, (*graphs[place], weights[start : start + size]))
+        return loss, sums
 
     def _again(
         self, piece: torch.Tensor, labels: torch.Tensor
@@ -173,7 +256,6 @@ class _Head:
     def _add(
         self,
         lines: _Lines,
-        gradient: torch.Tensor | None,
         start: int,
         chunk: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     ) -> None:
@@ -186,9 +268,9 @@ class _Head:
             losses, [*of_piece, *self._tail.parameters], weights, allow_unused=True
         )
         self.has_added = True
-        if gradient is not None:
+        if lines.gradient is not None:
             places = lines.batch.loss_index[start : start + len(given)]
             assert found[0] is not None  # the logits depend on the hidden states
-            gradient.index_copy_(0, places, found[0][: len(places)])
+            lines.gradient.index_copy_(0, places, found[0][: len(places)])
             found = found[1:]
         self._tail.accumulate(found)

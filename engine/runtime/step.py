@@ -37,6 +37,10 @@ class DevicePairs:
     chosen_tokens: int
     good: torch.Tensor | None
     divergence: float
+    labels_of_rows: tuple[int, ...]
+    """Each pair, or each answer with a mark, has so many positions in `DeviceBatch.loss_index`, in
+    their order.
+    """
 
 
 @dataclass
@@ -152,7 +156,9 @@ def _device_batch(
         answer, reference = next(parts).bool(), _floats(next(parts))
         good = None if targets.good is None else next(parts).bool()
         totals = targets.pairs, targets.chosen_tokens, good, targets.divergence
-        pairs = DevicePairs(targets.form, answer, reference, *totals)
+        labelled = (batch.labels >= 0).reshape(-1, targets.form.lines * tokens).sum(axis=1)
+        of_rows = tuple(labelled.tolist())
+        pairs = DevicePairs(targets.form, answer, reference, *totals, of_rows)
     weights = None if _weights_of(batch) is None else _floats(next(parts))
     if batch.position_ids is None:
         positions = None

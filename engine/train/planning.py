@@ -196,8 +196,8 @@ def simulated_step(job: Job, chosen: Chosen, target: Target, length: int) -> Pla
         return None
     step_rates = with_disk(step_rates, job.config)
     varlen = shape.varlen(job.config.packs, device)
-    has_pass = job.config.preference.has_pass
-    micro_batch = MicroBatch(chosen.micro_batch_size, length, varlen, has_pass=has_pass)
+    micro_batch = MicroBatch(chosen.micro_batch_size, length, varlen)
+    micro_batch = micro_batch.learning(job.config.preference, chosen.loss_chunk)
     return _as_event(*predicted_step(shape, chosen.choices, step_rates, micro_batch, device))
 
 

@@ -8,6 +8,7 @@ are others, reads them from there.
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -17,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from engine.data.pair_rows import MarkedRows, PairRows
-from engine.data.rows import MicroBatch, PairTargets, one_pass
+from engine.data.rows import MicroBatch, PairTargets, RowSet, one_pass
 from engine.data.rows import batches as batches_of
 from engine.errors import CheckpointError
 from engine.files import write_whole
 from engine.losses.pair_metrics import PairSums, line_sums
+from engine.machine.cgroups import give_back_free_memory
 from engine.runtime.forward_passes import sweeps
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.train.prepare import Prepared
@@ -66,6 +68,9 @@ def find_references(session: Session, prepared: Prepared, replanner: Replanner, 
     content = io.BytesIO()
     np.savez(content, fingerprint=np.array(fingerprint), **arrays)  # type: ignore[arg-type]
     write_whole(path, content.getvalue())
+    # Kernels of this pass were compiled, and the rest of that is not needed in any step.
+    gc.collect()
+    give_back_free_memory()
 
 
 def _read(path: Path, fingerprint: str, pairs: list[PairRows | MarkedRows]) -> bool:
@@ -100,17 +105,31 @@ def _computed(
             progress(done, total, words)
 
     found = []
+    sizes = chosen.micro_batch_size, chosen.pad_up_to(longest)
     for side in pairs:
-        columns = []
-        for rows in side.compared:
-            batches = one_pass(rows, chosen.micro_batch_size, chosen.pad_up_to(longest))
-            sums = evaluated_pairs(prepared.engine, told(sweeps(batches)), look)
-            values = np.empty((len(rows), rows.lines_of_row), dtype=np.float32)
-            values[rows.order_of_evaluation()] = sums.answer.reshape(len(rows), -1)
-            columns.append(values)
+        columns = [
+            log_probabilities(prepared.engine, rows, sizes, look, told) for rows in side.compared
+        ]
         found.append(np.concatenate(columns, axis=1))
     progress(total, total, "Done")
     return found
+
+
+def log_probabilities(
+    engine: StreamingEngine,
+    rows: RowSet,
+    sizes: tuple[int, int],
+    look: Look,
+    told: Callable[[Iterator[list[Any]]], Iterable[list[Any]]] = iter,
+) -> np.ndarray:
+    """Returns the log-probabilities of the answers of all rows, float32[rows, lines of a row], in
+    the order of the rows. sizes: a micro-batch has so many rows, and is padded up to that. `told`
+    passes the sweeps on and may tell of them. `look` is as for `evaluated_pairs`.
+    """
+    sums = evaluated_pairs(engine, told(sweeps(one_pass(rows, *sizes))), look)
+    values = np.empty((len(rows), rows.lines_of_row), dtype=np.float32)
+    values[rows.order_of_evaluation()] = sums.answer.reshape(len(rows), -1)
+    return values
 
 
 def evaluated_pairs(
@@ -146,8 +165,15 @@ def with_divergence(
     longest = prepared.config.data.max_seq_len
     sizes = train.batch_size, chosen.micro_batch_size
     strangers = batches_of(rows.strangers, *sizes, step, chosen.pad_up_to(longest))
-    diverged = evaluated_pairs(prepared.engine, [strangers], look).diverged()
+    diverged = divergence_of(prepared.engine, strangers, look)
     return [diverged_by(batch, diverged) for batch in batches]
+
+
+def divergence_of(engine: StreamingEngine, strangers: list[MicroBatch], look: Look) -> float:
+    """Returns how much likelier the strangers of a step have become. Every submitted step must be
+    applied. `look` is as for `evaluated_pairs`.
+    """
+    return evaluated_pairs(engine, [strangers], look).diverged()
 
 
 def diverged_by(batch: MicroBatch, divergence: float) -> MicroBatch:

@@ -219,18 +219,6 @@ def test_bad_input_ends_in_a_sentence(preset, tmp_path, capsys):
         assert err[-1].startswith("ramstream: ") and says in err[-1]
 
 
-@pytest.mark.parametrize(
-    "asked, said",
-    [
-        ("train.method=lora", "train.method: bench trains whole models on random tokens"),
-        ("preference.objective=dpo", "preference.objective: bench trains on random tokens"),
-    ],
-)
-def test_other_trainings_are_not_measured_under_their_name(preset, capsys, asked, said):
-    assert launch.main(["bench", str(preset), "--set", asked]) == 2
-    assert said in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "gemma2"])
 def test_the_resident_step_has_the_gradients_of_plain_training(family):
     plain = plain_model(tiny_config(family))

@@ -40,8 +40,9 @@ class OtherDevices:
     def read(self, rank, key, begin, end):
         return self.planes[rank].read(key, begin, end)
 
-    def write(self, rank, key, begin, content):
-        self.planes[rank].write(key, begin, content)
+    def write(self, ranks, key, begin, content):
+        for rank in ranks:
+            self.planes[rank].write(key, begin, content)
 
 
 def stores(dtype, optimizer, ranks, wide=48):

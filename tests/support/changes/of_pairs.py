@@ -69,6 +69,14 @@ PAIRS = (
         (f"{TRL}::test_kto",),
     ),
     Change(
+        "pairs-twice-through-the-head",
+        HEAD,
+        "at_once = len(pieces) == 1",
+        "at_once = False",
+        "Every pair passes twice through the head.",
+        ("tests/engine/runtime/test_pair_head.py::test_a_pair_that_fits_passes_once",),
+    ),
+    Change(
         "pairs-of-one-rank-in-the-figures",
         "engine/runtime/exchange_ops.py",
         "of_host = context.exchange.all_reduce(sums)",

@@ -298,6 +298,14 @@ PLANS = (
         ("tests/engine/plan/test_simulate.py", "tests/engine/bench/test_bench.py"),
     ),
     Change(
+        "tied-head-without-backward",
+        "engine/planes/active_parameters.py",
+        "[*layouts[:1], *layouts[first:]] if tied and first else layouts[first:]",
+        "layouts[first:]",
+        "FLOPs of adapters leave out the gradient that passes through a tied head.",
+        ("tests/engine/bench/test_step_flops.py::test_they_are_those_of_the_products_that_run",),
+    ),
+    Change(
         "slowest-plan-taken",
         "engine/fit/planner.py",
         'return min(best, key=attrgetter("seconds"))',
