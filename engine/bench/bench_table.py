@@ -146,6 +146,8 @@ def _plan_row(s: dict[str, Any]) -> Row:
     choices = s["choices"]
     ranks = f"{choices['ranks']} GPUs, each " if choices["ranks"] > 1 else ""
     boundaries = "on the host" if choices["host_boundaries"] else "on the device"
+    if choices.get("attention_blocks"):
+        boundaries += f" with the attention of {choices['attention_blocks']}"
     if choices["parked_gradients"]:
         boundaries += ", gradients parked on the device"
     return (

@@ -340,6 +340,7 @@ def _as_figures(
     recomputed = len(shape.blocks) - shape.forward_blocks - choices.kept_blocks
     learned = planned_rows(chosen, Job(shape, config, config.row_tokens))
     flops = step_flops(shape, rows, length, max(0, recomputed), learned)
+    flops["hardware"] -= choices.attention_blocks * shape.attention_flops(rows, length)
     exposed = mean_of(steady, "exposed")
     share = sum(exposed.values()) / took
     longest_wait = max(exposed, key=lambda cause: exposed[cause])

@@ -77,7 +77,7 @@ def _plan_as_text(choices: Mapping[str, Any], model: Mapping[str, Any]) -> list[
     """Returns the choices of the plan as lines of text. `model` is that of the report."""
     blocks, back = model["blocks"], model["backward_blocks"]
     which = "blocks" if back == blocks else "blocks with a backward"
-    boundaries = "on the host" if choices["host_boundaries"] else "on the device"
+    boundaries = boundaries_in_words(choices)
     if choices.get("boundary_blocks") == 2:
         boundaries += ", of every second block"
     if choices.get("parked_gradients"):
@@ -98,7 +98,7 @@ def _plan_as_text(choices: Mapping[str, Any], model: Mapping[str, Any]) -> list[
         rows += f", {kernels_in_words(choices)}"
     lines = [
         rows,
-        f"  {choices.get('kept_blocks', 0)} of {back} {which} keep their activations, boundaries "
+        f"  {choices.get('kept_blocks', 0)} of {back} {which} keep their activations, "
         f"{boundaries}, logits of {choices['loss_chunk']} positions at once",
     ]
     if choices.get("spilled_units"):
@@ -129,6 +129,14 @@ def _time_in_words(time: Mapping[str, Any]) -> list[str]:
                 run += f", which cost {time['cost']:,.2f}"
         lines.append(run)
     return lines
+
+
+def boundaries_in_words(choices: Mapping[str, Any]) -> str:
+    """Returns a text that says where boundaries are kept, and what attention returned."""
+    words = f"boundaries on the {'host' if choices['host_boundaries'] else 'device'}"
+    if choices.get("attention_blocks"):
+        words += f" with the attention of {counted(choices['attention_blocks'], 'block')}"
+    return words
 
 
 def kernels_in_words(choices: Mapping[str, Any]) -> str:

@@ -185,7 +185,7 @@ def bench_arguments(bench: argparse.ArgumentParser) -> None:
         type=argument_types.steps,
         metavar="N",
         help="each training has at least N steps (4 by default; 2 where one is predicted to take "
-        "more than a minute)",
+        "more than a minute); a single one is measured without a warm-up",
     )
     bench.add_argument(
         "--streamed-only",

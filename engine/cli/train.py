@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from engine.checkpoints.saved_steps import saved_steps
 from engine.cli.bars import SteadyBar
-from engine.cli.check_report import kernels_in_words
+from engine.cli.check_report import boundaries_in_words, kernels_in_words
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, DataError, DeviceError, FitError, ModelError
 from engine.fit.predicted import QUANTITIES
@@ -368,7 +368,7 @@ def plan_in_words(choices: dict[str, Any]) -> str:
     parts.append(f"{counted(choices['resident_blocks'], 'block')} resident")
     if "kept_blocks" in choices:
         parts.append(f"{counted(choices['kept_blocks'], 'block')} with activations kept")
-    parts.append(f"boundaries on the {'host' if choices['host_boundaries'] else 'device'}")
+    parts.append(boundaries_in_words(choices))
     if choices.get("parked_gradients"):
         parts.append("gradients parked on the GPU")
     if choices.get("compiled") is not None:

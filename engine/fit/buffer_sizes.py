@@ -23,6 +23,7 @@ from engine.planes.layout import EXACT_ITEM_BYTES
 from engine.planes.moments import KINDS, MOMENTS
 from engine.planes.spilled import PAGE, SPILL_NUMEL, state_ring_bytes, whole_pages
 from engine.planes.update_buffers import UpdateBuffer, small_pieces
+from engine.tiles.attention_room import with_room
 from engine.words import counted
 
 PLANE_NOTES = {
@@ -61,6 +62,9 @@ def fixed_bytes(
     settled = shape.settled_on(choices.ranks)[choices.settled_units]
     shape = shape.padded(choices.ranks)
     sums = _sum_numel(shape, choices) + len(shape.units) + 3
+    of_token = choices.attention_bytes if choices.attention_blocks else 0
+    tokens = boundary_numel // shape.hidden_width
+    ring_bytes = with_room(boundary_numel * shape.item_bytes, of_token, tokens)
     return {
         MemoryItem.BLOCK_SLOTS: slots,
         MemoryItem.OUTER_SLOTS: _outer_slot_bytes(shape, choices),
@@ -69,7 +73,7 @@ def fixed_bytes(
         MemoryItem.GRADIENT_SUMS: 4 * sums,
         _staging(choices): _staging_bytes(shape, choices),
         MemoryItem.OPTIMIZER_STATES: _update_buffer_bytes(shape, choices),
-        MemoryItem.BOUNDARY_RINGS: _rings(choices) * boundary_numel * shape.item_bytes,
+        MemoryItem.BOUNDARY_RINGS: _rings(choices) * ring_bytes,
     }
 
 
@@ -322,13 +326,15 @@ def boundary_count(shape: ModelShape, choices: PlanChoices) -> int:
 
 def host_boundary_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) -> int:
     """Returns the bytes that boundaries on the host take of RAM, for one rank: one for each
-    micro-batch and each block that keeps one there, and the buffers of those on the disk. tokens:
-    the number of tokens in the largest micro-batch.
+    micro-batch and each block that keeps one there, some with what attention returned, and the
+    buffers of those on the disk. tokens: the number of tokens in the largest micro-batch.
     """
     if not choices.host_boundaries:
         return 0
     stored = boundary_count(shape, choices) * choices.micro_batches - choices.spilled_boundaries
-    in_ram = stored * _boundary_bytes(shape, tokens)
+    boundary = _boundary_bytes(shape, tokens)
+    more = with_room(boundary, choices.attention_bytes, tokens) - boundary
+    in_ram = stored * boundary + choices.attention_blocks * choices.micro_batches * more
     return in_ram + disk_rings_bytes(shape, choices, tokens)
 
 

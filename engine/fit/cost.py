@@ -118,6 +118,7 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     without = len(shape.blocks) - choices.kept_blocks
     recomputed = without - shape.forward_blocks
     again = cost.first_forwards[without] - cost.first_forwards[shape.forward_blocks]
+    again -= choices.attention_blocks * cost.attention
     settled = shape.first_weights[choices.settled_units]
     updated = shape.first_gradients[choices.settled_units]
     in_place = cost.in_place(updated // choices.ranks)
@@ -142,7 +143,8 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     compute += received * COMPUTE_SECONDS
     if choices.host_boundaries:
         stored = recomputed - len(seconds_of_pairs(len(shape.blocks), choices))
-        carried += choices.micro_batches * stored * cost.hidden_bytes
+        attention = choices.attention_blocks * cost.attention_bytes(choices.attention_bytes)
+        carried += choices.micro_batches * (stored * cost.hidden_bytes + attention)
     # While two blocks are recomputed together, as many others are fetched as there are slots left.
     pairs = len(seconds_of_pairs(len(shape.blocks), choices))
     lacking = max(0, 4 - choices.slots) * min(pairs, streamed // max(1, 2 * largest))
@@ -267,6 +269,15 @@ class Cost:
 
     def backward(self, block: str) -> float:
         return self._backward[block]
+
+    @property
+    def attention(self) -> float:
+        """Returns the seconds that a recompute takes less if a block's attention does not run."""
+        return self._attention
+
+    def attention_bytes(self, of_token: int) -> int:
+        """Returns the bytes of what attention returned, which takes so many for each token."""
+        return self._micro_batch.tokens * of_token
 
     def _attention_seconds(self) -> tuple[float, float]:
         """Returns the seconds of a block's attention in forward, and of the copies that packed rows

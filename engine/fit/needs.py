@@ -303,6 +303,8 @@ class Needs:
         full = self.chosen.micro_batch_size * self.config.row_tokens
         rings = disk_rings_bytes(self.shape, self.chosen.choices, full)
         kept, words = self.chosen.host_boundary_bytes - rings, "inputs of blocks, for backward"
+        if self.chosen.choices.attention_blocks:
+            words += f"; {self.chosen.choices.attention_blocks} with the result of attention"
         passing = "inputs of blocks, on their way to the disk and back"
         both = (MemoryItem.HOST_BOUNDARIES, kept, words), (MemoryItem.DISK_RINGS, rings, passing)
         return [Item(*values) for values in both if values[1]]

@@ -6,6 +6,7 @@ fastest is found. No torch.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from engine.machine.link_rates import of_rank
 from engine.machine.rates import Rates
 from engine.plan.choices import PlanChoices, recorded_passes, settled_blocks
 from engine.plan.ops import GradientSum
+from engine.tiles.attention_room import returned_bytes
 from engine.words import GIB
 
 SIMULATED = 3
@@ -263,10 +265,44 @@ class Planner:
             if not self.sizer.fits(*lean):
                 continue
             for candidate in self._filler.filled(lean, host_bytes):
-                if not (exact and candidate.choices.gradient_sum == GradientSum.HOST):
-                    yield from self._filler.spilled_ways(candidate)
+                if exact and candidate.choices.gradient_sum == GradientSum.HOST:
+                    continue
+                yield from self._filler.spilled_ways(candidate)
+                yield from self._keeping_attention(candidate, lean)
             if self.sizer.device == "cpu":  # sizes are tried in order of preference
                 break
+
+    def _keeping_attention(self, way: Candidate, lean: Candidate) -> Iterator[Candidate]:
+        """Yields the candidate with as many blocks that keep what attention returned as RAM has
+        room for. Their buffers on the device may take the place of blocks that stay there and of
+        activations, as far as `lean` does without them.
+        """
+        sizer, shape, (size, choices) = self.sizer, self.sizer.shape, way
+        is_whole = choices.boundary_blocks == 1 and not choices.spare_buffers
+        if not (sizer.tile_tokens and choices.host_boundaries and is_whole):
+            return
+        of_token = returned_bytes(shape.attention_width, shape.attention_heads, shape.item_bytes)
+        one = choices.changed(attention_blocks=1, attention_bytes=of_token)
+        places = itertools.product(
+            range(choices.kept_blocks, lean.choices.kept_blocks - 1, -1),
+            range(choices.resident_blocks, lean.choices.resident_blocks - 1, -1),
+        )
+        for kept, resident in places:
+            found = one.changed(kept_blocks=kept, resident_blocks=resident)
+            if sizer.fits(size, found):
+                yield from self._with_most_attention(Candidate(size, found))
+                return
+
+    def _with_most_attention(self, way: Candidate) -> Iterator[Candidate]:
+        """Yields the candidate, in which one block keeps what attention returned, with as many such
+        blocks as RAM has room for.
+        """
+        size, choices = way
+        before = self._filler.host_bytes(Candidate(size, choices.changed(attention_blocks=0)))
+        room = int(self._free_host_bytes - before) // (self._filler.host_bytes(way) - before)
+        count = min(room, self.sizer.most_kept - choices.kept_blocks)
+        if count > 0:
+            yield Candidate(size, choices.changed(attention_blocks=count))
 
     def _timed(self, fitting: Sequence[Candidate]) -> list[Way]:
         """Returns the candidates with their times and with the place where each optimizer runs,

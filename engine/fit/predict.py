@@ -149,6 +149,8 @@ class _OpSeconds:
         """A prefetch copies these bytes: weight_high, and weight_low of what stays in fp32."""
         micro_batch = replace(micro_batch, tile_tokens=plan.tile_tokens)
         self._cost = Cost(shape, rates, micro_batch, plan.compiled, plan.graphs > 0)
+        self._with_attention = frozenset(plan.with_attention)
+        self._attention_bytes = self._cost.attention_bytes(plan.attention_bytes)
         self._adamw = host_rate(rates, shape.optimizer, bool(plan.device_homes))
         self._summary = next((op.index for op in plan.ops if isinstance(op, Summary)), 0)
         self._trains = any(isinstance(op, Summary) for op in plan.ops)
@@ -192,6 +194,7 @@ class _OpSeconds:
                 return cost.forward(op.unit)
             case Backward():
                 again = cost.forward(op.unit) if op.recomputes else 0.0
+                again -= cost.attention if op.unit in self._with_attention else 0.0
                 touches = FIRST_GRADIENT_BYTES if op.first else GRADIENT_BYTES
                 return again + cost.backward(op.unit) + cost.gradient(op.unit, touches)
             case Loss():
@@ -215,7 +218,9 @@ class _OpSeconds:
         return max(work, cost.launch(OpKind.BACKWARD)) if op.captures else work
 
     def _of_host_or_copy(self, op: Op) -> float:
-        rates, hidden_bytes = self._rates, self._cost.hidden_bytes
+        rates, kept_bytes = self._rates, self._cost.hidden_bytes
+        if op.unit in self._with_attention:
+            kept_bytes += self._attention_bytes
         match op:
             case Prefetch() | FetchGrad():
                 size: float = self._numel[op.unit] * self._item
@@ -226,9 +231,9 @@ class _OpSeconds:
                 d2h = rates.d2h if isinstance(op, Offload) else rates.d2h_busy
                 return self._numel_of(op) * self._item / d2h
             case StoreBoundary():
-                return hidden_bytes / rates.d2h
+                return kept_bytes / rates.d2h
             case FetchBoundary():
-                return hidden_bytes / rates.h2d
+                return kept_bytes / rates.h2d
             case Update():
                 return self._numel_of(op) / self._adamw
         return 0.0

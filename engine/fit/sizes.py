@@ -139,6 +139,8 @@ NOT_IN_STEP = (
     "gradient_sum",
     "compiled",
     "tile_tokens",
+    "attention_blocks",
+    "attention_bytes",
     "device_homes",
     "update_buffers",
     "spare_blocks",

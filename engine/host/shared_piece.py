@@ -20,7 +20,7 @@ _KEY = ("piece", "piece")
 
 @dataclass(frozen=True)
 class InPiece:
-    """The first `size` bytes of the piece in the file `path`."""
+    """An `InPiece` is the first `size` bytes of the piece in the file `path`."""
 
     path: str
     inode: int
@@ -48,6 +48,13 @@ class SharedPiece:
     def first(self, size: int) -> InPiece:
         """Returns how another process finds the first `size` bytes."""
         return InPiece(self._path, self._inode, size)
+
+    def put(self, content: np.ndarray) -> InPiece:
+        """Copies `content`, uint8 [bytes], to the beginning. Returns how another process finds
+        it.
+        """
+        self.content[: content.size] = content
+        return self.first(content.size)
 
     def close(self) -> None:
         """Lets go of the memory, which lasts for as long as another process has mapped it."""

@@ -22,6 +22,7 @@ from engine.plan.buffers import EMBED, HEAD
 from engine.plan.choices import (
     PlanChoices,
     PlaneSizes,
+    blocks_with_attention,
     bounded_blocks,
     settled_blocks,
     settled_of,
@@ -72,6 +73,8 @@ def build_step_plan(
         disk_rings=writer.on_disk.rings,
         compiled=choices.compiled,
         tile_tokens=choices.tile_tokens,
+        with_attention=blocks_with_attention(buffers.trained.blocks_back, choices),
+        attention_bytes=choices.attention_bytes if choices.attention_blocks else 0,
         device_homes=choices.device_homes,
         placed=device.placed_units(),
         settled=buffers.settled_slots(),
@@ -170,6 +173,8 @@ def _refuse_contradictions(
     _refuse_wrong_spares(choices)
     _refuse_wrong_settlers(blocks, choices)
     _refuse_wrong_spill(blocks, choices, trained)
+    if choices.attention_blocks:
+        _refuse_wrong_attention(choices, trained)
 
 
 def _refuse_wrong_ranks(choices: PlanChoices, sizes: PlaneSizes | None) -> None:
@@ -228,6 +233,18 @@ def _refuse_wrong_spill(blocks: list[str], choices: PlanChoices, trained: Traine
         raise ValueError(f"{spilled} boundaries cannot be on the disk where a step keeps {kept}")
     if spilled and not choices.host_boundaries:
         raise ValueError("boundaries go to the disk from the host, and they are on the device")
+
+
+def _refuse_wrong_attention(choices: PlanChoices, trained: TrainedUnits) -> None:
+    """Raises ValueError where blocks cannot keep what attention returned."""
+    most = len(trained.blocks_back) - choices.kept_blocks
+    if not 0 <= choices.attention_blocks <= most:
+        raise ValueError(f"{choices.attention_blocks} of {most} blocks cannot keep attention")
+    waits_in_ram = choices.host_boundaries and not choices.spilled_boundaries
+    if not (waits_in_ram and choices.tile_tokens and choices.attention_bytes > 0):
+        raise ValueError("attention is kept beside boundaries in RAM, of blocks in tiles")
+    if choices.boundary_blocks > 1:
+        raise ValueError("attention is kept of blocks that have a boundary each, not of pairs")
 
 
 def _refuse_wrong_settlers(blocks: list[str], choices: PlanChoices) -> None:

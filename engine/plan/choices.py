@@ -94,6 +94,13 @@ class PlanChoices:
     """Parts of a block that compute each token by itself run on so many tokens at a time, and are
     computed again in backward; 0 where they run on whole rows. Blocks in tiles are not compiled.
     """
+    attention_blocks: int = 0
+    """This many of the blocks that are recomputed, counted from the last, keep what attention
+    returned on the host, beside their boundary: its kernel runs once in forward and not again in
+    the recompute. Blocks must be in tiles, and boundaries on the host.
+    """
+    attention_bytes: int = 0
+    """It is how many bytes these blocks keep for each token of what attention returned."""
     graphs: bool = False
     """The kernels of a block are launched together, as a CUDA graph. All blocks must live on the
     device, and boundaries must stay there.
@@ -194,6 +201,14 @@ def bounded_blocks(blocks: int, choices: PlanChoices) -> list[int]:
     """Returns which of so many blocks, counted from 0, keep a boundary for each micro-batch."""
     seconds = seconds_of_pairs(blocks, choices)
     return [block for block in range(blocks - choices.kept_blocks) if block not in seconds]
+
+
+def blocks_with_attention(back: Sequence[str], choices: PlanChoices) -> tuple[str, ...]:
+    """Returns the blocks that keep what attention returned. back: the blocks with a backward, in
+    forward order.
+    """
+    recomputed = back[: len(back) - choices.kept_blocks]
+    return tuple(recomputed[len(recomputed) - choices.attention_blocks :])
 
 
 def boundaries_on_disk(blocks: int, choices: PlanChoices) -> set[tuple[int, int]]:

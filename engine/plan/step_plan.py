@@ -47,6 +47,10 @@ class StepPlan:
     """
     tile_tokens: int = 0
     """A tile of parts of the blocks has so many tokens; it is 0 where they run on whole rows."""
+    with_attention: tuple[str, ...] = ()
+    """These blocks keep what attention returned beside their boundary, on the host."""
+    attention_bytes: int = 0
+    """It is how many bytes of that they keep for each token."""
     device_homes: tuple[str, ...] = ()
     """The optimizers of these units run on the device."""
     placed: tuple[tuple[str, Buffer], ...] = ()

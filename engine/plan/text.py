@@ -141,6 +141,9 @@ def _rare_facts(plan: StepPlan) -> Iterator[str]:
     yield f"graphs of micro-batches: {plan.graphs or ''}"
     yield f"elements of a piece of embed: {plan.embed_piece or ''}"
     yield f"tokens of a tile: {plan.tile_tokens or ''}"
+    if plan.with_attention:
+        yield f"with attention: {', '.join(plan.with_attention)}"
+        yield f"bytes of attention: {plan.attention_bytes}"
     yield f"gradient rings: {', '.join(map(str, plan.gradient_rings))}"
     yield f"state rings: {', '.join(map(str, plan.state_rings))}"
     if plan.state_rings:
@@ -183,6 +186,8 @@ def _read_plan(text: str) -> StepPlan:
         disk_rings=_read_buffers(facts.get("disk rings", "")),
         compiled=facts["compiled"] == "yes",
         tile_tokens=int(facts.get("tokens of a tile", 0)),
+        with_attention=_words(facts.get("with attention", "")),
+        attention_bytes=int(facts.get("bytes of attention", 0)),
         device_homes=_words(facts["homes on the device"]),
         placed=_read_places(facts["placed"]),
         update_buffers=_read_buffers(facts["update buffers"]),

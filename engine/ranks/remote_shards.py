@@ -101,9 +101,7 @@ class RemoteShards:
         with self._passing:
             piece = self._opened_piece()
             for first in range(0, content.size, PIECE_BYTES):
-                part = content[first : first + PIECE_BYTES]
-                piece.content[: part.size] = part
-                there = piece.first(part.size)
+                there = piece.put(content[first : first + PIECE_BYTES])
                 self._ask_all(here, WriteShard(key, begin + first, there))
 
     def close(self) -> None:

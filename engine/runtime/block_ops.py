@@ -5,7 +5,8 @@ Copies between host and device (lanes H2D and D2H):
 
 - `prefetch` copies the plane weight_high of a unit to its slot, and completes the weights that
   stay in fp32 (`engine.runtime.device_state`).
-- `store_boundary` and `fetch_boundary` copy a block's input to the host and back.
+- `store_boundary` and `fetch_boundary` copy a block's input to the host and back, and with it what
+  attention returned, where that is kept.
 - `offload` copies a rounded gradient from its staging buffer to the plane grad. Where the sum over
   rounds is kept on the host, `fetch_grad` copies the gradient back.
 - `offload_parked` (lane GRADIENTS OUT) copies a gradient that has waited on the device to a ring
@@ -151,14 +152,14 @@ def _prefetch(context: OpContext, op: Prefetch, _step: StepUnderWay) -> None:
 
 
 def _store_boundary(context: OpContext, op: StoreBoundary, step: StepUnderWay) -> None:
-    numel = context.boundary_numel(step.shapes[op.micro_batch])
+    numel = context.kept_numel(op.unit, step.shapes[op.micro_batch])
     context.boundaries.on_host(op)[:numel].copy_(
         context.state.rings[op.ring][:numel], non_blocking=True
     )
 
 
 def _fetch_boundary(context: OpContext, op: FetchBoundary, step: StepUnderWay) -> None:
-    numel = context.boundary_numel(step.shapes[op.micro_batch])
+    numel = context.kept_numel(op.unit, step.shapes[op.micro_batch])
     host = context.boundaries.on_host(op)
     context.state.rings[op.ring][:numel].copy_(host[:numel], non_blocking=True)
 

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from engine.plan.ops import Backward, Forward, Keeps, OfMicroBatch, Recompute
 from engine.runtime.gradient_sums import Gradients, add_to_sum, sum_of
 from engine.runtime.op_context import OpContext
 from engine.runtime.step import StepUnderWay
+from engine.tiles.kept_attention import KeepsAttention, ReturnsAttention
 
 BlockOp = TypeVar("BlockOp", Forward, Recompute, Backward)
 
@@ -103,7 +105,7 @@ def _forward(context: OpContext, op: Forward, step: StepUnderWay) -> None:
     goes_back = step.inputs.training and op.unit not in context.plan.forward_only
     if not (goes_back and (kept or context.plan.compiles_blocks)):
         _keep_boundary(context, op, step, hidden)
-        with torch.no_grad():
+        with torch.no_grad(), _keeping_attention(context, op, step):
             step.hidden[op.micro_batch] = _run(context, op, step, hidden)
         return
     # A compiled block that will be recomputed also runs with gradients, and the tensors that
@@ -137,6 +139,34 @@ def _keep_boundary(
         step.saved[op.unit, op.micro_batch] = (hidden,)
 
 
+@contextlib.contextmanager
+def _keeping_attention(context: OpContext, op: Forward, step: StepUnderWay) -> Iterator[None]:
+    """Keeps what attention returns, behind the block's boundary, if the plan says so."""
+    if op.ring is None or op.unit not in context.plan.with_attention:
+        yield
+        return
+    ring = context.state.rings[op.ring]
+    with KeepsAttention(
+        context.attention_room(op.unit, ring, step.shapes[op.micro_batch])
+    ) as keeping:
+        yield
+    step.keep_attention(op.unit, op.micro_batch, keeping.calls)
+
+
+@contextlib.contextmanager
+def _returning_attention(context: OpContext, op: Backward, step: StepUnderWay) -> Iterator[None]:
+    """Returns what was kept of attention, while the block is recomputed."""
+    calls = step.kept_attention(op.unit, op.micro_batch)
+    if calls is None or op.ring is None:
+        yield
+        return
+    ring = context.state.rings[op.ring]
+    with ReturnsAttention(
+        context.attention_room(op.unit, ring, step.shapes[op.micro_batch]), calls
+    ):
+        yield
+
+
 def recompute(context: OpContext, op: Recompute, step: StepUnderWay) -> None:
     """Runs a block again on its boundary, and keeps its activations. Its output is kept as the
     boundary of the next block.
@@ -167,7 +197,7 @@ def _backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
         leaf, out = step.saved.pop((op.unit, op.micro_batch))
     else:
         leaf = _leaf(context, op, _boundary(context, op, step))
-        with torch.enable_grad():
+        with torch.enable_grad(), _returning_attention(context, op, step):
             out = _run(context, op, step, leaf)
     try:
         hidden_gradient, gradients = _block_gradients(context, op, step, (leaf, out))

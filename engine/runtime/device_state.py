@@ -79,7 +79,7 @@ class DeviceState:
         model: StreamedModel,
         plan: StepPlan,
         device: torch.device,
-        boundary_numel: int,
+        ring_numel: int,
         planes: DeviceBuffers,
     ):
         self.model = model
@@ -112,8 +112,7 @@ class DeviceState:
         if plan.outer_in_parked:
             self._place_outer_in_parked()
         self.rings = {
-            name: torch.empty(boundary_numel, dtype=self.dtype, device=device)
-            for name in plan.rings
+            name: torch.empty(ring_numel, dtype=self.dtype, device=device) for name in plan.rings
         }
         """Each ring buffer is a flat tensor through which boundaries are copied to the host or
         back.

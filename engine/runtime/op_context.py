@@ -15,6 +15,7 @@ from engine.plan.step_plan import StepPlan
 from engine.runtime.backend import Backend
 from engine.runtime.device_state import DeviceState
 from engine.runtime.registered_buffers import KeptBoundaries
+from engine.tiles.attention_room import aligned, with_room
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,21 @@ class OpContext:
     def boundary_numel(self, shape: torch.Size) -> int:
         """Returns how many elements of a ring buffer hold a boundary of this shape."""
         return shape.numel() * self.model.state_items
+
+    def kept_numel(self, unit: str, shape: torch.Size) -> int:
+        """Returns how many elements of a ring buffer hold what a block keeps on the host: its
+        boundary, of this shape [rows, tokens, width], and maybe what attention returned.
+        """
+        numel, item = self.boundary_numel(shape), self.state.dtype.itemsize
+        of_token = self.plan.attention_bytes if unit in self.plan.with_attention else 0
+        return with_room(numel * item, of_token, shape[0] * shape[1]) // item
+
+    def attention_room(self, unit: str, ring: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """Returns the room for what attention returned, uint8 [bytes], in a `ring` [numel] whose
+        boundary has this shape.
+        """
+        start = aligned(self.boundary_numel(shape) * ring.itemsize)
+        return ring.view(torch.uint8)[start : self.kept_numel(unit, shape) * ring.itemsize]
 
     @property
     def exchange(self) -> Exchange:

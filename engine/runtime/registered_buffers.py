@@ -23,6 +23,7 @@ from engine.plan.spilled_boundaries import ReadBoundary, WriteBoundary
 from engine.plan.step_plan import StepPlan
 from engine.planes.spilled import state_ring_bytes, whole_pages
 from engine.runtime.backend import Backend
+from engine.tiles.attention_room import BoundarySizes
 from engine.words import in_gib
 
 K = TypeVar("K", bound=Hashable)
@@ -66,15 +67,23 @@ class RegisteredBuffers(Generic[K]):
 class KeptBoundaries:
     """A `KeptBoundaries` owns what keeps boundaries on the host from forward to backward: a buffer
     for each that waits in RAM, and for those that wait on the disk a file with a place for each,
-    with the buffers that they pass through. The latter begin at whole pages. A boundary has at most
-    `numel` elements. Raises SpillError where the disk has no space.
+    with the buffers that they pass through. The latter begin at whole pages. Some boundaries in RAM
+    have what attention returned behind them. Raises SpillError where the disk has no space.
     """
 
     def __init__(
-        self, plan: StepPlan, numel: int, dtype: torch.dtype, backend: Backend, store: HostStore
+        self,
+        plan: StepPlan,
+        sizes: BoundarySizes,
+        dtype: torch.dtype,
+        backend: Backend,
+        store: HostStore,
     ):
+        numel = sizes.alone
         stored = [op for op in plan.ops if isinstance(op, StoreBoundary)]
-        in_ram = [(op.unit, op.micro_batch) for op in stored if op.host is None]
+        waiting = [(op.unit, op.micro_batch) for op in stored if op.host is None]
+        in_ram = [key for key in waiting if key[0] not in plan.with_attention]
+        larger = [key for key in waiting if key[0] in plan.with_attention]
         on_disk = [(op.unit, op.micro_batch) for op in stored if op.host is not None]
         self._room = whole_pages(numel * dtype.itemsize)
         self._places = {key: place * self._room for place, key in enumerate(on_disk)}
@@ -83,19 +92,20 @@ class KeptBoundaries:
         if self._disk is not None:
             self._file = SpillFile(self._disk.folder, len(on_disk) * self._room, "boundaries")
         self._in_ram = RegisteredBuffers(in_ram, numel, dtype, backend)
+        self._larger = RegisteredBuffers(larger, sizes.with_attention, dtype, backend)
         ring_numel = self._room // dtype.itemsize
         self._rings = RegisteredBuffers(plan.disk_rings, ring_numel, dtype, backend)
 
     @property
     def nbytes(self) -> int:
         """The buffers have this many bytes of RAM."""
-        return self._in_ram.nbytes + self._rings.nbytes
+        return self._in_ram.nbytes + self._larger.nbytes + self._rings.nbytes
 
     @property
     def refused_bytes(self) -> int:
         """The system refused to register this many bytes of them."""
-        both = (self._in_ram, self._rings)
-        return sum(buffers.nbytes for buffers in both if buffers.is_refused)
+        each = (self._in_ram, self._larger, self._rings)
+        return sum(buffers.nbytes for buffers in each if buffers.is_refused)
 
     @property
     def file_bytes(self) -> int:
@@ -108,11 +118,12 @@ class KeptBoundaries:
         return self._file is None or self._file.is_direct
 
     def on_host(self, op: StoreBoundary | FetchBoundary) -> torch.Tensor:
-        """Returns the host memory that the op copies to or from, a flat tensor [at least `numel`]:
-        that of its boundary, or a buffer on the way to the disk and back.
+        """Returns the host memory that the op copies to or from, a flat tensor [at least as long as
+        what it copies]: that of its boundary, or a buffer on the way to the disk and back.
         """
+        key = op.unit, op.micro_batch
         if op.host is None:
-            return self._in_ram.tensors[op.unit, op.micro_batch]
+            return (self._larger if key in self._larger.tensors else self._in_ram).tensors[key]
         return self._rings.tensors[op.host]
 
     def write(self, op: WriteBoundary, numel: int) -> None:
@@ -139,6 +150,7 @@ class KeptBoundaries:
     def close(self) -> None:
         """Frees the memory and the space of the file. May be called twice."""
         self._in_ram.close()
+        self._larger.close()
         self._rings.close()
         if self._file is not None:
             self._file.close()

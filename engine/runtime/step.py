@@ -20,6 +20,7 @@ from engine.passing.block_arguments import BlockArguments
 from engine.passing.handed_values import HandedValues
 from engine.plan.shards import Shards
 from engine.runtime.router_balance import BalancedTokens
+from engine.tiles.kept_attention import KeptCalls
 
 
 @dataclass(frozen=True)
@@ -291,6 +292,8 @@ class StepUnderWay:
     """The tensors that a block keeps for its backward, by (unit, micro-batch), are its input and
     output if it keeps its activations, and otherwise its input alone.
     """
+    _attention: dict[tuple[str, int], KeptCalls] = field(default_factory=dict)
+    """The calls of attention whose results a block keeps are here, by (unit, micro-batch)."""
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
     """In a pass without gradients, each micro-batch has its loss here, a float32 scalar on the
     device.
@@ -383,6 +386,14 @@ class StepUnderWay:
     def keep_sums_of_ranks(self, sums: torch.Tensor) -> None:
         """Keeps the sums of all lines of the step, float32 [lines of the step, 2]."""
         self.sums_of_ranks = sums
+
+    def keep_attention(self, unit: str, micro_batch: int, calls: KeptCalls) -> None:
+        """Keeps the calls of attention that a block has made in its forward."""
+        self._attention[unit, micro_batch] = calls
+
+    def kept_attention(self, unit: str, micro_batch: int) -> KeptCalls | None:
+        """Returns these calls, and forgets them; None where none were kept."""
+        return self._attention.pop((unit, micro_batch), None)
 
     def give_up(self, failure: str) -> None:
         """Marks the pass as failed, with the reason, so that its remaining ops are skipped."""

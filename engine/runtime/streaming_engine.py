@@ -63,6 +63,7 @@ from engine.runtime.step import (
     loss_weight_of,
     upload_batches,
 )
+from engine.tiles.attention_room import BoundarySizes, with_room
 
 
 class StreamingEngine:
@@ -101,14 +102,17 @@ class StreamingEngine:
         validate(self.plan)
         boundary_numel = settings.tokens * model.hidden_width
         dtype = TORCH_DTYPES[model.dtype]
-        self.boundaries = KeptBoundaries(self.plan, boundary_numel, dtype, backend, store)
+        boundary_bytes = boundary_numel * dtype.itemsize
+        with_attention = with_room(boundary_bytes, self.plan.attention_bytes, settings.tokens)
+        sizes = BoundarySizes(boundary_numel, with_attention // dtype.itemsize)
+        self.boundaries = KeptBoundaries(self.plan, sizes, dtype, backend, store)
         self._gradient_rings = gradient_rings(self.plan, dtype, backend)
         self._state_rings = StateRings(self.plan.state_rings, store)
         self.state = DeviceState(
             model,
             self.plan,
             backend.device,
-            boundary_numel,
+            sizes.with_attention,
             DeviceBuffers(store, self._update_buffer),
         )
         store.register_states(self.plan.device_homes)
@@ -127,7 +131,6 @@ class StreamingEngine:
             exchange=settings.exchange,
             boundaries=self.boundaries,
         )
-        boundary_bytes = boundary_numel * dtype.itemsize
         self.passes = ForwardPasses(self._parts, self.choices, boundary_bytes)
         self._train = self._executor(self.plan)
         self._graphs: BlockGraphs | None = None

@@ -1,1 +1,1 @@
-"""Parts of a block that compute each token by itself run in tiles along a row."""
+"""Parts of a block that compute each token by itself run in tiles, and its attention runs once."""

@@ -228,6 +228,7 @@ def replanned_in_words(moment: Moment, before: Chosen, after: Chosen) -> str:
 _COUNTED = {
     "rounds": "rounds",
     "kept_blocks": "blocks with activations kept",
+    "attention_blocks": "blocks that keep what attention returned",
     "resident_blocks": "blocks resident",
     "settled_units": "units that live on the GPU",
     "spilled_units": "units with moments on the disk",

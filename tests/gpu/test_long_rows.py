@@ -1,8 +1,14 @@
-"""Long rows in tiles on a GPU: what a step takes is what the report counts."""
+"""Long rows in tiles on a GPU: what a step takes is what the report counts, and attention that is
+kept has the bits of attention that runs again.
+"""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.bench.steps import Planes, RunSettings, random_rows, run_steps
@@ -14,7 +20,10 @@ from engine.model.measure_shape import shape_of
 from engine.model.shape import ModelShape
 from engine.plan.choices import PlanChoices
 from engine.runtime.cuda_backend import CudaBackend
+from engine.tiles.attention_room import returned_bytes
+from engine.tiles.kept_attention import KERNELS
 from engine.words import GIB
+from tests.support.tiny import plain_model, random_batches, streamed
 
 pytestmark = pytest.mark.gpu
 
@@ -27,17 +36,22 @@ SETTINGS = {
 NOT_TENSORS = (MemoryItem.ALLOCATOR_SLACK, MemoryItem.CUDA_CONTEXT)
 
 
-def test_the_peak_of_a_step_in_tiles_is_the_predicted_one():
-    config = CONFIG_MAPPING["qwen2"](
+def config_of(layers: int) -> PretrainedConfig:
+    """Returns the configuration of some blocks of a model with half a billion parameters."""
+    return CONFIG_MAPPING["qwen2"](
         vocab_size=VOCABULARY,
         hidden_size=896,
         intermediate_size=4864,
-        num_hidden_layers=6,
+        num_hidden_layers=layers,
         num_attention_heads=14,
         num_key_value_heads=2,
         max_position_embeddings=TOKENS,
         tie_word_embeddings=False,
     )
+
+
+def test_the_peak_of_a_step_in_tiles_is_the_predicted_one():
+    config = config_of(6)
     backend = CudaBackend()
     try:
         planes = Planes.open(config, backend, ModelConfig(source="random", init="random"))
@@ -64,3 +78,64 @@ def peak_of(planes: Planes, shape: ModelShape, tile_tokens: int) -> tuple[int, i
     figures = run_steps(planes, random_rows([1], TOKENS, VOCABULARY), settings)
     items = sizer.items(1, choices)
     return figures.peak, sum(item.bytes for item in items if item.kind not in NOT_TENSORS)
+
+
+class Kernels(TorchDispatchMode):
+    """Counts how often kernels of attention run."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.name() in KERNELS
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_attention_that_is_kept_has_the_bits_of_attention_that_runs_again(deterministic, packed):
+    plain, found = plain_model(config_of(2)), {}
+    for blocks in (0, 1, 2):
+        found[blocks] = step_of(plain, blocks, packed)
+    for blocks in (1, 2):
+        assert found[blocks][0] == found[0][0], "losses"
+        assert torch.equal(found[blocks][1], found[0][1]), "gradients"
+        assert found[0][2] - found[blocks][2] == blocks, "kernels of attention"
+
+
+def test_cudnn_attention_is_kept():
+    """Deterministic mode excludes it."""
+    plain = plain_model(config_of(2))
+    again, kept = step_of(plain, 0, False), step_of(plain, 2, False)
+    assert again[0] == kept[0] and again[2] - kept[2] == 2
+    assert (again[1] - kept[1]).norm() < 2**-7 * again[1].norm()
+
+
+def step_of(plain: torch.nn.Module, blocks: int, packed: bool) -> tuple[float, torch.Tensor, int]:
+    """Returns the loss and the gradients of a step in which so many blocks keep what attention
+    returned, and how often its kernels ran.
+    """
+    of_token = returned_bytes(896, 14, 2) if blocks else 0
+    choices = PlanChoices(
+        host_boundaries=True,
+        boundary_rings=1,
+        tile_tokens=4096,
+        attention_blocks=blocks,
+        attention_bytes=of_token,
+    )
+    backend, applied = CudaBackend(), []
+    run = streamed(
+        plain, choices, backend=backend, dtype="bfloat16", tokens=TOKENS, loss_chunk=4096
+    )
+    (batch,) = random_batches(1, rows=1, length=TOKENS, vocabulary=VOCABULARY)
+    if packed:  # three documents
+        places = np.arange(TOKENS)
+        batch.position_ids = (
+            places - np.select([places >= 30_000, places >= 9_001], [30_000, 9_001])
+        )[None]
+    with Kernels() as kernels:
+        run.engine.train_step(1, [batch], 0.0, applied.append)
+        run.engine.drain()
+    gradients = [run.store.tensor(unit.name, "grad").float() for unit in run.model.units]
+    run.close()
+    return applied[0].loss, torch.cat(gradients), kernels.count

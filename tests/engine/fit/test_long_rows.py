@@ -11,14 +11,18 @@ from torch import nn
 
 from engine.config.settings import ModelConfig
 from engine.fit.choose import choose, least_choices
-from engine.fit.cost import Cost, MicroBatch
+from engine.fit.cost import Cost, MicroBatch, step_seconds
 from engine.fit.job import Job, Target
 from engine.fit.memory_items import MemoryItem
+from engine.fit.predict import predicted_seconds
 from engine.model.build import build_model
 from engine.model.measure_shape import shape_of
 from engine.model.shape import ModelShape
 from engine.model.shape_rows import pack, unpack
 from engine.passing.places import tensors_of
+from engine.plan.build_step import build_step_plan
+from engine.plan.choices import PlanChoices
+from engine.tiles.attention_room import attention_room
 from engine.tiles.tile_sizes import TILES, TiledBlock, tiles_for
 from engine.tiles.tiled_module import run_in_tiles
 from engine.words import GIB
@@ -96,6 +100,54 @@ def test_the_report_counts_what_a_block_in_tiles_takes():
     assert kept > 0
     of_block = TILED.kept_bytes(524_288) + 4 * hidden  # with its input
     assert items(roomy)[MemoryItem.KEPT_ACTIVATIONS] == kept * of_block
+
+
+def test_ram_that_is_free_keeps_what_attention_returned():
+    """Each block has 3,584 features of 2 bytes and 28 heads."""
+    length, of_token = 524_288, 2 * 3584 + 4 * 28
+    found = [planned(with_tiles(), length, 140, ram) for ram in (170, 200, 230)]
+    counts = [each.choices.attention_blocks for each in found]
+    assert 0 < counts[0] < counts[1] < counts[2]
+    for chosen, count in zip(found, counts):
+        hidden, room = length * 3584 * 2, attention_room(of_token, length)
+        boundaries = 28 - chosen.choices.kept_blocks
+        assert chosen.host_boundary_bytes == boundaries * hidden + count * room
+        assert items(chosen)[MemoryItem.BOUNDARY_RINGS] == 2 * (hidden + room)
+        assert chosen.gpu_bytes <= 140 * GIB
+    seconds = [seconds_of(each) for each in found]
+    shorter = QUICK.attention * (seconds[0] - seconds[2]) / (counts[2] - counts[0])
+    assert shorter == pytest.approx(with_tiles().attention_flops(1, length), rel=0.1)
+
+
+def seconds_of(chosen) -> float:
+    """The predicted seconds of a step, as they are simulated. The closed form is near them."""
+    shape, rows = with_tiles(), MicroBatch(1, 524_288, tile_tokens=chosen.choices.tile_tokens)
+    seconds = predicted_seconds(shape, chosen.choices, QUICK, rows, "cuda")
+    closed = step_seconds(Cost(shape, QUICK, rows, True), chosen.choices, 0.0)
+    assert seconds == pytest.approx(closed, rel=0.05)
+    return seconds
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(attention_blocks=5),
+        dict(attention_blocks=4, kept_blocks=1),
+        dict(host_boundaries=False),
+        dict(tile_tokens=0),
+        dict(attention_bytes=0),
+        dict(spilled_boundaries=1),
+        dict(boundary_blocks=2),
+    ],
+)
+def test_attention_that_cannot_be_kept_is_refused(changes):
+    choices = PlanChoices(
+        host_boundaries=True, tile_tokens=16_384, attention_blocks=2, attention_bytes=7280
+    )
+    blocks = [f"block {number}" for number in range(4)]
+    assert build_step_plan(blocks, False, choices).with_attention == ("block 2", "block 3")
+    with pytest.raises(ValueError, match="attention"):
+        build_step_plan(blocks, False, dataclasses.replace(choices, **changes))
 
 
 def test_a_resumed_run_keeps_its_tiles():

@@ -53,6 +53,8 @@ OTHERS = {
     "gradient_sum": tuple(GradientSum),
     "compiled": (False, True),
     "tile_tokens": (0, 4096),
+    "attention_blocks": (0, 2),
+    "attention_bytes": (0, 7280),
     "graphs": (False, True),
     "device_homes": ((), ("head",)),
     "update_buffers": (0, 8, 20),

@@ -30,6 +30,14 @@ CHOICES = {
     "host-boundaries": PlanChoices(
         micro_batches=3, host_boundaries=True, boundary_rings=2, slots=3, prefetch_depth=2
     ),
+    "kept-attention": PlanChoices(
+        host_boundaries=True,
+        boundary_rings=1,
+        kept_blocks=1,
+        tile_tokens=16_384,
+        attention_blocks=2,
+        attention_bytes=7280,
+    ),
     "kept-and-resident": PlanChoices(
         micro_batches=2, kept_blocks=2, resident_blocks=1, compiled=True
     ),

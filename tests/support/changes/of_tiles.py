@@ -6,6 +6,8 @@ from tests.support.changes.record import Change
 
 MODULE = "engine/tiles/tiled_module.py"
 TRIAL = "engine/tiles/token_wise.py"
+KEPT = "engine/tiles/kept_attention.py"
+KEPT_TESTS = "tests/engine/tiles/test_kept_attention.py"
 MODULE_TESTS = "tests/engine/tiles/test_tiled_module.py"
 LONG_ROWS = "tests/engine/fit/test_long_rows.py"
 
@@ -79,5 +81,37 @@ TILES: tuple[Change, ...] = (
         "",
         "Predictions leave out that backward computes tiles again.",
         (f"{LONG_ROWS}::test_backward_computes_what_is_in_tiles_once_more",),
+    ),
+    Change(
+        "attention-not-copied",
+        KEPT,
+        "piece.of(self._room).copy_(tensor)",
+        "piece.of(self._room)",
+        "What attention returned is not written to its room, and backward finds older numbers.",
+        (f"{KEPT_TESTS}::test_no_bit_changes_whichever_blocks_keep_attention",),
+    ),
+    Change(
+        "numbers-behind-kept-attention",
+        KEPT,
+        "_generator(args[0].device).set_state(call.random_state)",
+        "pass",
+        "Dropout behind attention that does not run again draws other numbers in the recompute.",
+        (f"{KEPT_TESTS}::test_dropout_behind_attention_draws_the_numbers_of_forward",),
+    ),
+    Change(
+        "kept-attention-without-ram",
+        "engine/fit/buffer_sizes.py",
+        " + choices.attention_blocks * choices.micro_batches * more",
+        "",
+        "The report leaves out the RAM of what attention returned.",
+        (f"{KEPT_TESTS}::test_what_is_allocated_is_what_the_report_says",),
+    ),
+    Change(
+        "kept-attention-saves-nothing",
+        "engine/fit/cost.py",
+        "again -= choices.attention_blocks * cost.attention",
+        "again -= 0.0",
+        "The closed form counts attention that does not run again.",
+        (f"{LONG_ROWS}::test_ram_that_is_free_keeps_what_attention_returned",),
     ),
 )

@@ -1,0 +1,52 @@
+"""What attention returned in a block's forward may wait for the block's backward behind the block's
+input, in the same memory: its output and its log-sums. How much room that takes is said here. No
+torch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+ALIGNMENT = 512
+"""Each tensor begins at a multiple of so many bytes, as those do that the device allocates."""
+MORE_BYTES = 1 << 16
+"""The room has so many bytes more, for the gaps between tensors and for kernels that fill up their
+log-sums. Where it does not suffice for a tensor, attention is computed again.
+"""
+
+
+LOG_SUM_BYTES = 4
+"""A log-sum is in fp32, for each token and head."""
+
+
+class BoundarySizes(NamedTuple):
+    """A boundary takes so many elements at most, alone and with what attention returned."""
+
+    alone: int
+    with_attention: int
+
+
+def returned_bytes(width: int, heads: int, item: int) -> int:
+    """Returns the bytes of what attention returns for a token: `width` features of `item` bytes,
+    and the log-sums of so many heads.
+    """
+    return width * item + LOG_SUM_BYTES * heads
+
+
+def aligned(nbytes: int) -> int:
+    """Returns the next multiple of `ALIGNMENT`."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def attention_room(bytes_of_token: int, tokens: int) -> int:
+    """Returns the bytes of the room for what attention returned for so many tokens, each of which
+    has `bytes_of_token`; 0 where that is not kept.
+    """
+    return aligned(bytes_of_token * tokens) + MORE_BYTES if bytes_of_token else 0
+
+
+def with_room(boundary_bytes: int, bytes_of_token: int, tokens: int) -> int:
+    """Returns the bytes of a boundary of so many tokens with that room behind it."""
+    if not bytes_of_token:
+        return boundary_bytes
+    return aligned(boundary_bytes) + attention_room(bytes_of_token, tokens)
