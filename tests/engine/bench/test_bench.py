@@ -70,6 +70,18 @@ def test_an_evaluation_is_timed_beside_its_kernels(preset, capsys):
     assert "give 1 or more" in capsys.readouterr().err
 
 
+def test_a_training_has_as_many_steps_as_are_asked_for(preset, capsys):
+    command = ["bench", str(preset), "--seconds", "0.0001", "--streamed-only", "--json"]
+    for asked, measured in ((1, 1), (6, 3)):
+        assert launch.main([*command, "--steps", str(asked)]) == 0
+        (training,) = json.loads(capsys.readouterr().out)["trainings"]
+        streamed = training["streamed"]
+        assert (len(streamed["seconds_by_step"]), streamed["steps"]) == (asked, measured)
+    with pytest.raises(SystemExit):
+        launch.main([*command, "--steps", "0"])
+    assert "'0' is no number of steps; give 1 or more" in capsys.readouterr().err
+
+
 def test_a_preset_is_measured_streamed_and_resident(preset, capsys):
     assert launch.main(["bench", str(preset), "--seconds", "0.2", "--json"]) == 0
     out, err = capsys.readouterr()
