@@ -324,8 +324,8 @@ PLANS = (
     Change(
         "inexact-sums-without-asking",
         "engine/fit/planner.py",
-        "if not (exact and candidate.choices.gradient_sum == GradientSum.HOST)",
-        "if candidate.choices.gradient_sum",
+        "if exact and candidate.choices.gradient_sum == GradientSum.HOST:",
+        "if exact and not candidate.choices.gradient_sum:",
         "Sums that are rounded once a round are chosen although nobody asked for them.",
         (CHOOSE_TESTS, LIMIT_TESTS),
     ),
