@@ -7,7 +7,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -21,8 +20,8 @@ from engine.model.shape import ModelShape
 from engine.plan.choices import PlanChoices
 from engine.runtime.cuda_backend import CudaBackend
 from engine.tiles.attention_room import returned_bytes
-from engine.tiles.kept_attention import KERNELS
 from engine.words import GIB
+from tests.support.attention_calls import AttentionCalls
 from tests.support.tiny import plain_model, random_batches, streamed
 
 pytestmark = pytest.mark.gpu
@@ -80,18 +79,6 @@ def peak_of(planes: Planes, shape: ModelShape, tile_tokens: int) -> tuple[int, i
     return figures.peak, sum(item.bytes for item in items if item.kind not in NOT_TENSORS)
 
 
-class Kernels(TorchDispatchMode):
-    """Counts how often kernels of attention run."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func.name() in KERNELS
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_attention_that_is_kept_has_the_bits_of_attention_that_runs_again(deterministic, packed):
     plain, found = plain_model(config_of(2)), {}
@@ -133,7 +120,7 @@ def step_of(plain: torch.nn.Module, blocks: int, packed: bool) -> tuple[float, t
         batch.position_ids = (
             places - np.select([places >= 30_000, places >= 9_001], [30_000, 9_001])
         )[None]
-    with Kernels() as kernels:
+    with AttentionCalls() as kernels:
         run.engine.train_step(1, [batch], 0.0, applied.append)
         run.engine.drain()
     gradients = [run.store.tensor(unit.name, "grad").float() for unit in run.model.units]

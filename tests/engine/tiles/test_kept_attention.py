@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as torch_functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.fit.buffer_sizes import fixed_items, host_boundary_bytes
 from engine.model.measure_shape import shape_of
 from engine.plan.choices import PlanChoices
 from engine.tiles import kept_attention
 from engine.tiles.attention_room import attention_room, returned_bytes
-from engine.tiles.kept_attention import KERNELS, KeepsAttention, ReturnsAttention
+from engine.tiles.kept_attention import KeepsAttention, ReturnsAttention
 from tests.engine.plan.test_laws import assert_same_bits, planes_after
+from tests.support.attention_calls import AttentionCalls
 from tests.support.tiers import in_tiers
 from tests.support.tiny import plain_model, streamed, tiny_config
 
@@ -34,20 +34,8 @@ def keeping(blocks: int, dtype: str = "float32", **more) -> PlanChoices:
     return replace(ON_HOST, attention_blocks=blocks, attention_bytes=of_token, **more)
 
 
-class Calls(TorchDispatchMode):
-    """Counts how often kernels of attention run."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func.name() in KERNELS
-        return func(*args, **(kwargs or {}))
-
-
 def counted(choices: PlanChoices, **more) -> tuple[list[torch.Tensor], int]:
-    with Calls() as calls:
+    with AttentionCalls() as calls:
         planes = planes_after(choices, **more)
     return planes, calls.count
 
@@ -100,7 +88,7 @@ def test_autograd_sees_the_tensors_that_were_kept():
     room = torch.zeros(attention_room(2 * 4 * 4 + 8, 8), dtype=torch.uint8)
     (call,) = kept_of(room)
     inputs = heads(1, 2, 8, 4)
-    with Calls() as calls, ReturnsAttention(room, [call]):
+    with AttentionCalls() as calls, ReturnsAttention(room, [call]):
         out = torch_functional.scaled_dot_product_attention(*inputs, is_causal=True)
     right = torch_functional.scaled_dot_product_attention(*inputs, is_causal=True)
     assert torch.equal(out, right) and calls.count == 0
