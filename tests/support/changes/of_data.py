@@ -62,8 +62,8 @@ DATA = (
     Change(
         "word-with-tokens-of-another",
         "engine/dividing/word_kernels.py",
-        "if place == length:",
-        "if place >= 0:",
+        "if place == end:",
+        "if place >= begin:",
         "A word gets the tokens of one of its length that has its slot.",
         (WORDS,),
     ),
