@@ -105,8 +105,8 @@ def _divided(
     """
     slots, records = known
     ids, words = out
-    # The search stands here and not in a function: for a function that is given arrays, numba counts
-    # references, which takes longer than the search.
+    # The search stands here and not in a function: numba counts references to the arrays that a
+    # function is given, which takes longer than the search.
     state, found = _words(codes, own, automaton, len(slots), words)
     if state != DONE:
         return state, found, 0
