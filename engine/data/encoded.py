@@ -96,6 +96,8 @@ def _characters(value: Any) -> int:
     """Returns the number of characters in all texts of a value, however deeply nested."""
     if isinstance(value, str):
         return len(value)
+    if isinstance(value, Passage):
+        return len(value["text"])
     if isinstance(value, dict):
         return sum(map(_characters, value.values()))
     if isinstance(value, list):

@@ -34,14 +34,9 @@ HEADER = 2
 _BASIS, _PRIME = 14695981039346656037 - (1 << 64), 1099511628211
 """A word is hashed as FNV-1a does it, a character at a time, in signed integers that overflow."""
 _SHIFT = 29
-_unsigned = np.uint64
+_signed: Any = np.int64
+_unsigned: Any = np.uint64
 """A place of this type is not tested for counting from the end of an array."""
-
-
-@njit(nogil=True, inline="always")
-def _first_slot(hashed: int, slots: int) -> int:
-    """Returns the first of so many slots in which a word may be."""
-    return (hashed ^ (hashed >> _SHIFT)) & (slots - 1)
 
 
 @njit(nogil=True)
@@ -49,11 +44,11 @@ def _words(
     codes: np.ndarray,
     own: tuple[int, int],
     automaton: tuple[np.ndarray, np.ndarray],
-    slots: int,
+    last_slot: int,
     words: np.ndarray,
 ) -> tuple[int, int]:
     """Writes the words of a text, uint32[characters], between the two places `own` to `words`,
-    int64[words, 3]: their first place, the place behind, and the first of so many `slots`.
+    int64[words, 3]: their first place, the place behind, and the slot where a search begins.
 
     Returns what became of the text, and the number of words (where it was stopped, the place of the
     character).
@@ -74,7 +69,7 @@ def _words(
             if entry & ENDS:
                 end, hashed = place, hashed_here
             state = _unsigned(entry & (ENDS - 1))
-            hashed_here = (hashed_here ^ np.int64(code)) * _PRIME
+            hashed_here = (hashed_here ^ _signed(code)) * _PRIME
             place += 1
         if state != dead and table[state, end_of_text] & ENDS:
             end, hashed = place, hashed_here
@@ -82,7 +77,7 @@ def _words(
             return UNCLEAN, 0
         if own[0] <= begin < own[1]:
             words[count, 0], words[count, 1] = begin, end
-            words[count, 2] = _first_slot(hashed, slots)
+            words[count, 2] = (hashed ^ (hashed >> _SHIFT)) & last_slot
             count += 1
         begin = end
     return DONE, count
@@ -107,10 +102,10 @@ def _divided(
     ids, words = out
     # The search stands here and not in a function: numba counts references to the arrays that a
     # function is given, which takes longer than the search.
-    state, found = _words(codes, own, automaton, len(slots), words)
+    last = len(slots) - 1
+    state, found = _words(codes, own, automaton, last, words)
     if state != DONE:
         return state, found, 0
-    last = len(slots) - 1
     count, unknown_count = _unsigned(0), 0
     for word in range(found):
         begin, end = words[word, 0], words[word, 1]
@@ -134,7 +129,7 @@ def _divided(
             words[unknown_count, 0], words[unknown_count, 1] = begin, end
             words[unknown_count, 2] = count
             unknown_count += 1
-    return DONE, np.int64(count), unknown_count
+    return DONE, _signed(count), unknown_count
 
 
 def _placed(known: tuple[np.ndarray, np.ndarray], first: int, behind: int) -> None:
@@ -142,6 +137,7 @@ def _placed(known: tuple[np.ndarray, np.ndarray], first: int, behind: int) -> No
     differ from each other. `known` has the slots, int32[slots], and the records, uint32[values].
     """
     slots, records = known
+    last = len(slots) - 1
     record = first
     while record < behind:
         begin = record + HEADER
@@ -149,9 +145,9 @@ def _placed(known: tuple[np.ndarray, np.ndarray], first: int, behind: int) -> No
         hashed = _BASIS
         for place in range(begin, end):
             hashed = (hashed ^ records[place]) * _PRIME
-        slot = _first_slot(hashed, len(slots))
+        slot = (hashed ^ (hashed >> _SHIFT)) & last
         while slots[slot]:
-            slot = (slot + 1) & (len(slots) - 1)
+            slot = (slot + 1) & last
         slots[slot] = record
         record = end + records[record + 1]
 
