@@ -54,7 +54,9 @@ class EncodingProcesses:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="tokenise")
         try:
             for _ in range(count):
-                self._all.append(HelperProcess(_PROGRAM, _ONE_THREAD))
+                process = HelperProcess(_PROGRAM, _ONE_THREAD)
+                self._all.append(process)
+                process.widen()
             program = pickle.dumps(identity.PROGRAM)
             start = pickle.dumps((encoder.tokenizer, encoder.settings, long_texts))
             # A process reads this when it has imported what it needs.
