@@ -27,8 +27,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as launch.py does
 # With models this small, threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Images of containers often forbid Python to keep what it has compiled. Each process of pytest would
-# compile all tests again, and each of a hundred processes that tests start all of the engine.
+# Images of containers often forbid Python to keep what it has compiled. Each process of pytest
+# would compile all tests again, and each process that a test starts all of the engine.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 _shared = tempfile.TemporaryDirectory(prefix="ramstream-tests-")
