@@ -64,8 +64,8 @@ MOST_CASES = 6
 """A plain run has so many cases of a test, spread evenly over all; the others are a sweep."""
 SWEEP = "sweep"
 
-NTH_CASE = int(os.environ.get("RAMSTREAM_NTH_CASE", "5"))
-"""Of the cases that a plain run leaves out, the second tier has one of five, and all of them with
+NTH_CASE = int(os.environ.get("RAMSTREAM_NTH_CASE", "8"))
+"""Of the cases that a plain run leaves out, the second tier has one of eight, and all of them with
 1.
 """
 
