@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from engine.config.data_settings import DataConfig
 from engine.data.rendered import Skipped
@@ -230,10 +229,13 @@ class TextRows:
         if len(ids) < self._limit:
             self._ids, self._trained = ids, trained
             return np.empty((0, self._limit), np.int32), np.empty((0, self._limit), bool)
-        of_ids = sliding_window_view(ids, self._limit)[:: self._step]
-        of_trained = sliding_window_view(trained, self._limit)[:: self._step].copy()
+        rows = (len(ids) - self._repeated) // self._step
+        shape, begin = (rows, self._limit), rows * self._step
+        # Each row begins `_step` tokens behind the one before, in the same memory.
+        size = ids.itemsize
+        of_ids = np.ndarray(shape, ids.dtype, ids, strides=(size * self._step, size))
+        of_trained = np.ndarray(shape, bool, trained, strides=(self._step, 1)).copy()
         of_trained[1:, : self._repeated] = False
-        begin = len(of_ids) * self._step
         self._ids, self._trained = ids[begin:], trained[begin:]
         self._trained[: self._repeated] = False
         return of_ids, of_trained
