@@ -111,15 +111,23 @@ class Documents:
     def of_rows(self, wanted: np.ndarray) -> Documents:
         """Returns the documents of the rows that `wanted` (bool[rows]) marks."""
         documents = np.repeat(wanted, self.counts)
-        tokens = np.repeat(documents, self.lengths)
+        # Wanted documents beside each other are copied together.
+        borders = np.flatnonzero(np.diff(documents, prepend=False, append=False))
+        starts = np.concatenate([[0], np.cumsum(self.lengths)])[borders].tolist()
+        slices = list(map(slice, starts[::2], starts[1::2]))
         return Documents(
-            self.ids[tokens],
-            self.trained[tokens],
+            _sliced(self.ids, slices),
+            _sliced(self.trained, slices),
             self.lengths[documents],
             self.counts[wanted],
             self.references[documents] if len(self.references) else self.references,
-            self.weights[tokens] if len(self.weights) else self.weights,
+            _sliced(self.weights, slices) if len(self.weights) else self.weights,
         )
+
+
+def _sliced(values: np.ndarray, slices: list[slice]) -> np.ndarray:
+    """Returns some slices of an array of one value per token as one array, [tokens]."""
+    return np.concatenate([values[:0], *(values[part] for part in slices)])
 
 
 def _joined_weights(documents: list[Document]) -> np.ndarray:
@@ -149,6 +157,7 @@ class TextRows:
         self._limit = config.max_seq_len
         self._long = config.long_texts
         self._repeated = max(1, config.overlap)
+        self._step = self._limit - self._repeated
         self._ids = np.empty(0, np.int32)
         self._trained = np.empty(0, bool)
         self._length = 0
@@ -181,21 +190,55 @@ class TextRows:
         documents, self._complete = self._complete, []
         return documents
 
+    def of_passages(self, passages: Documents) -> Documents | None:
+        """Returns the documents that are complete with each of several rows of the data, as
+        `of_row` does, but in one go. Each row is a document of `passages`, and the text goes on
+        behind all of them. Returns None, and changes nothing, where they must be taken one by one.
+        """
+        if self._long != "continue" or self._complete:
+            return None
+        ends = len(self._ids) + np.cumsum(passages.lengths)
+        ids, trained = self._filled(passages.ids, passages.trained)
+        ends_of_rows = np.arange(len(ids)) * self._step + self._limit
+        kept = trained.any(axis=1)
+        completed_by = np.searchsorted(ends, ends_of_rows[kept])
+        return Documents(
+            ids[kept].reshape(-1),
+            trained[kept].reshape(-1),
+            np.full(len(completed_by), self._limit),
+            np.bincount(completed_by, minlength=len(ends)),
+            passages.references,
+        )
+
     def _add(self, text: Document) -> None:
         """Adds tokens to the text. What fills a row is complete."""
-        ids = np.concatenate([self._ids, text.ids])
-        trained = np.concatenate([self._trained, text.trained])
         self._length += len(text.ids)
-        if self._long != "continue":
-            self._ids, self._trained = ids[: self._limit], trained[: self._limit]
+        if self._long == "continue":
+            for ids, trained in zip(*self._filled(text.ids, text.trained)):
+                self._complete_with(ids, trained, self._limit)
             return
-        begin = 0
-        while len(ids) - begin >= self._limit:
-            end = begin + self._limit
-            self._complete_with(ids[begin:end], trained[begin:end].copy(), self._limit)
-            begin = end - self._repeated
-            trained[begin:end] = False
+        self._ids = np.concatenate([self._ids, text.ids])[: self._limit]
+        self._trained = np.concatenate([self._trained, text.trained])[: self._limit]
+
+    def _filled(self, ids: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Adds tokens to the text, int32[T], with their marks, bool[T]. Returns those of the rows
+        that they fill, int32[rows, max_seq_len] and bool[rows, max_seq_len].
+        """
+        ids = np.concatenate([self._ids, ids])
+        trained = np.concatenate([self._trained, trained])
+        if len(ids) < self._limit:
+            self._ids, self._trained = ids, trained
+            return np.empty((0, self._limit), np.int32), np.empty((0, self._limit), bool)
+        rows = (len(ids) - self._repeated) // self._step
+        shape, begin = (rows, self._limit), rows * self._step
+        # Each row begins `_step` tokens behind the one before, in the same memory.
+        size = ids.itemsize
+        of_ids = np.ndarray(shape, ids.dtype, ids, strides=(size * self._step, size))
+        of_trained = np.ndarray(shape, bool, trained, strides=(self._step, 1)).copy()
+        of_trained[1:, : self._repeated] = False
         self._ids, self._trained = ids[begin:], trained[begin:]
+        self._trained[: self._repeated] = False
+        return of_ids, of_trained
 
     def _complete_with(self, ids: np.ndarray, trained: np.ndarray, length: int) -> None:
         """Makes tokens, int32[T], and their marks, bool[T], a document if any is trained. It would

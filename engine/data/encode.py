@@ -60,6 +60,10 @@ class Encoder:
         )
         return cls(tokenizer, handling, config.max_seq_len)
 
+    def prepare_for_long_texts(self) -> None:
+        """Prepares for plain texts of many characters before the first one comes."""
+        self._tokens.prepare()
+
     def encode(self, examples: list[Example]) -> list[Kept | Skipped]:
         """Returns each example encoded, or the reason why it is skipped. Both answers of a pair are
         encoded, the rejected one first.

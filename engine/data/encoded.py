@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,8 @@ def _characters(value: Any) -> int:
     """Returns the number of characters in all texts of a value, however deeply nested."""
     if isinstance(value, str):
         return len(value)
+    if isinstance(value, Passage):
+        return len(value["text"])
     if isinstance(value, dict):
         return sum(map(_characters, value.values()))
     if isinstance(value, list):
@@ -148,6 +150,10 @@ def encode_batch(encoder: Encoder, columns: ColumnMap, batch: list[Numbered]) ->
 def divided(texts: TextRows, batch: list[Numbered], encoded: Encoded) -> Encoded:
     """Returns an encoded batch of plain texts with each text divided into rows."""
     flat = encoded.documents
+    if not encoded.skipped and all(isinstance(row, Passage) and row.after for _, row, _ in batch):
+        found_at_once = texts.of_passages(flat)
+        if found_at_once is not None:
+            return replace(encoded, documents=found_at_once)
     why = dict(encoded.skipped)
     ends = np.cumsum(flat.lengths).tolist()
     documents = iter(zip([0, *ends], ends))

@@ -40,12 +40,13 @@ _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP
 
 class EncodingProcesses:
     """An instance starts helper processes that encode batches with copies of `encoder`. Use it in a
-    `with` block: leaving the block ends the processes.
+    `with` block: leaving the block ends the processes. While they start, this process goes on.
 
-    `name` is the name of the source in errors.
+    `name` is the name of the source in errors. With `long_texts`, the processes prepare for plain
+    texts of many characters.
     """
 
-    def __init__(self, encoder: Encoder, columns: ColumnMap, count: int, name: str):
+    def __init__(self, encoder: Encoder, count: int, name: str, long_texts: bool = False):
         self._name = name
         self._count = count
         self._all: list[HelperProcess] = []
@@ -55,12 +56,13 @@ class EncodingProcesses:
             for _ in range(count):
                 process = HelperProcess(_PROGRAM, _ONE_THREAD)
                 self._all.append(process)
-                self._idle.put(process)
+                process.widen()
             program = pickle.dumps(identity.PROGRAM)
-            start = pickle.dumps((encoder.tokenizer, encoder.settings, columns))
-            for process in self._all:
-                self._send(process, program)
-                self._send(process, start)
+            start = pickle.dumps((encoder.tokenizer, encoder.settings, long_texts))
+            # A process reads this when it has imported what it needs.
+            self._started = [
+                self._threads.submit(self._send, process, program, start) for process in self._all
+            ]
         except BaseException:
             self.__exit__()
             raise
@@ -77,11 +79,17 @@ class EncodingProcesses:
         for process in self._all:
             process.close()
 
-    def encode(self, batches: Iterator[list[Numbered]]) -> Iterator[tuple[list[Numbered], Encoded]]:
+    def encode(
+        self, columns: ColumnMap, batches: Iterator[list[Numbered]]
+    ) -> Iterator[tuple[list[Numbered], Encoded]]:
         """Encodes each batch and yields it with its tokens, in order. Raises what `encode_batch`
         raises, and DataError when a process ends. An error from `batches` is raised after all
         batches read before it have been yielded, as in a single process.
         """
+        for process, started in zip(self._all, self._started):
+            started.result()
+            self._send(process, pickle.dumps(columns))
+            self._idle.put(process)
         under_way: deque[tuple[list[Numbered], Future[Encoded]]] = deque()
         failed: Exception | None = None
         while True:
@@ -114,9 +122,10 @@ class EncodingProcesses:
             raise answer
         return answer
 
-    def _send(self, process: HelperProcess, content: bytes) -> None:
+    def _send(self, process: HelperProcess, *messages: bytes) -> None:
         try:
-            process.send(_LENGTH.pack(len(content)), content)
+            for content in messages:
+                process.send(_LENGTH.pack(len(content)), content)
         except OSError:
             raise self._ended(process) from None
 
@@ -152,8 +161,11 @@ def serve() -> None:
     with contextlib.suppress(EOFError, BrokenPipeError):
         if _receive(sys.stdin.buffer) != identity.PROGRAM:
             sys.exit(_OTHER_VERSION)
-        tokenizer, settings, columns = _receive(sys.stdin.buffer)
+        tokenizer, settings, long_texts = _receive(sys.stdin.buffer)
         encoder = Encoder(tokenizer, *settings)
+        if long_texts:
+            encoder.prepare_for_long_texts()
+        columns = _receive(sys.stdin.buffer)
         while True:
             batch = _receive(sys.stdin.buffer)
             content = pickle.dumps(_answer(encoder, columns, batch))

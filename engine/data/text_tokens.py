@@ -48,6 +48,11 @@ class TextTokens:
         self._characters = 0
         """So many characters of whole texts have been given."""
 
+    def prepare(self) -> None:
+        """Prepares `WordTokens` now, and not when many characters have come."""
+        self._characters = _FEW_CHARACTERS
+        self.whole([Text("a")])
+
     def plain(self, texts: list[str]) -> list[Encoding | None]:
         """Returns the tokens of as much of each text as fills a row, or None where the tokenizer
         fails. A single call for many texts lets the library use several threads.

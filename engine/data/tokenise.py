@@ -9,6 +9,7 @@ import itertools
 import time
 from collections.abc import Generator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -30,8 +31,12 @@ from engine.data.token_cache import StoredTokens, Tally, TokenWriter, find
 from engine.errors import DataError
 from engine.examples.formats import ROWS_TO_DETECT, map_columns
 from engine.machine.cgroups import sample_host_memory, usable_cores
+from engine.paths import resolve_source
 from engine.progress import Progress, saying, untold
+from engine.sources.folders import files_of
+from engine.sources.kinds import PLAIN_TEXT_SUFFIXES, suffixes_of
 from engine.sources.open_source import Source, open_source
+from engine.sources.registry import registered
 
 EVAL_SEED = 20_010_911
 """This seed, not the run's, chooses the held-out examples, so that runs can be compared."""
@@ -39,6 +44,10 @@ EVAL_SEED = 20_010_911
 _SECONDS_SAVED = 6.0
 """Helper processes are started if they save at least this many seconds. They need about two seconds
 to start.
+"""
+_LARGE_TEXT = 512 << 20
+"""Plain texts of so many bytes take two processes about `_SECONDS_SAVED` less than one, with the
+fastest tokenizers.
 """
 _MOST_PROCESSES = 16
 _BYTES_A_PROCESS = 1 << 30
@@ -91,14 +100,18 @@ def stored_tokens(
             rows = found.tally.rows
             execution.progress(rows, rows, f"Tokens of {found.tally.name} read from the cache")
             return found, key
-    if source is None:
-        source = open_source(config)
-    with TokenWriter(source.name) as writer:
-        tally = _tokenise(source, encoder, config, writer, execution)
-        changed = on_disk.whole and _content_on_disk(config).identity != on_disk.identity
-        if changed:  # while it was being read, so the tokens belong to no key
-            key = None
-        return writer.publish(key, tally), key
+    with contextlib.ExitStack() as open_now:
+        early = None
+        if source is None:
+            early = open_now.enter_context(_early(config, encoder, execution.processes))
+            source = open_source(config)
+        encoding = _Encoding(encoder, execution.processes, early)
+        with TokenWriter(source.name) as writer:
+            tally = _tokenise(source, encoding, config, writer, execution.progress)
+            changed = on_disk.whole and _content_on_disk(config).identity != on_disk.identity
+            if changed:  # while it was being read, so the tokens belong to no key
+                key = None
+            return writer.publish(key, tally), key
 
 
 def _content_on_disk(config: DataConfig) -> _Content:
@@ -109,9 +122,8 @@ def _content_on_disk(config: DataConfig) -> _Content:
 
 
 def _tokenise(
-    source: Source, encoder: Encoder, config: DataConfig, writer: TokenWriter, execution: Execution
+    source: Source, encoding: _Encoding, config: DataConfig, writer: TokenWriter, progress: Progress
 ) -> Tally:
-    progress = execution.progress
     first = [row for _, row in itertools.islice(source.read(), ROWS_TO_DETECT)]
     if not first:
         raise DataError(f"{source.name} has no rows; give a data set with at least one.")
@@ -119,7 +131,7 @@ def _tokenise(
     tally = Tally(source.name, mapped)
     sides = _Sides(writer, tally, _held_out(source.total or 0, config.eval_fraction))
     texts = TextRows(config) if mapped.format == "text" else None
-    with contextlib.closing(_encoded(source, encoder, tally, execution.processes)) as batches:
+    with contextlib.closing(encoding.of_source(source, tally)) as batches:
         for batch, encoded in batches:
             sides.add(batch, encoded if texts is None else divided(texts, batch, encoded))
             progress(tally.rows, source.total or 0, f"Tokenising {source.name}")
@@ -146,33 +158,74 @@ def _held_out(total: int, fraction: float) -> np.ndarray:
 # ---------------------------------------------------------------------- here or elsewhere
 
 
-def _encoded(
-    source: Source, encoder: Encoder, tally: Tally, processes: int | None
-) -> Generator[tuple[list[Numbered], Encoded], None, None]:
-    """Yields every batch of rows with its tokens, in order."""
-    rest = row_batches(source)
-    if not processes:
-        began = time.monotonic()
-        done = 0
-        for batch in rest:
-            yield batch, encode_batch(encoder, tally.columns, batch)
-            done += len(batch)
-            if processes is None:
-                processes = _worth(done, source.total, time.monotonic() - began)
-            if processes:
-                break
-        else:
+@dataclass(frozen=True)
+class _Encoding:
+    """An `_Encoding` turns the rows of a source into tokens, here or in helper processes."""
+
+    encoder: Encoder
+    processes: int | None
+    """It is that of `Execution`."""
+    early: EncodingProcesses | None
+    """These were started before the source was opened (`_early`)."""
+
+    def of_source(
+        self, source: Source, tally: Tally
+    ) -> Generator[tuple[list[Numbered], Encoded], None, None]:
+        """Yields every batch of rows with its tokens, in order."""
+        rest = row_batches(source)
+        if self.early is not None:
+            yield from self.early.encode(tally.columns, rest)
             return
-    with EncodingProcesses(encoder, tally.columns, processes, source.name) as others:
-        yield from others.encode(rest)
+        processes = self.processes
+        if not processes:
+            began = time.monotonic()
+            done = 0
+            for batch in rest:
+                yield batch, encode_batch(self.encoder, tally.columns, batch)
+                done += len(batch)
+                if processes is None:
+                    processes = _worth(done, source.total, time.monotonic() - began)
+                if processes:
+                    break
+            else:
+                return
+        with EncodingProcesses(self.encoder, processes, source.name) as others:
+            yield from others.encode(tally.columns, rest)
+
+
+def _early(
+    config: DataConfig, encoder: Encoder, processes: int | None
+) -> contextlib.AbstractContextManager[EncodingProcesses | None]:
+    """Starts helper processes for a source that is not open yet, if it is plain text of so many
+    bytes that they will save time. So they are ready when its passages have been counted.
+    """
+    path = resolve_source(config.only_source)
+    if processes is None and path is not None and _is_large_text(path, config):
+        most = _most()
+        if most >= 2:
+            return EncodingProcesses(encoder, most, path.name, long_texts=True)
+    return contextlib.nullcontext()
+
+
+def _is_large_text(path: Path, config: DataConfig) -> bool:
+    if registered(config) is not None:
+        return False
+    files = files_of(path, config)
+    is_text = all(suffixes_of(file)[0] in PLAIN_TEXT_SUFFIXES for file in files)
+    return is_text and sum(file.stat().st_size for file in files) >= _LARGE_TEXT
+
+
+def _most() -> int:
+    """Returns how many helper processes there may be."""
+    memory_available = sample_host_memory()[1]
+    return min(usable_cores(), _MOST_PROCESSES, memory_available // _BYTES_A_PROCESS)
 
 
 def _worth(done: int, total: int | None, seconds: float) -> int | None:
     """Returns the number of helper processes to use for the remaining rows, or None to continue in
     this process. `done` of `total` rows took `seconds` here.
     """
-    memory_available = sample_host_memory()[1]
-    most = min(usable_cores(), _MOST_PROCESSES, memory_available // _BYTES_A_PROCESS)
+    most = _most()
     if most < 2:
         return None
     # If the total is unknown, as many rows are expected to follow as have been read.

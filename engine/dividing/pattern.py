@@ -211,7 +211,8 @@ def _categories() -> np.ndarray:
     """Returns the category of each character, a text of two letters: shape [CODES]."""
     found = np.full(CODES, b"Cn")
     for first, behind in _ASSIGNED:
-        found[first:behind] = [unicodedata.category(chr(code)) for code in range(first, behind)]
+        each = "".join(map(unicodedata.category, map(chr, range(first, behind))))
+        found[first:behind] = np.frombuffer(each.encode(), found.dtype)
     return found
 
 

@@ -34,30 +34,53 @@ HEADER = 2
 _BASIS, _PRIME = 14695981039346656037 - (1 << 64), 1099511628211
 """A word is hashed as FNV-1a does it, a character at a time, in signed integers that overflow."""
 _SHIFT = 29
+_signed: Any = np.int64
+_unsigned: Any = np.uint64
+"""A place of this type is not tested for counting from the end of an array."""
 
 
-@njit(nogil=True, forceinline=True)
-def _slot_of(
-    known: tuple[np.ndarray, np.ndarray], codes: np.ndarray, bounds: tuple[int, int], hashed: int
-) -> int:
-    """Returns the slot of a word of `codes` (uint32[characters]), or the free one for it. `known`
-    has the slots, int32[slots], and the records, uint32[values].
+@njit(nogil=True)
+def _words(
+    codes: np.ndarray,
+    own: tuple[int, int],
+    automaton: tuple[np.ndarray, np.ndarray],
+    last_slot: int,
+    words: np.ndarray,
+) -> tuple[int, int]:
+    """Writes the words of a text, uint32[characters], between the two places `own` to `words`,
+    int64[words, 3]: their first place, the place behind, and the slot where a search begins.
+
+    Returns what became of the text, and the number of words (where it was stopped, the place of the
+    character).
     """
-    slots, records = known
-    begin, length = bounds[0], bounds[1] - bounds[0]
-    last = len(slots) - 1
-    slot = (hashed ^ (hashed >> _SHIFT)) & last
-    while slots[slot]:
-        record = slots[slot]
-        if records[record] == length:
-            first = record + HEADER
-            place = 0
-            while place < length and records[first + place] == codes[begin + place]:
-                place += 1
-            if place == length:
-                break
-        slot = (slot + 1) & last
-    return slot
+    class_of, table = automaton
+    length, end_of_text = len(codes), _unsigned(table.shape[1] - 1)
+    dead = _unsigned(DEAD)
+    count, begin = 0, 0
+    while begin < length:
+        state, place, end = _unsigned(START), begin, begin
+        hashed = hashed_here = _BASIS
+        while state != dead and place < length:
+            code = codes[_unsigned(place)]
+            kind = class_of[code]
+            if kind >= OTHER:
+                return STOPPED, place
+            entry = table[state, kind]
+            if entry & ENDS:
+                end, hashed = place, hashed_here
+            state = _unsigned(entry & (ENDS - 1))
+            hashed_here = (hashed_here ^ _signed(code)) * _PRIME
+            place += 1
+        if state != dead and table[state, end_of_text] & ENDS:
+            end, hashed = place, hashed_here
+        if end == begin or begin < own[0] < end or begin < own[1] < end:
+            return UNCLEAN, 0
+        if own[0] <= begin < own[1]:
+            words[count, 0], words[count, 1] = begin, end
+            words[count, 2] = (hashed ^ (hashed >> _SHIFT)) & last_slot
+            count += 1
+        begin = end
+    return DONE, count
 
 
 def _divided(
@@ -69,55 +92,52 @@ def _divided(
 ) -> tuple[int, int, int]:
     """Divides a text, uint32[characters], and writes the tokens of the words between the two places
     `own` to the first array of `out`, int32[tokens], which has room for them. Unknown words are
-    written to the second, int64[words, 3]: their first place, the place behind, and the number of
-    tokens before them.
+    written to the second, int64[words, 3], which has room for all words: their first place, the
+    place behind, and the number of tokens before them.
 
     Returns what became of the text, the number of tokens (where it was stopped, the place of the
     character), and that of the unknown words.
     """
-    class_of, table = automaton
     slots, records = known
-    ids, unknown = out
-    length, end_of_text = len(codes), table.shape[1] - 1
-    count, unknown_count, begin = 0, 0, 0
-    while begin < length:
-        state, place, end = START, begin, begin
-        hashed = hashed_here = _BASIS
-        while state != DEAD:
-            kind, code = end_of_text, 0
-            if place < length:
-                code = codes[place]
-                kind = class_of[code]
-                if kind >= OTHER:
-                    return STOPPED, place, 0
-            entry = table[state, kind]
-            if entry & ENDS:
-                end, hashed = place, hashed_here
-            state = entry & (ENDS - 1)
-            hashed_here = (hashed_here ^ code) * _PRIME
-            place += 1
-        if end == begin or begin < own[0] < end or begin < own[1] < end:
-            return UNCLEAN, 0, 0
-        if own[0] <= begin < own[1]:
-            record = slots[_slot_of(known, codes, (begin, end), hashed)]
-            if record:
-                first = record + HEADER + records[record]
-                for token in range(first, first + records[record + 1]):
-                    ids[count] = records[token]
-                    count += 1
-            else:
-                unknown[unknown_count, 0], unknown[unknown_count, 1] = begin, end
-                unknown[unknown_count, 2] = count
-                unknown_count += 1
-        begin = end
-    return DONE, count, unknown_count
+    ids, words = out
+    # The search stands here and not in a function: numba counts references to the arrays that a
+    # function is given, which takes longer than the search.
+    last = len(slots) - 1
+    state, found = _words(codes, own, automaton, last, words)
+    if state != DONE:
+        return state, found, 0
+    count, unknown_count = _unsigned(0), 0
+    for word in range(found):
+        begin, end = words[word, 0], words[word, 1]
+        slot = words[word, 2]
+        record = slots[_unsigned(slot)]
+        while record:
+            if records[_unsigned(record)] == end - begin:
+                first, place = record + HEADER, begin
+                while place < end and records[_unsigned(first)] == codes[_unsigned(place)]:
+                    first, place = first + 1, place + 1
+                if place == end:
+                    break
+            slot = (slot + 1) & last
+            record = slots[_unsigned(slot)]
+        if record:
+            first = _unsigned(record + HEADER + end - begin)
+            for token in range(records[_unsigned(record + 1)]):
+                ids[count] = records[first + _unsigned(token)]
+                count += _unsigned(1)
+        else:
+            words[unknown_count, 0], words[unknown_count, 1] = begin, end
+            words[unknown_count, 2] = count
+            unknown_count += 1
+    return DONE, _signed(count), unknown_count
 
 
 def _placed(known: tuple[np.ndarray, np.ndarray], first: int, behind: int) -> None:
-    """Puts the records between two places into their slots. Their words differ from each other.
-    `known` has the slots, int32[slots], and the records, uint32[values].
+    """Puts the records between two places into free slots. Their words are not in the table yet and
+    differ from each other. `known` has the slots, int32[slots], and the records, uint32[values].
     """
     slots, records = known
+    last = len(slots) - 1
     record = first
     while record < behind:
         begin = record + HEADER
@@ -125,7 +145,10 @@ def _placed(known: tuple[np.ndarray, np.ndarray], first: int, behind: int) -> No
         hashed = _BASIS
         for place in range(begin, end):
             hashed = (hashed ^ records[place]) * _PRIME
-        slots[_slot_of(known, records, (begin, end), hashed)] = record
+        slot = (hashed ^ (hashed >> _SHIFT)) & last
+        while slots[slot]:
+            slot = (slot + 1) & last
+        slots[slot] = record
         record = end + records[record + 1]
 
 

@@ -49,7 +49,7 @@ from engine.sources.open_text import damage_of, encoding_of, open_bytes
 from engine.sources.reading import told
 from engine.sources.registry import Registered, registered
 from engine.sources.tables import DELIMITERS, delimiter_of, table_rows, usual_delimiter
-from engine.sources.text_files import count_passages, passages
+from engine.sources.text_files import lengths_of_passages, passages
 
 _OTHER_SUFFIXES = (".zip", ".xls", ".pdf", ".docx", ".tar", ".tgz", *COMPRESSIONS)
 """A name with one of these endings means a file, but of a type that cannot be read."""
@@ -232,11 +232,7 @@ def _of_kind(path: Path, name: str, config: DataConfig, streaming: bool) -> Sour
     encoding_of(path)  # raises an error where the file cannot be read as text
     if suffix in TABLE_SUFFIXES:
         return _counted(Source(name, "row", None, lambda: table_rows(path)), path, streaming)
-    unit = "the passage from line"
-    source = Source(name, unit, None, lambda: passages(path, config.max_seq_len))
-    if not suffixes_of(path)[1]:
-        source = dataclasses.replace(source, text_bytes=path.stat().st_size)
-    return _counted_as(source, path, streaming, lambda: count_passages(path, config.max_seq_len))
+    return _text(path, config.max_seq_len, streaming)
 
 
 def _sound_rows(source: Source, path: Path) -> Iterator[tuple[int, Row]]:
@@ -274,6 +270,20 @@ def _counted_as(source: Source, path: Path, streaming: bool, count: Callable[[],
         return dataclasses.replace(source, total=count())
     except DataError:  # an earlier row may be wrong too, and is told first
         return _counted(source, path, streaming)
+
+
+def _text(path: Path, max_seq_len: int, streaming: bool) -> Source:
+    """Opens a plain text, which is read in passages."""
+    size = None if suffixes_of(path)[1] else path.stat().st_size
+    read = partial(passages, path, max_seq_len)
+    source = Source(path.name, "the passage from line", None, read, text_bytes=size)
+    if streaming:
+        return source
+    try:
+        lengths = lengths_of_passages(path, max_seq_len)
+    except DataError:  # an earlier row may be wrong too, and is told first
+        return _counted(source, path, streaming)
+    return dataclasses.replace(source, total=len(lengths), read=partial(read, lengths))
 
 
 def _json(path: Path, streaming: bool) -> Source:

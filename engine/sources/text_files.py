@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,37 +34,47 @@ class Passage(dict[str, Any]):
         return Passage, (self["text"], self.before, self.after)
 
 
-def passages(path: Path, max_seq_len: int) -> Iterator[tuple[int, Passage]]:
+def passages(
+    path: Path, max_seq_len: int, lengths: Iterable[int] = ()
+) -> Iterator[tuple[int, Passage]]:
     """Divides a plain text into passages and yields (first line, passage) for each. All together
     are the text, character by character. Each fills about one row of `max_seq_len` tokens. A text
-    of white space alone has no passages.
+    of white space alone has no passages. If `lengths_of_passages` is known, it saves time.
     """
     number, before = 1, ""
-    for text, after in _cut(path, max_seq_len):
+    for text, after in _cut(path, max_seq_len, lengths):
         yield number, Passage(text, before, after)
         number += text.count("\n")
         before = (text if len(text) >= CONTEXT else before + text)[-CONTEXT:]
 
 
-def count_passages(path: Path, max_seq_len: int) -> int:
-    """Returns the number of passages of a plain text."""
-    return sum(1 for _ in _cut(path, max_seq_len))
+def lengths_of_passages(path: Path, max_seq_len: int) -> array[int]:
+    """Returns how many characters each passage of a plain text has."""
+    return array("l", (len(text) for text, _ in _cut(path, max_seq_len, ())))
 
 
-def _cut(path: Path, max_seq_len: int) -> Iterator[tuple[str, str]]:
-    """Yields the text of each passage, and the characters behind it."""
+def _cut(path: Path, max_seq_len: int, lengths: Iterable[int]) -> Iterator[tuple[str, str]]:
+    """Yields the text of each passage, and the characters behind it. The first passages have the
+    lengths that are given.
+    """
     most = max_seq_len * _CHARACTERS_A_TOKEN
+    known = iter(lengths)
+
+    def end_of(text: str, begin: int) -> int:
+        length = next(known, None)
+        return cut_place(text, begin, begin + most) if length is None else begin + length
+
     rest, count = "", 0
     for block in text_blocks(path):
         rest, begin = rest + block, 0
         while len(rest) - begin >= most + CONTEXT:
-            end = cut_place(rest, begin, begin + most)
+            end = end_of(rest, begin)
             yield rest[begin:end], rest[end : end + CONTEXT]
             count += 1
             begin = end
         rest = rest[begin:]
     while len(rest) > most:
-        end = cut_place(rest, 0, most)
+        end = end_of(rest, 0)
         yield rest[:end], rest[end : end + CONTEXT]
         count += 1
         rest = rest[end:]

@@ -30,8 +30,8 @@ DATA = (
     Change(
         "repeated-tokens-trained-again",
         "engine/data/documents.py",
-        "            trained[begin:end] = False\n",
-        "            trained[begin : begin + 1] = False\n",
+        "        self._trained[: self._repeated] = False\n",
+        "        self._trained[:1] = False\n",
         "Where a text goes on, the tokens that are repeated as context are trained once more.",
         (LONG,),
     ),
@@ -62,8 +62,8 @@ DATA = (
     Change(
         "word-with-tokens-of-another",
         "engine/dividing/word_kernels.py",
-        "if place == length:",
-        "if place >= 0:",
+        "if place == end:",
+        "if place >= begin:",
         "A word gets the tokens of one of its length that has its slot.",
         (WORDS,),
     ),
