@@ -25,7 +25,7 @@ from app.pages.theme import css_variables, make_theme
 from app.session.data_in import DataIn, DataOptions
 from app.session.session import Session
 from app.web.address import Address, refuse_unusable
-from app.web.connections import server_config
+from app.web.connections import Connection, server_config
 from app.web.guard import GuardPolicy
 from app.web.opening import read_ahead
 from app.web.server import build_app
@@ -155,7 +155,9 @@ def _warm_up(session: Session) -> None:
 
 
 class _Server(uvicorn.Server):
-    """A server that runs `on_started` as a task once its port is open."""
+    """A server that runs `on_started` as a task once its port is open, and ends all streams when it
+    stops.
+    """
 
     def __init__(self, config: uvicorn.Config, on_started: Callable[[], Coroutine[Any, Any, None]]):
         super().__init__(config)
@@ -167,6 +169,12 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._beside = asyncio.create_task(self._on_started())
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, Connection):
+                connection.end_stream()
+        await super().shutdown(sockets)
 
 
 def _announce(url: str, link: str | None, open_browser: bool) -> None:

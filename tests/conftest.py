@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import sys
 import tempfile
 import zlib
 from collections import Counter, defaultdict
@@ -26,6 +27,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as launch.py does
 # With models this small, threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Images of containers often forbid Python to keep what it has compiled. Each process of pytest
+# would compile all tests again, and each process that a test starts all of the engine.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 _shared = tempfile.TemporaryDirectory(prefix="ramstream-tests-")
 os.environ["RAMSTREAM_CACHE"] = _shared.name  # for what is made once for a module
 _numbers = itertools.count()
@@ -59,8 +64,8 @@ MOST_CASES = 6
 """A plain run has so many cases of a test, spread evenly over all; the others are a sweep."""
 SWEEP = "sweep"
 
-NTH_CASE = int(os.environ.get("RAMSTREAM_NTH_CASE", "5"))
-"""Of the cases that a plain run leaves out, the second tier has one of five, and all of them with
+NTH_CASE = int(os.environ.get("RAMSTREAM_NTH_CASE", "8"))
+"""Of the cases that a plain run leaves out, the second tier has one of eight, and all of them with
 1.
 """
 

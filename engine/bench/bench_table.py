@@ -175,7 +175,8 @@ def _memory_rows(s: dict[str, Any]) -> list[Row]:
             "memory of the host",
             f"{s['host_rss_bytes'] / GIB:,.2f} GiB, "
             f"{s['host_rss_bytes'] / s['parameters']:,.2f} bytes a parameter, "
-            f"{s['host_boundaries_bytes'] / GIB:,.2f} GiB of boundaries among them",
+            f"{s['host_boundaries_bytes'] / GIB:,.2f} GiB of boundaries and "
+            f"{s['host_file_bytes'] / GIB:,.2f} GiB of files of libraries among them",
         )
     )
     rows.append(

@@ -59,7 +59,7 @@ from engine.machine.read_machine import read_machine
 from engine.machine.spill_folder import check_spill_folder
 from engine.measuring.ceilings import Ceilings, measure
 from engine.measuring.one_thread import one_thread_rates
-from engine.memory.memory_watch import PeakMemory
+from engine.memory.memory_watch import PeakMemory, resident_files
 from engine.model.library import errors_only
 from engine.model.measure_shape import shape_of
 from engine.model.shape import ModelShape
@@ -300,6 +300,7 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
         of_host = {
             "host_rss_bytes": rss,
             "host_peak_bytes": peak.read() + rss - sample_host_memory()[0],
+            "host_file_bytes": resident_files(),
             "predicted_host_bytes": predicted_host_bytes(chosen, job, machine, bench.resident),
         }
         evaluated = _evaluated(config, bench, chosen)

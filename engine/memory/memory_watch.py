@@ -134,6 +134,13 @@ class PeakMemory:
         return self._seen
 
 
+def resident_files() -> int:
+    """Returns the bytes of this process's resident pages that belong to files, such as those of its
+    libraries. They count as resident, but the kernel can drop them.
+    """
+    return _status("RssFile")
+
+
 def _status(name: str) -> int:
     """Returns the value in bytes of a line such as ``VmHWM: 318052 kB``."""
     status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")

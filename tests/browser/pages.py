@@ -5,7 +5,7 @@ tenth, while ten pages of one browser context show it: half of them its overview
 every chart of its machine. Prints what that costs the server, how far behind the pages are, how
 long drawing takes and how the pages' memory grows.
 
-test_pages.py does it for as many minutes as RAMSTREAM_PAGES_MINUTES says.
+test_pages.py does it with fewer pages, and for as many minutes as RAMSTREAM_PAGES_MINUTES says.
 """
 
 from __future__ import annotations
@@ -190,14 +190,14 @@ def feeding(server: Server, step_seconds: float) -> Iterator[Feed]:
         feed.join()
 
 
-def measure(context, server: Server, feed: Feed, minutes: float) -> Figures:
-    """Opens the pages in `context` and watches them for so long; then the run stands still, and all
-    have to show its last step.
+def measure(context, server: Server, feed: Feed, minutes: float, count: int = PAGES) -> Figures:
+    """Opens `count` pages in `context` and watches them for so many minutes; then the run stands
+    still, and all have to show its last step.
     """
     figures, process = Figures(), psutil.Process(server.process.pid)
     figures.idle = _used(process, IDLE_SECONDS) / IDLE_SECONDS
     context.add_init_script(INSTRUMENTS)
-    views = ["machine", "overview"] * (PAGES // 2)
+    views = ["machine", "overview"] * (count // 2)
     pages = [_opened(context, address(server, feed.folder.id, view)) for view in views]
     for page in pages[::2]:
         for name in ("step_time", "timeline"):

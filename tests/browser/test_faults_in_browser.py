@@ -241,4 +241,5 @@ def test_a_server_that_is_killed_and_started_again(own):
     press(page, "resume")
     expect(state(page)).to_have_text("Running")
     assert server.end(signal.SIGINT) == 0, server.log()
+    assert "Traceback" not in server.log()  # the page's streams ended with the server
     assert next(run for run in list_runs(server.runs) if run.id == detached.id).state == "stopped"

@@ -59,6 +59,7 @@ def test_what_a_run_trains_is_measured(tmp_path, capsys, job):
     assert found["predicted_seconds"] > 0 and found["utilisation"] > 0
     # The program takes far more than a tiny model.
     assert found["host_peak_bytes"] >= found["host_rss_bytes"] > 0.5 * found["host_peak_bytes"]
+    assert 100 << 20 < found["host_file_bytes"] < found["host_rss_bytes"]
     assert found["predicted_host_bytes"] == pytest.approx(found["host_peak_bytes"], rel=0.3)
     assert resident["ways"] == [] and "measured streamed alone" in resident["why_not"]
 
