@@ -163,7 +163,13 @@ def test_random_weights_are_drawn_for_what_blocks_share(llama):
     store.close()
 
 
-@pytest.mark.everything("it measures two shapes")
+def test_blocks_take_only_what_they_compute_from():
+    """All blocks of Zamba are given the embedded tokens, and those with attention use them."""
+    handing = build(tiny_family_config("zamba")).handing
+    assert [len(block.takes) for block in handing.blocks] == [0, 1, 0, 1]
+
+
+@pytest.mark.everything("it measures a shape")
 def test_what_blocks_share_is_counted_once_in_memory_and_at_each_use_in_work():
     model = build_model(two_shared(), ModelConfig(source="tiny", dtype="bfloat16"))
     shape = shape_of(model)
