@@ -27,12 +27,14 @@ def step_flops(
     tokens = rows * row_length
     embed = shape.embed
     passes = 1 if embed.is_frozen else 2
-    outside = 0 if shape.tied else (passes * embed.parameter_count + embed.trained_count) // 3
+    table = shape.table_count
+    trained = embed.trained_count - embed.shared_count
+    outside = 0 if shape.tied else (passes * table + trained) // 3
     matrices = 6 * (shape.counted_parameters - outside) * tokens
     attention = 3 * shape.attention_flops(rows, row_length)
     first = shape.forward_blocks
     again = sum(
-        2 * unit.parameter_count * shape.block_share * tokens + attention / 3
+        2 * unit.called_count * shape.block_share * tokens + attention / 3
         for unit in shape.blocks[first : first + recomputed]
     )
     again += sum(2 * unit.adapted_numel * shape.block_share * tokens for unit in shape.blocks)
@@ -50,7 +52,7 @@ def _of_comparing(shape: ModelShape, tokens: int, attention: float, learned: Mic
     """Returns the FLOPs of what a step does beside its forward and backward to compare answers.
     attention: those of a block in forward.
     """
-    found, embed = 0.0, shape.embed.parameter_count
+    found, embed = 0.0, shape.table_count
     if learned.head_again:
         found += 2 * (shape.head.parameter_count + (embed if shape.tied else 0)) * tokens
     if learned.has_pass:

@@ -21,9 +21,9 @@ from engine.host.host_store import HostStore
 from engine.hub.hub_cache import cached_weights
 from engine.model.library import auto_class, errors_only, no_progress_bars, told_progress
 from engine.model.pretrained_files import load_config, with_vocabulary
-from engine.model.read_ahead import most_read_ahead_bytes, read_ahead_numel
 from engine.model.units import StreamedModel, Unit
 from engine.paths import resolve_source
+from engine.planes.read_ahead import most_read_ahead_bytes, read_ahead_numel
 from engine.progress import Progress, untold
 from engine.stored.dequantised import with_coded
 from engine.stored.pickled import is_pickled
@@ -187,7 +187,8 @@ def _fresh(model: StreamedModel, unit: Unit, device: torch.device) -> dict[str, 
         block = copy.deepcopy(unit.block, {id(config): config}).to_empty(device=device)
         block.__dict__.pop("forward", None)  # the recorder of the capture pass
         _initialise_tree(block, init)
-        return dict(block.named_parameters())
+        own = {spec.name for spec in unit.layout.parameters}
+        return {name: each for name, each in block.named_parameters() if name in own}
     fresh: dict[str, torch.Tensor] = {}
     for spec in unit.layout.parameters:
         owner, attribute = unit.bindings[spec.name][0]

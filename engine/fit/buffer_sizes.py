@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.fit.memory_items import Item, MemoryItem
-from engine.model.shape import ModelShape, UnitShape
+from engine.model.shape import ModelShape
+from engine.model.unit_shape import UnitShape
 from engine.plan.arena import Arena, lay_out_arena
 from engine.plan.choices import (
     PlanChoices,
@@ -189,7 +190,7 @@ def _sum_numel(shape: ModelShape, choices: PlanChoices) -> int:
     if choices.gradient_sum == GradientSum.DEVICE:
         return sum(outer) + shape.block_sizes.numel
     more, largest = shape.block_sizes.largest_sums(summed_apart(len(shape.blocks), choices))
-    if shape.tied:
+    if shape.holds_embed:
         return sum(outer) + largest + more
     return (largest if choices.outer_in_parked else max(*outer, largest)) + more
 
@@ -199,7 +200,7 @@ def _sums_in_words(shape: ModelShape, choices: PlanChoices) -> str:
     if choices.gradient_sum == GradientSum.DEVICE:
         return "every unit, summed over the rounds"
     more, _ = shape.block_sizes.largest_sums(summed_apart(len(shape.blocks), choices))
-    if shape.tied:
+    if shape.holds_embed:
         return "embed, head and the largest block" + (", twice" if more else "")
     words = "one unit at a time" + (", two blocks together" if more else "")
     if choices.all_ranks > 1:

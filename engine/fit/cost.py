@@ -21,7 +21,8 @@ from engine.machine.link_rates import (
     seconds_to_receive_across,
 )
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
-from engine.model.shape import ModelShape, UnitShape
+from engine.model.shape import ModelShape
+from engine.model.unit_shape import UnitShape
 from engine.plan.buffers import HEAD
 from engine.plan.choices import PlanChoices, seconds_of_pairs
 from engine.plan.ops import (
@@ -211,6 +212,7 @@ class Cost:
         self._compiles_blocks = compiled and not micro_batch.tile_tokens
         self.hidden_bytes = micro_batch.tokens * shape.hidden_width * shape.item_bytes
         self._numel = {unit.name: unit.gradient_numel for unit in shape.units}
+        self._shared = {unit.name: unit.shared_count for unit in shape.blocks}
         self._moment_bytes = {
             unit.name: len(MOMENTS) * unit.moment_counts.bytes(shape.optimizer) / max(1, unit.numel)
             for unit in shape.units
@@ -224,7 +226,7 @@ class Cost:
         self._attention, self._unpacking = self._attention_seconds()
         self._forward = {
             unit.name: max(
-                self._pass(unit, unit.parameter_count, _FORWARD),
+                self._pass(unit, unit.called_count, _FORWARD),
                 self._launch_block(OpKind.FORWARD),
             )
             for unit in shape.blocks
@@ -235,7 +237,7 @@ class Cost:
             unit.name: max(
                 self._pass(
                     unit,
-                    unit.parameter_count + _with_gradient(unit) + self._run_again(unit),
+                    unit.called_count + _with_gradient(unit) + self._run_again(unit),
                     _BACKWARD,
                 ),
                 self._launch_block(OpKind.BACKWARD),
@@ -247,7 +249,7 @@ class Cost:
         self.passes = (
             sum(self._forward.values())
             + sum(self._backward.values())
-            + sum(self.gradient(unit.name, GRADIENT_BYTES) for unit in shape.blocks)
+            + sum(self.added(unit.name, GRADIENT_BYTES) for unit in shape.blocks)
         )
         """Forward and backward of all blocks take this many seconds."""
         less = GRADIENT_BYTES - FIRST_GRADIENT_BYTES
@@ -374,17 +376,25 @@ class Cost:
         """
         return self._numel[unit] * touches / self.rates.device_memory
 
+    def added(self, block: str, touches: int) -> float:
+        """Returns the seconds that adding a block's gradients to sums takes. touches: as above, for
+        its own sum. What blocks share is added to a sum that another op has begun.
+        """
+        shared = self._shared[block] * GRADIENT_BYTES / self.rates.device_memory
+        return self.gradient(block, touches) + shared
+
     def loss(self, trains: bool = True) -> float:
         """Returns the seconds of forward and backward of the head on all tokens. trains: False for
         a pass without gradients.
         """
         shape, tokens = self.shape, float(self._micro_batch.tokens)
         units = [shape.head, shape.embed] if shape.tied else [shape.head]
-        alone = sum(unit.parameter_count for unit in units)
+        shared = shape.embed.shared_count if shape.tied else 0  # the head does not use it
+        alone = sum(unit.parameter_count for unit in units) - shared
         again = trains and self._micro_batch.head_again
         passed = (1 + trains + again) * alone
         if trains:
-            passed += sum(unit.trained_count for unit in units)
+            passed += sum(unit.trained_count for unit in units) - shared
         logit_bytes = shape.compiled_logit_bytes if self._compiled else shape.logit_bytes
         memory = self.rates.device_memory
         work = (
@@ -397,7 +407,7 @@ class Cost:
 
 def _with_gradient(unit: UnitShape) -> int:
     """Returns how many elements have a gradient in a block: stacked experts with adapters, too."""
-    return unit.trained_count + unit.adapted_numel
+    return unit.trained_count + unit.shared_count + unit.adapted_numel
 
 
 def largest_product(shape: ModelShape, tokens: int) -> float:

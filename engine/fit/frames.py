@@ -27,7 +27,7 @@ def frames_of(job: Job, target: Target, quick: bool) -> list[list[PlanChoices]]:
     plain = PlanChoices(ranks=of_copy, hosts=copies, span=job.span, whole_reads=whole)
     usual = [] if parks else [plain]
     parked = [] if parks is False else [replace(plain, parked_gradients=True)]
-    if parked and not job.shape.tied:
+    if parked and not job.shape.holds_embed:
         parked.append(replace(parked[0], shared_outer_slot=True))
     if job.all_ranks > 1:
         return [group for group in (usual, parked) if group]

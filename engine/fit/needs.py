@@ -30,11 +30,11 @@ from engine.machine.device import device_of, gpu_count, gpu_limit, rates_of, wit
 from engine.machine.disk_rates import with_disk
 from engine.machine.rates import Rates
 from engine.machine.read_machine import Machine
-from engine.model.read_ahead import most_read_ahead_bytes
 from engine.model.shape import ModelShape
 from engine.paths import resolve_source
 from engine.plan.buffers import Word
 from engine.planes.layout import WEIGHT_PLANES
+from engine.planes.read_ahead import most_read_ahead_bytes
 from engine.words import MIB, in_gib
 
 TIGHT_SHARE = 0.9

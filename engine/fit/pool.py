@@ -15,7 +15,8 @@ from typing import Any
 from engine.fit.buffer_sizes import spill_padding
 from engine.fit.memory_items import MEMORY, Item, MemoryItem, PartName
 from engine.fit.needs import Needs, Part
-from engine.model.shape import ModelShape, UnitShape
+from engine.model.shape import ModelShape
+from engine.model.unit_shape import UnitShape
 from engine.plan.buffers import EMBED, HEAD, Word
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import GradientSum

@@ -83,7 +83,7 @@ def predicted_step(
         frozen=shape.frozen_units,
     )
     blocks = [unit.name for unit in shape.blocks]
-    plan = build_step_plan(blocks, shape.tied, choices, sizes)
+    plan = build_step_plan(blocks, shape.holds_embed, choices, sizes)
     seconds_of, inline = op_seconds(plan, shape, rates, micro_batch), device == "cpu"
     if not micro_batch.has_pass:
         return plan, simulate(plan, seconds_of, inline)
@@ -108,7 +108,7 @@ def predicted_pass(
         rounds=choices.rounds if is_alike else 1,
         compiled=choices.compiled,
     )
-    plan = build_forward_plan([unit.name for unit in shape.blocks], shape.tied, passed)
+    plan = build_forward_plan([unit.name for unit in shape.blocks], shape.holds_embed, passed)
     if choices.span == 1:
         rates = of_rank(rates, choices.ranks)
     seconds_of = op_seconds(plan, shape, rates, micro_batch)
@@ -196,7 +196,7 @@ class _OpSeconds:
                 again = cost.forward(op.unit) if op.recomputes else 0.0
                 again -= cost.attention if op.unit in self._with_attention else 0.0
                 touches = FIRST_GRADIENT_BYTES if op.first else GRADIENT_BYTES
-                return again + cost.backward(op.unit) + cost.gradient(op.unit, touches)
+                return again + cost.backward(op.unit) + cost.added(op.unit, touches)
             case Loss():
                 return cost.loss(self._trains)
             case Embed() | EmbedBackward():

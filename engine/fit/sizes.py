@@ -20,7 +20,7 @@ from engine.fit.buffer_sizes import (
 from engine.fit.job import Job
 from engine.fit.memory_items import Item, MemoryItem
 from engine.model.activation_sizes import Activations
-from engine.model.shape import UnitShape
+from engine.model.unit_shape import UnitShape
 from engine.plan.choices import (
     PlanChoices,
     recorded_passes,
@@ -374,7 +374,8 @@ class Sizer:
         pairs = seconds_of_pairs(len(shape.blocks), choices)
         recompute = max(blocks.by_recompute[recomputed], blocks.by_pairs[len(pairs)])
         block = max(recompute - freed, blocks.by_backward[choices.kept_blocks])
-        embed_numel = shape.embed.gradient_numel
+        # Blocks make the gradients of what they share.
+        embed_numel = shape.embed.gradient_numel - shape.embed.shared_count
         tail = shape.head.gradient_numel + (embed_numel if shape.tied else 0)
         chunk = min(self.loss_chunk, tokens)
         states = 3 if self.compiled else 2
@@ -413,6 +414,7 @@ class Sizer:
                 kept.append(activations if goes_back else 0)
                 # The gradient of one expert after the other is added to those of all.
                 numel = wide * unit.widest * tokens + unit.gradient_numel + 2 * unit.adapted_numel
+                numel += unit.shared_count
                 needed.append((numel + 2 * tokens * self.shape.hidden_width) * item)
             self._by_size[size] = BlockBytes.of(kept, needed, inputs)
         return self._by_size[size]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from engine.fit.buffer_sizes import shared_sum_bytes, spilled_units, update_buffer
 from engine.fit.cost import Cost, host_rate
 from engine.machine.link_rates import START_SECONDS, exchange_seconds
-from engine.model.shape import UnitShape
+from engine.model.unit_shape import UnitShape
 from engine.plan.arena import lay_out_arena
 from engine.plan.buffers import EMBED, HEAD
 from engine.plan.choices import PlanChoices, seconds_of_pairs, settled_blocks

@@ -21,7 +21,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from engine.errors import ModelError
-from engine.model.skeleton import Answer, is_marked, parameters_reached
+from engine.model.skeleton import Answer, graph_of, is_marked, parameters_reached
 from engine.model.units import Unit
 from engine.passing.block_arguments import BlockArguments, tensors_in
 from engine.passing.handing import BEFORE, OUT, Handing, Source, Take, handing_of
@@ -95,6 +95,8 @@ class _Kind:
     """It returns these in addition to its hidden state; None if it returns only that."""
     writes: bool
     """It leaves values in its arguments."""
+    unused: frozenset[Place]
+    """It is given values at these places that are trained, and computes nothing from them."""
 
 
 class Trial:
@@ -129,6 +131,8 @@ class Trial:
         kind = self._kinds.get(unit.kind)
         if kind is None or kind.writes:
             kind = self._run(position, arguments, hidden)
+        takes = self._takes.get(position, [])
+        self._takes[position] = [take for take in takes if take.place not in kind.unused]
         extras = None
         if kind.extras is not None:
             extras = mapped(kind.extras, _passed)
@@ -250,9 +254,27 @@ class Trial:
             list(names.values()),
             mapped(tuple(out[1:]), _zeros) if several else None,
             bool(written),
+            self._unused(position, arguments, results),
         )
         self._kinds.setdefault(unit.kind, kind)
         return kind
+
+    def _unused(
+        self, position: int, arguments: BlockArguments, results: dict[Place, Any]
+    ) -> frozenset[Place]:
+        """Returns the places of values from before all blocks that no result is computed from."""
+        reached = {
+            node
+            for result in results.values()
+            for tensor in tensors_of(result)
+            for node in graph_of(tensor)
+        }
+        return frozenset(
+            take.place
+            for take in self._takes.get(position, [])
+            if take.source.block == BEFORE
+            and value_at(arguments.nested, take.place).grad_fn not in reached
+        )
 
     def _hand_on(self, position: int, arguments: BlockArguments, written: dict[Place, Any]) -> None:
         """Marks the values that a block has left in its arguments, at their places."""

@@ -8,6 +8,8 @@ anything is allocated.
 from __future__ import annotations
 
 import copy
+import itertools
+from collections import Counter
 from typing import Any
 
 from torch import nn
@@ -15,7 +17,7 @@ from torch import nn
 from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
-from engine.errors import ModelError, RamstreamError, first_line
+from engine.errors import ConfigError, ModelError, RamstreamError, first_line
 from engine.model.block_trial import plain_attributes
 from engine.model.library import empty_model, family_of, reads_more_than_text, transformers
 from engine.model.packing_trial import packing_of
@@ -69,6 +71,7 @@ def build_model(
     try:
         built = _build(config, model)
         if parts is not None:
+            _refuse_parts_of_shared(built)
             layouts = built.layouts_with(parts, family_of(built.config.model_type))
             active = active_parameters(built.config, layouts)
             work = work_parameters(built.config, layouts, built.tied)
@@ -143,13 +146,14 @@ def _build(config: Any, model: ModelConfig) -> StreamedModel:
     blocks = _block_units(module, layers, names)
     probed = probe(module, Skeleton(module, layers), blocks, names)
     units = [probed.embed, *blocks, probed.head]
+    again = _shared_again(units)
     return StreamedModel(
         config=config,
         skeleton=probed.skeleton,
         units=units,
         tied=probed.tied,
         dtype=model.dtype,
-        active_parameters=active_parameters(config, [unit.layout for unit in units]),
+        active_parameters=active_parameters(config, [unit.layout for unit in units], again),
         work_parameters=None,
         residual_streams=_streams(config, probed),
         state_items=probed.state_items,
@@ -160,6 +164,23 @@ def _build(config: Any, model: ModelConfig) -> StreamedModel:
         quantised=stored_as,
         handing=probed.handing,
     )
+
+
+def _refuse_parts_of_shared(built: StreamedModel) -> None:
+    """Raises ConfigError for a model whose blocks share weights, which belong to no block."""
+    if any(unit.shared for unit in built.blocks):
+        raise ConfigError(
+            "train.method",
+            f"blocks of {built.config.model_type} share weights, so it is trained as a whole or "
+            "not at all; set it to full.",
+        )
+
+
+def _shared_again(units: list[Unit]) -> list[ParameterSpec]:
+    """Returns the parameters that blocks share, as often as blocks compute with them, but once."""
+    known = {spec.name: spec for spec in units[0].layout.parameters}
+    times = Counter(name for unit in units for name in unit.shared.values())
+    return [known[name] for name, count in times.items() for _ in range(count - 1)]
 
 
 def _streams(config: Any, probed: Probed) -> int:
@@ -232,7 +253,7 @@ def _block_units(module: nn.Module, layers: nn.ModuleList, names: ParameterNames
     units = []
     for position, block in enumerate(layers):
         prefix = f"{place}.{position}."
-        specs = _block_specs(module, block, prefix, names)
+        specs, shared = _block_specs(module, block, prefix, names)
         if not specs:
             raise ModelError(f"{place}.{position} has no parameters, so it cannot be streamed.")
         units.append(
@@ -240,35 +261,55 @@ def _block_units(module: nn.Module, layers: nn.ModuleList, names: ParameterNames
                 name=f"block {position}",
                 layout=lay_out(f"block {position}", specs),
                 block=block,
-                kind=kinds.setdefault(_kind_of(block), len(kinds)),
+                kind=kinds.setdefault((*_kind_of(block), *shared.items()), len(kinds)),
                 buffers=dict(block.named_buffers()),
                 indices={
                     name: part.layer_idx
                     for name, part in block.named_modules()
                     if hasattr(part, "layer_idx")
                 },
+                shared=shared,
             )
         )
+    _refuse_neighbours(module, units)
     return units
+
+
+def _refuse_neighbours(module: nn.Module, units: list[Unit]) -> None:
+    """Raises ModelError where two blocks in a row share a parameter. Plans that recompute two
+    blocks together would add its gradients in another order, and so round them otherwise.
+    """
+    for unit, above in itertools.pairwise(units):
+        for name in unit.shared.values():
+            if name in above.shared.values():
+                raise ModelError(
+                    f"{type(module).__name__} shares {name} between {unit.name} and {above.name}, "
+                    "which follow each other; that cannot be streamed, so choose another model."
+                )
 
 
 def _block_specs(
     module: nn.Module, block: nn.Module, prefix: str, names: ParameterNames
-) -> list[ParameterSpec]:
-    """Returns the specifications of a block's parameters. Raises ModelError for a parameter that
-    another part of the model shares.
+) -> tuple[list[ParameterSpec], dict[str, str]]:
+    """Returns the specifications of a block's parameters, and those that other blocks share, each
+    with its first name in the model. Raises ModelError for a parameter that another part of the
+    model shares.
     """
-    specs = []
+    place = prefix.removesuffix(".").rpartition(".")[0]
+    specs, shared = [], {}
     for name, parameter in block.named_parameters():
         full_name = prefix + name
         others = [other for other in names.of[id(parameter)] if not other.startswith(prefix)]
+        if others and all(other.startswith(f"{place}.") for other in others):
+            shared[name] = names.of[id(parameter)][0]
+            continue
         if others:
             raise ModelError(
                 f"{type(module).__name__} shares {full_name} with {others[0]}, which cannot be "
                 "streamed; choose another model."
             )
         specs.append(names.spec(name, full_name, parameter))
-    return specs
+    return specs, shared
 
 
 def _kind_of(block: nn.Module) -> tuple:

@@ -31,6 +31,7 @@ from engine.model.shape_rows import (
     EXACT,
     FROZEN,
     NOT_TRAINED,
+    SHARED,
     STORED_AS,
     STREAMS,
     TILED,
@@ -268,7 +269,7 @@ def _is_kind(kind: Any, dtype: str) -> bool:
         return False
     if not all(_is_count(kind.get(name)) for name in ("numel", "parameters", "widest")):
         return False
-    if not all(_is_count(kind.get(name, 0)) for name in (EXACT, FROZEN, NOT_TRAINED)):
+    if not all(_is_count(kind.get(name, 0)) for name in (EXACT, FROZEN, NOT_TRAINED, SHARED)):
         return False
     tiled = kind.get(TILED.format(dtype))
     if tiled is not None and not (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,13 +19,15 @@ from engine.model.activations import (
     count_activations,
     first_of,
 )
-from engine.model.shape import FP32_LOGIT_BYTES, ModelShape, UnitShape
+from engine.model.shape import FP32_LOGIT_BYTES, ModelShape
 from engine.model.specimens import Specimens, arguments_on_meta, on_meta
+from engine.model.unit_shape import UnitShape
 from engine.model.units import TORCH_DTYPES, StreamedModel
 from engine.passing.block_arguments import BlockArguments
 from engine.passing.places import mapped
+from engine.plan.buffers import EMBED
 from engine.planes.active_parameters import routed_experts
-from engine.planes.layout import PLANE_ITEM_BYTES, UnitLayout
+from engine.planes.layout import PLANE_ITEM_BYTES, ParameterSpec, UnitLayout
 from engine.tiles.live_bytes import LiveBytes
 from engine.tiles.tile_sizes import TiledBlock
 from engine.tiles.tiled_module import run_in_tiles
@@ -61,14 +63,18 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
     """Returns the shape of a built model; `source` is only copied into it."""
     text = model.config.get_text_config()
     embed, *blocks, head = model.layouts
+    shared = [model.shared_by(unit) for unit in model.blocks]
     attention = _attention_of(model, text)
     item = PLANE_ITEM_BYTES[model.dtype]["weight_high"]
     experts = routed_experts(text)
     counts = count_activations(model)
     if counts is None:
-        counts = [_estimated(layout, experts, item, attention) for layout in blocks]
+        called = [[*block.parameters, *more] for block, more in zip(blocks, shared)]
+        counts = [_estimated(specs, experts, item, attention) for specs in called]
     tiled = tiled_blocks(model)
-    block_shapes = [_block(*each, experts) for each in zip(blocks, counts, tiled, strict=True)]
+    found = [_block(*each, experts) for each in zip(blocks, counts, tiled, strict=True)]
+    block_shapes = [_sharing(*each, experts) for each in zip(found, shared, strict=True)]
+    of_embed = {spec.name: spec for specs in shared for spec in specs}
     positions = getattr(text, "max_position_embeddings", None)
     kinds = getattr(text, "layer_types", None)
     softcap = getattr(text, "final_logit_softcapping", None)
@@ -77,7 +83,7 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
         source=source,
         dtype=model.dtype,
         attention=attention.implementation,
-        units=(_outer(embed), *block_shapes, _outer(head)),
+        units=(_sharing(_outer(embed), of_embed.values(), (0, 0)), *block_shapes, _outer(head)),
         tied=model.tied,
         packs=model.packing.safe,
         hidden_size=text.hidden_size,
@@ -86,7 +92,11 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
         work_parameters=model.work_parameters,
         residual_streams=model.residual_streams,
         max_position_embeddings=positions,
-        learned_positions=_has_position_table(embed, positions, text.vocab_size),
+        learned_positions=_has_position_table(
+            [spec for spec in embed.parameters if spec.name not in of_embed],
+            positions,
+            text.vocab_size,
+        ),
         sliding_window=getattr(text, "sliding_window", None),
         mask_kinds=len(set(kinds)) if kinds else 1,
         # The peak holds the logits, their softmax and its gradient in fp32, and another fp32
@@ -119,7 +129,7 @@ def _block(
     layout: UnitLayout, counted: Counted, tiled: TiledBlock | None, experts: tuple[int, int]
 ) -> UnitShape:
     counts = layout.moment_counts
-    widths = [passes * max(shape) for passes, shape in _matrices(layout, experts)]
+    widths = [passes * max(shape) for passes, shape in _matrices(layout.parameters, experts)]
     return UnitShape(
         layout.unit,
         layout.numel,
@@ -142,11 +152,24 @@ def _block(
     )
 
 
-def _has_position_table(embed: UnitLayout, positions: int | None, vocabulary: int) -> bool:
+def _sharing(
+    unit: UnitShape, specs: Collection[ParameterSpec], experts: tuple[int, int]
+) -> UnitShape:
+    """Returns a unit with what blocks share: a block computes with it, embed has it."""
+    if not specs:
+        return unit
+    widths = [passes * max(shape) for passes, shape in _matrices(specs, experts)]
+    widest = max(unit.widest, *widths, 0) if unit.name != EMBED else unit.widest
+    return replace(unit, widest=widest, shared_count=sum(spec.numel for spec in specs))
+
+
+def _has_position_table(
+    specs: Sequence[ParameterSpec], positions: int | None, vocabulary: int
+) -> bool:
     """Returns whether a table in the embed unit holds positions, with one row for each position."""
     if positions is None:
         return False
-    tables = [spec.shape[0] for spec in embed.parameters if len(spec.shape) == 2]
+    tables = [spec.shape[0] for spec in specs if len(spec.shape) == 2]
     # OPT's table has two more rows than positions.
     return any(positions <= rows <= positions + 2 and rows < vocabulary for rows in tables)
 
@@ -168,7 +191,9 @@ def _attention_of(model: StreamedModel, text: Any) -> _Attention:
     return _Attention(chosen or "eager", heads, heads * width)
 
 
-def _matrices(layout: UnitLayout, experts: tuple[int, int]) -> list[tuple[int, tuple[int, ...]]]:
+def _matrices(
+    specs: Iterable[ParameterSpec], experts: tuple[int, int]
+) -> list[tuple[int, tuple[int, ...]]]:
     """Returns (number of times that a token passes through it, its two widths) for every matrix in
     a block.
 
@@ -176,7 +201,7 @@ def _matrices(layout: UnitLayout, experts: tuple[int, int]) -> list[tuple[int, t
     """
     stacked, chosen = experts
     found: list[tuple[int, tuple[int, ...]]] = []
-    for spec in layout.parameters:
+    for spec in specs:
         if len(spec.shape) == 2 and not spec.experts:  # no token passes through these factors
             found.append((1, spec.shape))
         elif len(spec.shape) == 3 and stacked and spec.shape[0] == stacked:
@@ -185,10 +210,10 @@ def _matrices(layout: UnitLayout, experts: tuple[int, int]) -> list[tuple[int, t
 
 
 def _estimated(
-    layout: UnitLayout, experts: tuple[int, int], item: int, attention: _Attention
+    specs: Iterable[ParameterSpec], experts: tuple[int, int], item: int, attention: _Attention
 ) -> Counted:
     """Estimates what autograd keeps for a block; `item` is the size of an element in bytes."""
-    features = sum(passes * sum(shape) for passes, shape in _matrices(layout, experts))
+    features = sum(passes * sum(shape) for passes, shape in _matrices(specs, experts))
     per_token = item * ACTIVATION_FACTOR * features
     if attention.implementation == "eager":
         # Autograd keeps attention weights for each pair of tokens: once in fp32, and twice in the

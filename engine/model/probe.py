@@ -29,6 +29,8 @@ class _Outer:
 
     kept: list[str]
     """The family keeps these parameters of the model from being trained."""
+    shared: frozenset[str]
+    """Blocks share these parameters. They have their first names here."""
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
     bindings: dict[str, list[tuple[nn.Module, str]]] = field(default_factory=dict)
     """The modules and attributes to which each parameter is bound."""
@@ -36,14 +38,17 @@ class _Outer:
     """The first name of each tied parameter, by its second name."""
 
     def add(self, group: list[str], hollow: nn.Parameter, modules: dict[str, nn.Module]) -> None:
-        """Binds `hollow` to all names of a parameter, the owning one first."""
+        """Binds `hollow` to all names of a parameter, the owning one first. Blocks are not run
+        here, so what they share stays as it is.
+        """
         first, *others = group
         self.parameters[first] = hollow
         self.aliases.update(dict.fromkeys(others, first))
         bound = self.bindings.setdefault(first, [])
         for name in group:
             owner, _, attribute = name.rpartition(".")
-            modules[owner]._parameters[attribute] = hollow
+            if first not in self.shared:
+                modules[owner]._parameters[attribute] = hollow
             bound.append((modules[owner], attribute))
 
     def unit(self, name: str, chosen: list[str], names: ParameterNames) -> Unit:
@@ -103,7 +108,7 @@ def probe(
         _spare_from_decay(unit, untrained[unit.kind])
         unit.note_trial(trial.unrun[unit.kind], untrained[unit.kind])
     ids = {name: id(parameter) for name, parameter in outer.parameters.items()}
-    embed = [name for name in ids if ids[name] in embed_ids]
+    embed = [name for name in ids if ids[name] in embed_ids or name in outer.shared]
     head = [name for name in ids if ids[name] in head_ids and name not in embed]
     unused = [name for name in ids if name not in embed and name not in head]
     if unused and not reads_more_than_text(module.config):
@@ -130,7 +135,10 @@ def _bind_hollow(module: nn.Module, blocks: list[Unit], names: ParameterNames) -
     """Binds every parameter outside the blocks to a zero expanded to the parameter's shape."""
     in_blocks = {spec.full_name for unit in blocks for spec in unit.layout.parameters}
     modules = dict(module.named_modules())
-    outer = _Outer([name for name, each in module.named_parameters() if not each.requires_grad])
+    outer = _Outer(
+        [name for name, each in module.named_parameters() if not each.requires_grad],
+        frozenset(name for unit in blocks for name in unit.shared.values()),
+    )
     for group in names.of.values():
         if group[0] in in_blocks:
             continue

@@ -11,87 +11,21 @@ from dataclasses import dataclass, replace
 
 from engine.config.output_settings import CheckpointKind
 from engine.config.settings import Optimizer
-from engine.model.activation_sizes import DOCUMENTS, MASK_ELEMENTS, Activations
+from engine.model.activation_sizes import DOCUMENTS, MASK_ELEMENTS
 from engine.model.quantised import Method
-from engine.model.read_ahead import read_ahead_numel
-from engine.plan.buffers import EMBED
+from engine.model.unit_shape import UnitShape
 from engine.plan.pieces import largest_updated
 from engine.plan.shards import Shards
 from engine.plan.trained_units import TrainedUnits
 from engine.planes.block_sizes import BlockSizes
 from engine.planes.embed_pieces import piece_of_table
 from engine.planes.layout import EXACT_ITEM_BYTES, PLANE_ITEM_BYTES, checkpoint_planes, plane_bytes
-from engine.planes.moments import FP32_MOMENTS, MOMENTS, MomentCounts
+from engine.planes.moments import FP32_MOMENTS, MOMENTS
+from engine.planes.read_ahead import read_ahead_numel
 from engine.planes.update_buffers import UpdateBuffer
-from engine.tiles.tile_sizes import TiledBlock
 
 FP32_LOGIT_BYTES = 12
 """At its peak the loss holds three fp32 numbers for each logit, whatever the model's dtype."""
-_NONE = Activations()
-
-
-@dataclass(frozen=True)
-class UnitShape:
-    """A unit's shape is its size. Fields after `parameter_count` may be 0 for all but blocks."""
-
-    name: str
-    numel: int
-    """Each plane has this many elements, alignment included. Only weight_high may have more."""
-    parameter_count: int
-    widest: int = 0
-    """No matrix has more input or output features per token than this."""
-    activations: Activations = _NONE
-    """Autograd keeps these for a block without an attention mask."""
-    masked_activations: Activations = _NONE
-    """Autograd keeps these for a block with a dense attention mask for every row."""
-    compiled_activations: Activations = _NONE
-    """Autograd keeps these for a compiled block, which recomputes cheap ones, without a mask."""
-    tiled: TiledBlock | None = None
-    """It takes this where parts of it run in tiles; None where none can, or that is not known."""
-    exact_numel: int = 0
-    """In a bf16 model, this many elements stay in fp32 on the device, alignment included."""
-    adapter_features: int = 0
-    """This is what all layers with an adapter take and return."""
-    adapted_numel: int = 0
-    """Stacked experts with adapters have so many elements, added up anew in every pass."""
-    small_numel: int = 0
-    """This many elements belong to small parameters (`engine.planes.moments`)."""
-    block_count: int = 0
-    """The moments of the other elements are cut into this many blocks, if they are in 8 bits."""
-    frozen_numel: int = 0
-    """So many elements, alignment included, are in weight_high alone: they are not trained."""
-    frozen_count: int = 0
-    """So many of the parameters are not trained."""
-
-    @property
-    def weight_numel(self) -> int:
-        """The plane weight_high has this many elements."""
-        return self.numel + self.frozen_numel
-
-    @property
-    def trained_count(self) -> int:
-        """So many of the parameters are trained."""
-        return self.parameter_count - self.frozen_count
-
-    @property
-    def is_frozen(self) -> bool:
-        """Tells whether the unit has parameters, none of which is trained."""
-        return 0 < self.parameter_count == self.frozen_count
-
-    @property
-    def gradient_numel(self) -> int:
-        """The gradient of the unit has this many elements."""
-        return 0 if self.is_frozen else self.numel
-
-    @property
-    def moment_counts(self) -> MomentCounts:
-        """Returns how many elements keep their moments in which way, with any optimizer."""
-        return MomentCounts(self.numel, self.small_numel, self.block_count, self.name == EMBED)
-
-    def padded(self, shards: Shards) -> UnitShape:
-        """Returns the unit with the elements of its slot and its sum on one of several ranks."""
-        numel, slot = shards.padded(self.numel), shards.slot_numel(self.numel, self.weight_numel)
-        return replace(self, numel=numel, frozen_numel=slot - numel)
 
 
 @dataclass(frozen=True)
@@ -159,6 +93,18 @@ class ModelShape:
     @property
     def head(self) -> UnitShape:
         return self.units[-1]
+
+    @property
+    def table_count(self) -> int:
+        """So many parameters of embed are its own: a tied head computes with them, and no block."""
+        return self.embed.parameter_count - self.embed.shared_count
+
+    @property
+    def holds_embed(self) -> bool:
+        """Tells whether the weights of embed are used throughout a pass, by the head or by blocks,
+        and its gradient is summed all the time.
+        """
+        return self.tied or self.embed.shared_count > 0
 
     @functools.cached_property
     def blocks(self) -> tuple[UnitShape, ...]:
@@ -301,10 +247,10 @@ class ModelShape:
         """Returns the share of the blocks' parameters that a token passes through. It is less than
         1 in a mixture of experts.
         """
-        blocks = sum(unit.parameter_count for unit in self.blocks)
+        blocks = sum(unit.called_count for unit in self.blocks)
         if not blocks:
             return 0.0
-        outside = self.head.parameter_count + self.embed.parameter_count
+        outside = self.head.parameter_count + self.table_count
         return min(1.0, max(0.0, (self.active_parameters - outside) / blocks))
 
     def attention_flops(self, rows: int, row_length: int) -> float:
@@ -320,7 +266,7 @@ class ModelShape:
         where it is summed as a whole (`engine.planes.embed_pieces`).
         """
         is_one_table = self.embed.parameter_count == self.vocab_size * self.hidden_size
-        if self.tied or not is_one_table or self.embed.exact_numel:
+        if self.holds_embed or not is_one_table or self.embed.exact_numel:
             return 0
         largest = max(unit.weight_numel for unit in self.blocks)
         return piece_of_table(self.vocab_size, self.hidden_size, largest)

@@ -16,7 +16,8 @@ from typing import Any
 from engine.adapters.factors import adapted_layout
 from engine.model.activation_sizes import Activations
 from engine.model.quantised import Method
-from engine.model.shape import ModelShape, UnitShape
+from engine.model.shape import ModelShape
+from engine.model.unit_shape import UnitShape
 from engine.plan.buffers import EMBED, HEAD
 from engine.tiles.tile_sizes import tiled_block
 
@@ -51,6 +52,8 @@ FROZEN, NOT_TRAINED = "frozen", "not_trained"
 """A unit with parameters that are not trained has the elements that they take in weight_high alone
 under the first key, and their number under the second.
 """
+SHARED = "shared"
+"""A unit has the number of parameters that blocks share under this key, where it has any."""
 WORK = "work_parameters"
 """A row of a model of which parts are trained has this key."""
 UNTOUCHED = "untouched_numel"
@@ -246,6 +249,8 @@ def _kind(unit: UnitShape, dtype: str) -> dict[str, Any]:
         kind[EXACT] = unit.exact_numel
     if unit.frozen_count:
         kind |= {FROZEN: unit.frozen_numel, NOT_TRAINED: unit.frozen_count}
+    if unit.shared_count:
+        kind[SHARED] = unit.shared_count
     return kind
 
 
@@ -282,6 +287,7 @@ def _unit(name: str, kind: Mapping[str, Any], dtype: str) -> UnitShape:
         block_count=kind[BLOCKS],
         frozen_numel=kind.get(FROZEN, 0),
         frozen_count=kind.get(NOT_TRAINED, 0),
+        shared_count=kind.get(SHARED, 0),
         tiled=tiled_block(kind.get(TILED.format(dtype))),
         **_activations(kind.get(dtype, [])),
     )

@@ -273,12 +273,12 @@ class Skeleton:
         self._entering = []
         try:
             logits = self.logits(hidden)
-            before = _graph(self._entering[0])
+            before = graph_of(self._entering[0])
         finally:
             self._entering = None
         # A node in both graphs is a path that bypasses the blocks. Parameters may be in both, as
         # tied ones are.
-        shared = before & _graph(logits)
+        shared = before & graph_of(logits)
         if any(not hasattr(node, "variable") for node in shared):
             raise ModelError(
                 f"{type(self.model).__name__} leads its embedding past the blocks into the head; "
@@ -310,7 +310,7 @@ def find_layers(module: nn.Module, config: Any) -> nn.ModuleList:
 
 def parameters_reached(output: torch.Tensor) -> set[int]:
     """Returns the ids of the leaf tensors in the autograd graph of `output` (of any shape)."""
-    return {id(node.variable) for node in _graph(output) if hasattr(node, "variable")}
+    return {id(node.variable) for node in graph_of(output) if hasattr(node, "variable")}
 
 
 def _is_whole(view: torch.Tensor, state: torch.Tensor | None) -> bool:
@@ -328,10 +328,10 @@ def _place(tensor: torch.Tensor) -> tuple:
 
 def is_marked(output: torch.Tensor, mark: type[torch.autograd.Function]) -> bool:
     """Returns whether `mark` is in the autograd graph of `output`, of any shape."""
-    return any(node.name() == f"{mark.__name__}Backward" for node in _graph(output))
+    return any(node.name() == f"{mark.__name__}Backward" for node in graph_of(output))
 
 
-def _graph(output: torch.Tensor) -> set[Any]:
+def graph_of(output: torch.Tensor) -> set[Any]:
     """Returns all nodes of `output`'s autograd graph."""
     seen: set[Any] = set()
     waiting: list[Any] = [output.grad_fn]

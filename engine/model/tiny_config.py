@@ -41,6 +41,10 @@ _DEPTHS = r"num_hidden_layers|n_layers?|num_layers"
 _WIDTHS = r"hidden_size|d_model|n_embd|word_embed_proj_dim|embedding_size"
 _QUERY_HEADS = r"(.*_)?num_attention_heads|n_heads?|num_heads|index_n_heads|linear_num_value_heads"
 _KEY_HEADS = r"(.*_)?num_(key_value|kv)_heads|multi_query_group_num|linear_num_key_heads"
+_SHARED = "num_kv_shared_layers"
+"""So many layers, the last ones, take keys and values of earlier layers."""
+_OWN = "per_layer_config"
+"""Some layers have other values than the model, which are given by the layer's position."""
 _RANDOM = r".*(dropout|pdrop|layerdrop|jitter|drop_rate).*"
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _MADE_ANEW = (
@@ -62,12 +66,30 @@ def shrunk(config: Any) -> Any:
     values = config.to_dict()
     for name in _MADE_ANEW:
         values.pop(name, None)
+    if values.get(_OWN):
+        values[_OWN] = {int(position): own for position, own in values[_OWN].items()}
     for name in config.sub_configs:
         if isinstance(values.get(name), dict) and hasattr(getattr(config, name), "to_dict"):
             values[name] = shrunk(getattr(config, name)).to_dict()
     if getattr(config, "num_hidden_layers", None):
         _fewer_layers(values, config.num_hidden_layers)
         _narrower(values, config)
+    for part in _parts(values):
+        _smaller(part)
+    values["use_cache"] = False
+    if "tie_word_embeddings" in values:
+        # Tied weights make no difference to the separation of documents.
+        values["tie_word_embeddings"] = False
+    return type(config)(**values)
+
+
+def _parts(values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the values of the model, and those of each layer that has its own."""
+    return [values, *(values.get(_OWN) or {}).values()]
+
+
+def _smaller(values: dict[str, Any]) -> None:
+    """Reduces sizes that the number of layers and the width of the model do not depend on."""
     for name, value in list(values.items()):
         if isinstance(value, bool) or value is None:
             continue
@@ -77,11 +99,6 @@ def shrunk(config: Any) -> Any:
             values[name] = min(value, _size(name, value))
         if name.endswith("token_id"):
             values[name] = _TOKENS.get(name, 0)
-    values["use_cache"] = False
-    if "tie_word_embeddings" in values:
-        # Tied weights make no difference to the separation of documents.
-        values["tie_word_embeddings"] = False
-    return type(config)(**values)
 
 
 def _size(name: str, value: int) -> int:
@@ -95,8 +112,10 @@ def _size(name: str, value: int) -> int:
 def _fewer_layers(values: dict[str, Any], depth: int) -> None:
     """Keeps one layer of each kind, and fills up with the first layers.
 
-    Lists with an entry for every layer show the kind of each layer.
+    Lists with an entry for every layer show the kind of each layer, and so do its own values and
+    whether it takes the keys and values of an earlier one.
     """
+    own, first_shared = values.get(_OWN) or {}, depth - (values.get(_SHARED) or 0)
     lists = {
         name: value
         for name, value in values.items()
@@ -104,7 +123,9 @@ def _fewer_layers(values: dict[str, Any], depth: int) -> None:
     }
     kinds: dict[tuple, int] = {}
     for position in range(depth):
-        kinds.setdefault(tuple(repr(value[position]) for value in lists.values()), position)
+        listed = [value[position] for value in lists.values()]
+        kind = (repr(listed), repr(own.get(position)), position >= first_shared)
+        kinds.setdefault(kind, position)
     chosen = set(list(kinds.values())[: 2 * _LAYERS])
     for position in range(depth):
         if len(chosen) < min(_LAYERS, depth):
@@ -114,6 +135,11 @@ def _fewer_layers(values: dict[str, Any], depth: int) -> None:
     for name, value in values.items():
         if isinstance(value, int) and re.fullmatch(_DEPTHS, name):
             values[name] = max(1, value * len(chosen) // depth)
+    if values.get(_SHARED):
+        values[_SHARED] = sum(position >= first_shared for position in chosen)
+    if own:
+        places = enumerate(sorted(chosen))
+        values[_OWN] = {place: own[position] for place, position in places if position in own}
 
 
 def _narrower(values: dict[str, Any], config: Any) -> None:
@@ -122,6 +148,14 @@ def _narrower(values: dict[str, Any], config: Any) -> None:
     hidden = getattr(config, "hidden_size", None)
     if not isinstance(heads, int) or not isinstance(hidden, int) or heads <= _HEADS:
         return
+    for part in _parts(values):
+        _with_fewer_heads(part, heads, hidden)
+
+
+def _with_fewer_heads(values: dict[str, Any], heads: int, hidden: int) -> None:
+    """Reduces these numbers of heads and widths. The model has `heads` heads of queries and the
+    width `hidden`.
+    """
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int):
             continue

@@ -20,7 +20,7 @@ from engine.model.quantised import Quantised
 from engine.model.skeleton import Skeleton
 from engine.passing.handing import Handing
 from engine.planes.freezing import with_frozen
-from engine.planes.layout import Dtype, UnitLayout
+from engine.planes.layout import Dtype, ParameterSpec, UnitLayout
 from engine.tiles.token_wise import parts_in_tiles
 
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -47,6 +47,10 @@ class Unit:
     """The block runs these of its modules not at all, or for more than a tensor."""
     untrained: frozenset[str] = frozenset()
     """No gradient reaches these parameters of the block."""
+    shared: dict[str, str] = field(default_factory=dict)
+    """The block computes with these parameters, as other blocks do. They belong to the embed unit,
+    where they have the second name.
+    """
     bindings: dict[str, list[tuple[nn.Module, str]]] = field(default_factory=dict)
     """A parameter of the embed or head unit is bound to these attributes of these modules."""
 
@@ -129,6 +133,11 @@ class StreamedModel:
     def blocks(self) -> list[Unit]:
         return self.units[1:-1]
 
+    def shared_by(self, unit: Unit) -> list[ParameterSpec]:
+        """Returns the parameters of embed that a block computes with, in its order."""
+        known = {spec.name: spec for spec in self.units[0].layout.parameters}
+        return [known[name] for name in unit.shared.values()]
+
     @property
     def layouts(self) -> list[UnitLayout]:
         return [unit.layout for unit in self.units]
@@ -157,6 +166,13 @@ class StreamedModel:
     def trained_count(self) -> int:
         """So many of the parameters are trained."""
         return sum(layout.trained_count for layout in self.layouts)
+
+    @property
+    def holds_embed(self) -> bool:
+        """Tells whether the embed unit's weights are used throughout a pass: by the head, or by
+        blocks.
+        """
+        return self.tied or any(unit.shared for unit in self.blocks)
 
     @property
     def frozen_units(self) -> tuple[str, ...]:
@@ -190,6 +206,8 @@ class StreamedModel:
     @property
     def unrecordable(self) -> str:
         """Returns why no block can be recorded as a CUDA graph; it is empty where blocks can."""
+        if any(unit.shared for unit in self.blocks):
+            return "its blocks share weights"
         if self.router_loss is not None:
             return "what its router has chosen is counted for the loss of output_router_logits"
         return "its blocks hand values to later blocks" if self.handing is not None else ""

@@ -45,10 +45,10 @@ def build_step_plan(
     """Returns the plan of one training step over `blocks` (unit names in forward order) between the
     embed and head units.
 
-    tied: the head also uses the embed unit's weights, so the embed slot is held and the embed
-    gradient is summed all step. sizes: needed where an optimizer runs on the device. updates: False
-    for a dry run, the same step up to its summary, in which no op writes weights or moments. Raises
-    ValueError for choices that contradict each other.
+    tied: the head or blocks also use the embed unit's weights, so the embed slot is held and the
+    embed gradient is summed all step. sizes: needed where an optimizer runs on the device. updates:
+    False for a dry run, the same step up to its summary, in which no op writes weights or moments.
+    Raises ValueError for choices that contradict each other.
     """
     _refuse_contradictions(blocks, tied, choices, sizes)
     if choices.outer_in_parked:

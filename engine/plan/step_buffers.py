@@ -42,8 +42,8 @@ reads another, and one more lets either be late.
 class StepBuffers:
     """A `StepBuffers` says which unit uses which slot, sum and staging buffer in one step.
 
-    blocks: unit names in forward order. tied: the head also uses the embed unit's weights. sizes:
-    needed where the memory of parked gradients serves embed and head.
+    blocks: unit names in forward order. tied: the head or blocks also use the embed unit's weights.
+    sizes: needed where the memory of parked gradients serves embed and head.
     """
 
     def __init__(self, blocks: list[str], tied: bool, choices: PlanChoices, sizes: PlaneSizes):

@@ -43,7 +43,7 @@ from engine.plan.step_buffers import CLIP, LOSS, SUMMARY, StepBuffers, hidden, h
 class UnitOps:
     """A `UnitOps` writes the ops of single units into the drafts of one step.
 
-    blocks: unit names in forward order. tied: the head also uses the embed unit's weights.
+    blocks: unit names in forward order. tied: the head or blocks also use the embed unit's weights.
     training: the step has a backward.
     """
 

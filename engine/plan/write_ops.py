@@ -43,8 +43,8 @@ class StepEnd(Enum):
 class StepWriter(UnitOps):
     """A `StepWriter` writes the ops of one step. It can be used once.
 
-    blocks: unit names in forward order. tied: the head also uses the embed unit's weights. end: the
-    kind of op that ends the step.
+    blocks: unit names in forward order. tied: the head or blocks also use the embed unit's weights.
+    end: the kind of op that ends the step.
     """
 
     def __init__(

@@ -11,13 +11,17 @@ from typing import Any
 from engine.planes.layout import ParameterSpec, UnitLayout
 
 
-def active_parameters(config: Any, layouts: Sequence[UnitLayout]) -> int:
-    """Counts the parameters that one token passes through. `config` is that of the model.
+def active_parameters(
+    config: Any, layouts: Sequence[UnitLayout], again: Iterable[ParameterSpec] = ()
+) -> int:
+    """Counts the parameters that one token passes through. `config` is that of the model. again: a
+    token passes through these once more, since several blocks share them.
 
     Expert stacks (one row per expert, with three dimensions, or biases of such stacks) count only
     for the experts that a token uses; all other parameters count fully.
     """
-    return _active(config, (spec for layout in layouts for spec in layout.parameters))
+    specs = [spec for layout in layouts for spec in layout.parameters]
+    return _active(config, [*specs, *again])
 
 
 def work_parameters(config: Any, layouts: Sequence[UnitLayout], tied: bool) -> int:

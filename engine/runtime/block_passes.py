@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from engine.plan.ops import Backward, Forward, Keeps, OfMicroBatch, Recompute
-from engine.runtime.gradient_sums import Gradients, add_to_sum, sum_of
+from engine.runtime.gradient_sums import Gradients, add_shared, add_to_sum, sum_of
 from engine.runtime.op_context import OpContext
 from engine.runtime.step import StepUnderWay
 from engine.tiles.kept_attention import KeepsAttention, ReturnsAttention
@@ -216,8 +216,11 @@ def _backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
     if op.unit != context.lowest:
         assert hidden_gradient is not None  # the output of a block depends on its input
         step.hidden[op.micro_batch] = hidden_gradient
+    own = len(gradients) - len(unit.shared)
     if op.grad is not None:
-        add_to_sum(unit.layout, sum_of(context, op.unit, op, op.unit), gradients, op.first)
+        add_to_sum(unit.layout, sum_of(context, op.unit, op, op.unit), gradients[:own], op.first)
+    if unit.shared:
+        add_shared(context, unit, gradients[own:])
 
 
 def _leaf(context: OpContext, op: BlockOp, hidden: torch.Tensor) -> torch.Tensor:
@@ -244,7 +247,8 @@ def _block_gradients(
     ends: tuple[torch.Tensor, torch.Tensor],
 ) -> tuple[torch.Tensor | None, Gradients]:
     """Returns the gradients of a block's input, None where nothing below the block is trained, and
-    of its parameters that are trained. `ends` holds the block's input and output.
+    of its parameters that are trained, with those that it shares at the end. `ends` holds the
+    block's input and output.
     """
     leaf, out = ends
     parameters = context.state.parameters(op.slot, context.units[op.unit])

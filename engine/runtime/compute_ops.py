@@ -170,7 +170,7 @@ def _loss_with_gradients(context: OpContext, op: Loss, step: StepUnderWay) -> No
     """Adds the loss of a micro-batch to that of the step, and the gradients of the tail to their
     sums.
     """
-    owners = [HEAD, EMBED] if context.model.tied else [HEAD]
+    owners = [HEAD, EMBED] if context.model.holds_embed else [HEAD]
     owners = [owner for owner in owners if owner not in context.plan.frozen]
     outer = {owner: context.state.trained_outer(owner) for owner in owners}
     if op.first and step.inputs.training:  # a pass without gradients may have no sums

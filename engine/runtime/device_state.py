@@ -307,7 +307,8 @@ class DeviceState:
             parameters = self._views(slot, unit)
             for spec, parameter in zip(unit.layout.parameters, parameters):
                 for module, attribute in unit.bindings[spec.name]:
-                    module._parameters[attribute] = parameter
+                    if id(module) not in in_blocks:
+                        module._parameters[attribute] = parameter
             self.outer_parameters[unit_name] = parameters
         for unit in self.model.blocks:
             unit.move_buffers(self.device)
@@ -338,9 +339,10 @@ class DeviceState:
         template.train()
         if self._tile_tokens:
             run_in_tiles(template, self.model.parts_in_tiles(unit), self._tile_tokens)
-        parameters = self._views(slot, unit)
-        for spec, parameter in zip(unit.layout.parameters, parameters):
-            owner, _, attribute = spec.name.rpartition(".")
+        parameters = [*self._views(slot, unit), *self._shared_by(unit)]
+        names = [*(spec.name for spec in unit.layout.parameters), *unit.shared]
+        for name, parameter in zip(names, parameters, strict=True):
+            owner, _, attribute = name.rpartition(".")
             template.get_submodule(owner)._parameters[attribute] = parameter
         if self.balance is not None:
             self.balance.watch(template, unit.name)
@@ -348,6 +350,11 @@ class DeviceState:
         if self._compiles:
             self.compiled[slot, unit.kind] = CompiledBlock(template)
         self._parameters[slot, unit.kind] = _trained(parameters)
+
+    def _shared_by(self, unit: Unit) -> list[nn.Parameter]:
+        """Returns the parameters that the unit shares with other blocks, in its order."""
+        names = [spec.name for spec in self._units[EMBED].layout.parameters]
+        return [self.outer_parameters[EMBED][names.index(each)] for each in unit.shared.values()]
 
     def template(self, slot: Buffer, unit: Unit) -> nn.Module:
         """Returns the block module over `slot`, with this unit's buffers and layer numbers bound.
@@ -373,7 +380,7 @@ class DeviceState:
 
     def parameters(self, slot: Buffer, unit: Unit) -> list[nn.Parameter]:
         """Returns the parameters of the unit's template over `slot` that are trained, in layout
-        order.
+        order, and then those that it shares with other blocks.
         """
         return self._parameters[slot, unit.kind]
 

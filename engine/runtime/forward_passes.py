@@ -103,7 +103,7 @@ class ForwardPasses:
         )
         exchange = self._parts.exchange
         rank = exchange.place.on_host if self._is_divided and exchange is not None else 0
-        return build_forward_plan(self._blocks, self._parts.model.tied, choices, held, rank)
+        return build_forward_plan(self._blocks, self._parts.model.holds_embed, choices, held, rank)
 
     def run(self, step: StepUnderWay, check: Callable[[], None] | None = None) -> StepPlan:
         """Runs a pass to its end, and returns its plan.

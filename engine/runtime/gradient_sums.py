@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.model.units import Unit
 from engine.plan.buffers import EMBED, Buffer, BufferKind
 from engine.plan.ops import OfSum, Reduce
 from engine.plan.pieces import cut
@@ -50,6 +51,19 @@ def add(layout: UnitLayout, buffer: torch.Tensor, gradients: Gradients) -> None:
     for (spec, offset), gradient in zip(layout.trained, gradients):
         if gradient is not None:
             buffer[offset : offset + spec.numel].view(spec.shape).add_(gradient)
+
+
+def add_shared(context: OpContext, unit: Unit, gradients: Gradients) -> None:
+    """Adds the gradients of what the unit shares with other blocks to the fp32 sum of embed, which
+    the loss op has begun.
+    """
+    layout = context.units[EMBED].layout
+    places = {spec.name: (spec, offset) for spec, offset in layout.trained}
+    total = context.state.grads[Buffer(BufferKind.SUM, EMBED)]
+    for name, gradient in zip(unit.shared.values(), gradients, strict=True):
+        if gradient is not None:
+            spec, offset = places[name]
+            total[offset : offset + spec.numel].view(spec.shape).add_(gradient)
 
 
 def add_squares(context: OpContext, unit: str, grad: torch.Tensor, start: int) -> None:

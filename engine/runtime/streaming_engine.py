@@ -98,7 +98,7 @@ class StreamingEngine:
         else:
             # It has the slots of every pass without gradients; the passes have plans of their own.
             choices = forward_choices(settings.choices)
-            self.plan = build_forward_plan(self._blocks, model.tied, choices)
+            self.plan = build_forward_plan(self._blocks, model.holds_embed, choices)
         validate(self.plan)
         boundary_numel = settings.tokens * model.hidden_width
         dtype = TORCH_DTYPES[model.dtype]
@@ -146,13 +146,13 @@ class StreamingEngine:
             self._update_buffer.numel,
             self._store.update_buffer(small_pieces(self._store.largest_block), self.shards).numel,
             self._update_buffer.bytes,
-            embed_piece(self.model.units[0].layout, largest, self.model.tied),
+            embed_piece(self.model.units[0].layout, largest, self.model.holds_embed),
             TORCH_DTYPES[self.model.dtype].itemsize,
             spilled.SPILL_NUMEL,
             self.model.frozen_units,
             self.shards.rank,
         )
-        return build_step_plan(self._blocks, self.model.tied, self.choices, sizes, updates)
+        return build_step_plan(self._blocks, self.model.holds_embed, self.choices, sizes, updates)
 
     def _executor(self, plan: StepPlan) -> Executor:
         return Executor(plan, BlockOps(self._parts, plan), self.backend)

@@ -167,7 +167,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "inkling2_loop_text": {"n_layers_per_attn_res_block": 2},
     "inkling2_text": {"n_layers_per_attn_res_block": 2},
     "moshi": {"audio_vocab_size": VOCAB},
-    "zamba": {"layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"]},
+    "zamba": {
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+    },
     "qwen4_exp_text": {
         "indexer_n_heads": 4,
         "indexer_kv_heads": 1,
@@ -179,6 +183,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "zamba2": {
         "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
         "n_mamba_heads": 2,
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
     },
 }
 """What the sizes above leave inconsistent, and what a default configuration leaves out."""

@@ -19,8 +19,8 @@ from engine.model.build import build_model
 from engine.model.library import no_progress_bars
 from engine.model.measure_shape import shape_of
 from engine.model.pretrained_files import load_config
-from engine.model.read_ahead import most_read_ahead_bytes
 from engine.paths import PROGRAM_ROOT
+from engine.planes.read_ahead import most_read_ahead_bytes
 from engine.words import MIB
 from tests.support.folders import make_model
 from tests.support.pickled_folders import pickle_weights

@@ -11,7 +11,7 @@ from engine.fit.needs import SessionFacts, Verdict, needs_of
 from engine.fit.report import estimate
 from engine.machine.known_machines import named_machine
 from engine.model.catalog import catalog, entry_of
-from engine.model.read_ahead import most_read_ahead_bytes, read_ahead_numel
+from engine.planes.read_ahead import most_read_ahead_bytes, read_ahead_numel
 from engine.words import GIB, in_gib
 
 CONFIG = TrainConfig.from_dict({"name": "t", "model": {"source": "m"}, "data": {"source": "d"}})

@@ -36,7 +36,6 @@ pytestmark = pytest.mark.computing
 ENCODER_DECODER = "is an encoder-decoder model"
 ENCODER = "sees the tokens after each token"
 COMPUTED = "from the results of blocks"
-SHARED = "shares model.layers.1"
 REFUSED = {
     **dict.fromkeys(
         (
@@ -78,7 +77,6 @@ REFUSED = {
         ENCODER,
     ),
     **dict.fromkeys(("inkling2_loop_text", "inkling2_text"), COMPUTED),
-    **dict.fromkeys(("zamba", "zamba2"), SHARED),
     "mllama": "did not run its blocks",
     **dict.fromkeys(("cpmant", "xlnet"), "instead of one state a token"),
     **dict.fromkeys(("blt", "hrm_text"), "from being trained"),

@@ -17,7 +17,8 @@ from engine.model import kept_shapes
 from engine.model.activation_sizes import Activations
 from engine.model.find_shape import shape_from_source
 from engine.model.kept_shapes import keep_shape, kept_shape
-from engine.model.shape import ModelShape, UnitShape
+from engine.model.shape import ModelShape
+from engine.model.unit_shape import UnitShape
 from tests.support.tiny import tiny_config
 
 pytestmark = pytest.mark.usefixtures("unedited")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.config.settings import ModelConfig
@@ -17,7 +18,9 @@ from engine.model.activation_sizes import DOCUMENTS
 from engine.model.attention import Heads, group_by_group
 from engine.model.attention_documents import Documents, Pattern
 from engine.model.build import build_model
+from engine.model.catalog import entry_of
 from engine.model.packing_trial import Packing, packing_of
+from engine.model.tiny_config import shrunk
 from engine.passing.block_arguments import tensors_in
 from engine.plan.choices import PlanChoices
 from tests.support.families import tiny_family_config
@@ -178,6 +181,8 @@ NOT_PACKED = (
     "trocr",
     "xglm",
     "xlstm",
+    "zamba",
+    "zamba2",
     "zaya",
 )
 """Families in which one document of a row reaches another."""
@@ -254,6 +259,41 @@ def test_a_family_whose_documents_see_each_other_is_found(family):
 def test_configurations_of_real_size_are_told_by_a_small_model(family):
     packing = packing_of(CONFIG_MAPPING[family]())
     assert packing.safe and packing.attention == DOCUMENTS
+
+
+GEMMA_4 = ("google/gemma-4-E2B-it", "google/gemma-4-26B-A4B-it")
+"""In the first, late layers take keys and values of earlier ones. The second has experts."""
+
+
+def small_gemma_4(model_id: str):
+    config = AutoConfig.for_model(**entry_of(model_id).config_of(model_id)).text_config
+    return config, shrunk(config)
+
+
+@pytest.mark.parametrize("model_id", GEMMA_4)
+def test_layers_with_values_of_their_own_keep_them_in_a_small_model(model_id):
+    config, small = small_gemma_4(model_id)
+    heads = [layer.head_dim for layer in small.per_layer_config]
+    assert heads == [512 if kind == "full_attention" else 256 for kind in small.layer_types]
+    assert len(heads) == 4 and heads[-1] == 512
+    keys = {layer.num_key_value_heads for layer in small.per_layer_config}
+    assert keys == {min(config.per_layer_config[0].num_key_value_heads, 2)}
+    shared = 2 if config.num_kv_shared_layers else 0
+    assert small.num_kv_shared_layers == shared and len(set(heads[: 4 - shared])) == 2
+
+
+@pytest.mark.everything("a small model has heads of the published sizes")
+def test_documents_of_a_published_gemma_4_do_not_see_each_other():
+    _, small = small_gemma_4(GEMMA_4[0])
+    small.hidden_size, small.vocab_size, small.vocab_size_per_layer_input = 64, VOCAB, VOCAB
+    packing = packing_of(small)
+    assert packing.safe and packing.attention == DOCUMENTS
+    plain, (packed, apart) = plain_model(small), packed_and_apart()
+    loss, gradient = gradients(plain, packed, config=small)
+    loss_apart, gradient_apart = gradients(plain, apart, config=small)
+    assert loss == pytest.approx(loss_apart, rel=1e-5)
+    # 1e-4 by rounding, as its attention is not scaled; more than 1 if they see each other.
+    assert difference(gradient, gradient_apart) < 1e-3
 
 
 def test_a_part_that_the_small_model_lacks_is_not_believed():
