@@ -237,6 +237,14 @@ STEPS = (
         (LAWS, PARITY),
     ),
     Change(
+        "shared-gradient-of-one-call",
+        "engine/runtime/gradient_sums.py",
+        "            total[offset : offset + spec.numel].view(spec.shape).add_(gradient)\n",
+        "            total[offset : offset + spec.numel].view(spec.shape).copy_(gradient)\n",
+        "Weights that blocks share have the gradient of the lowest block that calls them.",
+        ("tests/engine/passing/test_shared_blocks.py::test_blocks_of_any_family_may_share",),
+    ),
+    Change(
         "states-of-a-piece-not-sent-back",
         "engine/runtime/update_ops.py",
         'if plane not in ("weight_high", "grad")]',
