@@ -199,6 +199,16 @@ class Streamed:
     def sampler(self) -> Sampler:
         return Sampler(self.engine)
 
+    def planes(self) -> list[torch.Tensor]:
+        """Returns copies of all planes but the gradients, in the order of the units."""
+        self.engine.drain()
+        return [
+            self.store.tensor(unit.name, plane).clone()
+            for unit in self.model.units
+            for plane in self.store.planes
+            if plane != "grad" and self.store.tensor(unit.name, plane).numel()
+        ]
+
     def close(self) -> None:
         self.engine.drain()
         self.engine.close()

@@ -91,13 +91,7 @@ def planes_after(config, choices: PlanChoices, **how) -> list[torch.Tensor]:
     run = streamed(plain_model(config), choices, dtype="bfloat16", **how)
     for step in (1, 2):
         run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
-    run.engine.drain()
-    planes = [
-        run.store.tensor(unit.name, plane).clone()
-        for unit in run.model.units
-        for plane in run.store.planes
-        if plane != "grad"
-    ]
+    planes = run.planes()
     run.close()
     return planes
 

@@ -163,12 +163,7 @@ def planes_after(
     run.engine.drain()
     in_pieces = [op.piece for op in run.engine.plan.ops if isinstance(op, EmbedBackward)]
     assert any(in_pieces) == choices.outer_in_parked
-    planes = [
-        run.store.tensor(unit.name, plane).clone()
-        for unit in run.model.units
-        for plane in run.store.planes
-        if plane != "grad" and run.store.tensor(unit.name, plane).numel()
-    ]
+    planes = run.planes()
     run.close()
     return planes
 

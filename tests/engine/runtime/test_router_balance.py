@@ -98,13 +98,7 @@ def planes_after(choices, dtype="float32", parts=None, backend=None):
     run = streamed(plain, choices, tokens=36, dtype=dtype, parts=parts, backend=backend)
     for step in (1, 2):
         run.engine.train_step(step, padded(choices.micro_batches, seed=step), 1e-2)
-    run.engine.drain()
-    planes = [
-        run.store.tensor(unit.name, plane).clone()
-        for unit in run.model.units
-        for plane in run.store.planes
-        if plane != "grad" and run.store.tensor(unit.name, plane).numel()
-    ]
+    planes = run.planes()
     run.close()
     return planes
 

@@ -98,12 +98,7 @@ def after(choices, batches_of, dtype="float32", **engine):
     run.engine.drain()
     losses = [step.loss for step in applied]
     losses.append(run.engine.evaluate(batches_of(3, seed=9)))
-    planes = [
-        run.store.tensor(unit.name, plane).clone()
-        for unit in run.model.units
-        for plane in run.store.planes
-        if plane != "grad" and run.store.tensor(unit.name, plane).numel()
-    ]
+    planes = run.planes()
     run.close()
     return planes, losses
 
