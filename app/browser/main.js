@@ -107,6 +107,7 @@ function draw() {
     places.sidebar?.mark({ ...place, run: page.run });
     places.bar?.mark({ ...place, run: page.run });
     places.run?.setView(place.view);
+    places.talk?.setRun(runOfTalk());
 }
 
 // Forgets what was shown of the run before.
@@ -209,8 +210,13 @@ async function readAll(turn) {
 
 function readTalk() {
     if (!places.talk) return;
-    places.talk.refresh(page.place.page === "run" ? page.run : null, page.talkTo);
+    places.talk.refresh(runOfTalk(), page.talkTo);
     page.talkTo = null;
+}
+
+// The page Talk is of no run; the view Talk is of the run that is shown.
+function runOfTalk() {
+    return page.place.page === "run" ? page.run : null;
 }
 
 function sayWhatHappened() {

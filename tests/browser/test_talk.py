@@ -122,3 +122,23 @@ def test_the_answers_to_sample_prompts_are_read_step_by_step(context, server, ru
     page.keyboard.press("ArrowLeft")
     expect(card.locator("[data-field=said]")).to_have_text("Step 20, 3 of 4")
     assert page.evaluate("window.hacked") is None
+
+
+def test_what_is_chosen_outlives_a_late_answer_for_another_view(context, server, run_id):
+    page, held = context.new_page(), []
+    page.goto(address(server, run_id, "talk"))
+    talk = page.locator(".rs-talk")
+    expect(talk.get_by_label("Weights").locator("option")).not_to_have_count(0)
+
+    # A read of the view begins, and its answer is late.
+    page.route("**/api/talk/choices", lambda route: held.append(route), times=1)  # noqa: PLW0108
+    while not held:
+        page.wait_for_timeout(50)
+    page.route("**/api/live/**", lambda route: None)  # no poll tells Talk of the new view
+    open_page(page, "talk")
+    talk.locator("select[name=run]").select_option(":folder")
+    with page.expect_response("**/api/talk/choices"):
+        held[0].continue_()
+    page.wait_for_timeout(300)
+    expect(talk.locator("select[name=run]")).to_have_value(":folder")
+    expect(page.get_by_role("textbox", name="Folder on this machine")).to_be_visible()

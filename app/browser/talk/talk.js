@@ -22,7 +22,8 @@ export class Talk {
         this.version = 0; // of the chat that is shown
         this.turns = [];
         this.runs = null; // the runs with weights, by id; null before they are known
-        this.lacks = false; // whether the run whose view this is has no weights
+        this.run = null; // the run whose view this is
+        this.lacks = false; // whether that run has no weights
         this.choice = null; // the weights that the chat is with
         this.minutes = 10;
         this.readAt = Number.NEGATIVE_INFINITY;
@@ -66,15 +67,21 @@ export class Talk {
 
     // -------------------------------------------------------------- whom to talk to
 
-    // run: the run whose view this is, or null; asked: the run whose newest weights were requested,
-    // or null.
+    // run: the run whose view this is, or null. The page moves there before the next refresh.
+    setRun(run) {
+        this.run = run;
+    }
+
+    // asked: the run whose newest weights were requested, or null.
     async refresh(run, asked = null) {
+        this.setRun(run);
         if (!asked && (this.working || performance.now() - this.readAt < CHOICES_WAIT)) return;
         this.readAt = performance.now();
         try {
             const [choices] = await Promise.all([send("/api/talk/choices"), this.read()]);
             this.minutes = choices.idle_minutes;
-            this.list(choices.runs, run, asked);
+            // An answer may come after the person has left that view and chosen other weights.
+            if (run === this.run) this.list(choices.runs, run, asked);
         } catch (error) {
             // The run bar reports that the server does not answer.
             if (!error.unreachable) this.showError(error.message);
