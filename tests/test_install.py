@@ -179,7 +179,7 @@ import json
 from pathlib import Path
 from app.form.presets import FIRST_PRESET, read_presets
 from app.session.detached import train_command
-from app.web.server import BROWSER_FILES, page_files
+from app.web.page_files import BROWSER_FILES, page_files
 from engine.paths import resolve_source
 from engine.runs.folder import RunFolder
 

@@ -6,18 +6,13 @@ sentence}`. Each module of routes lists its own.
 
 from __future__ import annotations
 
-import functools
-import gzip
-import hashlib
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
 from fastapi import FastAPI
-from plotly.offline import get_plotlyjs
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from app.login.login_form import login_routes
@@ -37,15 +32,13 @@ from app.web.guard import Guard, GuardPolicy
 from app.web.hardware_routes import hardware_routes
 from app.web.job_routes import job_routes
 from app.web.opening import Opening
+from app.web.page_files import KeptFiles, addresses, file_routes, head, plotly_address
 from app.web.queue_routes import queue_routes
 from app.web.run_routes import run_routes
 from app.web.session_routes import session_routes
 from app.web.talk_routes import talk_routes
 from app.web.timeline_routes import timeline_routes
 from app.web.upload_routes import upload_routes
-
-BROWSER_FILES = Path(__file__).parent.parent / "browser"
-FOREVER = "public, max-age=31536000, immutable"
 
 
 def build_app(
@@ -62,8 +55,8 @@ def build_app(
         Opening,
         session=session,
         scripts=[plotly_address()],
-        styles=_addresses(".css"),
-        modules=_addresses(".js"),
+        styles=addresses(".css"),
+        modules=addresses(".js"),
     )
     app = FastAPI(
         docs_url=None,
@@ -73,6 +66,7 @@ def build_app(
         middleware=[
             Middleware(Guard, policy=policy),
             Middleware(OnlyNeeded),
+            Middleware(KeptFiles),
             Middleware(CheckedCalls, page=page),
             Middleware(KnownStreams, page=page),
             opening,
@@ -82,7 +76,7 @@ def build_app(
         app,
         page,
         path="/",
-        head=_head(),
+        head=head(),
         ssr_mode=False,
         run_history=False,
         show_error=False,
@@ -104,7 +98,7 @@ def _routes(
 ) -> list[BaseRoute]:
     """Returns our own routes. The first one that matches a request answers it."""
     routes: list[BaseRoute] = [
-        *_file_routes(),
+        *file_routes(),
         *run_routes(session),
         *job_routes(session.jobs),
         *form_routes(checker),
@@ -120,73 +114,6 @@ def _routes(
     if policy.login is not None:
         routes += [*login_routes(policy.login), *session_routes(policy.login)]
     return [*routes, *_nothing_routes()]
-
-
-# ------------------------------------------------------------------ files of the page
-
-
-_TYPES = {".css": "text/css", ".js": "text/javascript"}
-
-
-@functools.cache
-def page_files() -> dict[str, str]:
-    """Returns the media type of each style sheet and script, by its path in `app/browser`."""
-    files = sorted(path for path in BROWSER_FILES.rglob("*") if path.suffix in _TYPES)
-    return {path.relative_to(BROWSER_FILES).as_posix(): _TYPES[path.suffix] for path in files}
-
-
-def _addresses(ending: str) -> list[str]:
-    """Returns the addresses of the page's files whose names end with `ending`."""
-    return [f"/ramstream/{name}" for name in page_files() if name.endswith(ending)]
-
-
-def _head() -> str:
-    styles = [f'<link rel="stylesheet" href="{address}">' for address in _addresses(".css")]
-    return (
-        f'{"".join(styles)}<meta name="ramstream-plotly" content="{plotly_address()}">'
-        '<script type="module" src="/ramstream/main.js"></script>'
-    )
-
-
-@functools.cache
-def _plotly() -> tuple[bytes, str]:
-    """Returns plotly.js of the installed package, compressed, and a name that identifies its
-    version.
-
-    The comment before it is Chromium's explicit compile hint. Nearly all functions of plotly.js are
-    called as it loads, so the browser compiles them on another thread while the file arrives. The
-    page is then blocked for only a seventh of the time.
-    """
-    text = b"//# allFunctionsCalledOnLoad\n" + get_plotlyjs().encode()
-    return gzip.compress(text, 5), hashlib.sha256(text).hexdigest()[:12]
-
-
-def plotly_address() -> str:
-    """Returns the address of plotly.js, which is different for each version."""
-    return f"/ramstream/plotly-{_plotly()[1]}.js"
-
-
-def _file_routes() -> list[Route]:
-    async def plotly(_: Request) -> Response:
-        return Response(
-            _plotly()[0],
-            media_type="text/javascript",
-            headers={"cache-control": FOREVER, "content-encoding": "gzip"},
-        )
-
-    async def page_file(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in page_files():
-            return JSONResponse({"error": "There is no such file."}, 404)
-        # The browser checks at each load whether its copy is current: a new version of the program
-        # must not run old scripts.
-        return FileResponse(
-            BROWSER_FILES / name,
-            media_type=page_files()[name],
-            headers={"cache-control": "no-cache"},
-        )
-
-    return [Route(plotly_address(), plotly), Route("/ramstream/{name:path}", page_file)]
 
 
 def _nothing_routes() -> list[Route]:

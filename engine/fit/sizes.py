@@ -319,7 +319,8 @@ class Sizer:
         working, working_note = self._working_set(size, freed, choices)
         masks = self._mask_bytes(size, together)
         rotary_rows = size if self.packed else 1  # packed rows each have their own positions
-        rotary = rotary_rows * self.row_length * shape.argument_numel * item
+        per_token = rotary_rows * shape.argument_numel + size * shape.handed_numel
+        rotary = self.row_length * per_token * item
         return (
             Item(
                 MemoryItem.BOUNDARIES,

@@ -83,14 +83,34 @@ def count_activations(model: StreamedModel) -> list[Counted] | None:
 
 
 def argument_numel(model: StreamedModel) -> int:
-    """Counts the elements per token that blocks receive in addition to their hidden state.
+    """Counts the elements per token that blocks receive in addition to their hidden state, and that
+    all rows share unless they are packed.
 
     Rotary embeddings are an example. Every distinct float tensor with one entry per token counts.
     """
+    return _given_numel(model, rows=1) - _computed_numel(model)
+
+
+def handed_numel(model: StreamedModel) -> int:
+    """Counts the elements per token of each row that stay on the device because blocks hand them to
+    later blocks, or the embed unit computes them for blocks, and those of their gradients.
+    """
+    return _computed_numel(model) + _handed(model)
+
+
+def _computed_numel(model: StreamedModel) -> int:
+    """Counts the elements per token that blocks receive, and that differ from row to row."""
+    if model.handing is None:
+        return 0
+    return _given_numel(model, rows=2) - _given_numel(model, rows=1)
+
+
+def _given_numel(model: StreamedModel, rows: int) -> int:
+    """Counts the elements per token that blocks receive with so many rows of equal positions."""
     tokens = 13  # no other dimension has this size
     with torch.no_grad():
         captured = model.skeleton.capture(
-            torch.zeros(1, tokens, dtype=torch.long), torch.arange(tokens).unsqueeze(0)
+            torch.zeros(rows, tokens, dtype=torch.long), torch.arange(tokens).unsqueeze(0)
         )
     given: dict[int, torch.Tensor] = {}
     for arguments in captured.arguments:
@@ -98,13 +118,11 @@ def argument_numel(model: StreamedModel) -> int:
             if tensor.is_floating_point() and tensor.shape.count(tokens) == 1:
                 given[_storage(tensor)] = tensor
     given.pop(_storage(captured.hidden), None)
+    if model.handing is None:
+        return sum(tensor.numel() for tensor in given.values()) // tokens
     # Inputs that are trained are parts of one tensor, of which only one part is in `given`.
     own = [tensor.untyped_storage().nbytes() // tensor.dtype.itemsize for tensor in given.values()]
-    return (sum(own) if model.handing is not None else _numel(given)) // tokens + _handed(model)
-
-
-def _numel(given: dict[int, torch.Tensor]) -> int:
-    return sum(tensor.numel() for tensor in given.values())
+    return sum(own) // tokens
 
 
 def _handed(model: StreamedModel) -> int:

@@ -30,6 +30,7 @@ from engine.model.shape_rows import (
     ACTIVATION_FIELDS,
     EXACT,
     FROZEN,
+    HANDED,
     NOT_TRAINED,
     SHARED,
     STORED_AS,
@@ -237,6 +238,7 @@ def _is_row(row: Any, dtype: str) -> bool:
         and _is_count(row.get(STREAMS, 1), 1)
         and _is_count(row.get(WORK, 0))
         and _is_count(row.get(UNTOUCHED, 0))
+        and _is_count(row.get(HANDED, 0))
         and row.get(STORED_AS) in (None, *Method)
         and all(name in row and (row[name] is None or _is_count(row[name])) for name in optional)
     )

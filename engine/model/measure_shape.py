@@ -18,6 +18,7 @@ from engine.model.activations import (
     block_shapes,
     count_activations,
     first_of,
+    handed_numel,
 )
 from engine.model.shape import FP32_LOGIT_BYTES, ModelShape
 from engine.model.specimens import Specimens, arguments_on_meta, on_meta
@@ -103,6 +104,7 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
         # gradient on the way. A soft cap keeps one more copy of the logits.
         logit_bytes=FP32_LOGIT_BYTES + item * (2 if softcap else 1),
         argument_numel=argument_numel(model),
+        handed_numel=handed_numel(model),
         attention_heads=attention.heads,
         attention_width=attention.width,
         untouched_numel=sum(model.untouched.values()),

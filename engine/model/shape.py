@@ -60,8 +60,10 @@ class ModelShape:
     """The loss takes this many device bytes for each logit at its peak."""
     argument_numel: int = 0
     """In addition to the hidden state, blocks receive this many elements per token, such as rotary
-    embeddings.
+    embeddings. Rows that are not packed share them.
     """
+    handed_numel: int = 0
+    """Blocks hand on this many elements per token of each row, gradients included."""
     optimizer: Optimizer = FP32_MOMENTS
     """The host keeps the moments of this optimizer."""
     residual_streams: int = 1
@@ -242,7 +244,7 @@ class ModelShape:
         outer = (self.embed.numel, self.head.numel)
         return largest_updated([unit.numel for unit in self.blocks], outer)
 
-    @property
+    @functools.cached_property
     def block_share(self) -> float:
         """Returns the share of the blocks' parameters that a token passes through. It is less than
         1 in a mixture of experts.

@@ -58,6 +58,8 @@ WORK = "work_parameters"
 """A row of a model of which parts are trained has this key."""
 UNTOUCHED = "untouched_numel"
 """A row of a model that also reads images or sound has this key."""
+HANDED = "handed_numel"
+"""A row of a model whose blocks hand values to later blocks has this key."""
 STORED_AS = "stored_as"
 """A row of a checkpoint whose weights are dequantised on loading has this key."""
 TILED = "{} in tiles"
@@ -97,6 +99,7 @@ def pack(shapes: Mapping[str, ModelShape]) -> dict[str, Any]:
         **({STREAMS: first.residual_streams} if first.residual_streams > 1 else {}),
         **({} if first.work_parameters is None else {WORK: first.work_parameters}),
         **({UNTOUCHED: first.untouched_numel} if first.untouched_numel else {}),
+        **({HANDED: first.handed_numel} if first.handed_numel else {}),
         **({} if first.stored_as is None else {STORED_AS: first.stored_as.value}),
         "logit_bytes": {dtype: shape.logit_bytes for dtype, shape in shapes.items()},
         **_in_kinds(units),
@@ -216,6 +219,7 @@ def unpack(row: Mapping[str, Any], dtype: str, source: str, **changes: Any) -> M
     values.setdefault(STREAMS, row.get(STREAMS, 1))
     values.setdefault(WORK, row.get(WORK))
     values.setdefault(UNTOUCHED, row.get(UNTOUCHED, 0))
+    values.setdefault(HANDED, row.get(HANDED, 0))
     values[STORED_AS] = Method(row[STORED_AS]) if row.get(STORED_AS) else None
     kinds = [row["kinds"][kind] for kind, count in row["units"] for _ in range(count)]
     blocks = [f"block {position}" for position in range(len(kinds) - 2)]

@@ -11,7 +11,13 @@ import httpx
 import pytest
 
 from app.web.opening import read_ahead
-from app.web.server import page_files, plotly_address
+from app.web.page_files import (
+    FOREVER,
+    addresses,
+    files_version,
+    page_files,
+    plotly_address,
+)
 from engine.config.settings import TrainConfig
 from engine.runs.folder import create_run
 from tests.support.served import ADDRESS, served
@@ -48,16 +54,35 @@ def recorded(runs, name: str):
 
 def test_the_page_names_every_file_that_its_scripts_load_and_each_is_there(app):
     links = dict(re.findall(r"<([^>]+)>; rel=([^,]+)", get(app, "/").headers["link"]))
-    assert set(links) == {f"/ramstream/{name}" for name in page_files()} | {plotly_address()}
-    for address, kind in links.items():
+    styles, scripts = addresses(".css"), addresses(".js")
+    assert len(styles) + len(scripts) == len(page_files())
+    assert links == {
+        plotly_address(): "preload; as=script",
+        **dict.fromkeys(styles, "preload; as=style"),
+        **dict.fromkeys(scripts, "modulepreload"),
+    }
+    for address in links:
         answer = get(app, address)
         assert answer.status_code == 200
-        expected = (
-            "modulepreload"
-            if address in {f"/ramstream/{name}" for name in page_files()}
-            else "preload; as=script"
-        )
-        assert kind == ("preload; as=style" if address.endswith(".css") else expected)
+        assert answer.headers["cache-control"] == FOREVER
+
+
+def test_a_browser_may_keep_what_changes_its_address_with_its_content_and_nothing_else(app):
+    """Scripts import others by relative paths, so one name of all contents is in each address."""
+    page = get(app, "/")
+    assert "cache-control" not in page.headers
+    assert f"/ramstream/{files_version()}/main.js" in page.text
+    assert get(app, "/api/runs").headers["cache-control"] == "no-store"
+    of_gradio = re.search(r"[./]*(/assets/index-[\w-]+\.js)", page.text).group(1)
+    assert get(app, of_gradio).headers["cache-control"] == FOREVER
+    assert "cache-control" not in get(app, "/assets/nothing-of-the-kind.js").headers
+    # A page that was opened before an update gets the new file, but does not keep it.
+    for before in ("", "v-0123456789ab/"):
+        answer = get(app, f"/ramstream/{before}main.js")
+        assert answer.status_code == 200
+        assert answer.headers["cache-control"] == "no-cache"
+    for none in ("v-0123456789ab", f"{files_version()}/nothing.js", "v-/../server.py"):
+        assert get(app, f"/ramstream/{none}").status_code == 404
 
 
 def test_the_run_that_is_going_to_be_shown_is_read_before_it_is_asked_for(tmp_path):

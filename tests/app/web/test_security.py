@@ -16,7 +16,7 @@ from app.login.login_form import login_routes
 from app.web.connections import server_config
 from app.web.gradio_paths import is_needed
 from app.web.guard import Guard, GuardPolicy
-from app.web.server import BROWSER_FILES
+from app.web.page_files import BROWSER_FILES
 from tests.support.mounted import READS, answers, kind_of, walked
 from tests.support.served import ADDRESS, login_cookie_of, served
 

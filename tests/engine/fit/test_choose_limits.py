@@ -121,6 +121,25 @@ def test_masks_of_short_rows_in_float32_are_counted_on_the_gpu():
     )
 
 
+def test_what_blocks_hand_on_is_counted_for_each_row_also_where_rows_are_not_packed():
+    """Positions, and so rotary embeddings, differ between rows only where rows are packed."""
+    shape = dataclasses.replace(big_shape(), argument_numel=16, handed_numel=8)
+    same = dict(
+        engine__rounds=1,
+        engine__residency=0,
+        engine__save_level="boundary_host",
+        train__batch_size=8,
+        train__micro_batch_size=4,
+    )
+
+    def inputs(packing: bool) -> int:
+        items = on_gpu(80, shape, 1024, data__packing=packing, **same).gpu_items
+        return next(item.bytes for item in items if item.name == "Rotary embeddings")
+
+    assert inputs(packing=False) == 2 * 1024 * (16 + 4 * 8) * shape.item_bytes
+    assert inputs(packing=True) == 2 * 1024 * (4 * 16 + 4 * 8) * shape.item_bytes
+
+
 # ---------------------------------------------------------------------- contradictions
 
 
