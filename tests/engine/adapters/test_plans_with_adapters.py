@@ -5,7 +5,6 @@ input, and a recompute drops the same.
 from __future__ import annotations
 
 import dataclasses
-import shutil
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from engine.config.adapters import Adapters
 from engine.plan.choices import PlanChoices
 from tests.engine.plan.test_laws import assert_same_bits
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+from tests.support.traced import without_kernels
 
 pytestmark = pytest.mark.computing
 
@@ -82,9 +82,9 @@ def test_dropout_changes_what_is_learned(reference):
     assert any(not torch.equal(one, other) for one, other in pairs)
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no C compiler")
-def test_blocks_with_adapters_are_compiled():
+def test_blocks_with_adapters_are_compiled(monkeypatch):
     """Compiled ones learn what eager ones do, and nothing is left uncompiled."""
+    without_kernels(monkeypatch)
     plain = plain_model(tiny_config("llama"))
     found = []
     for is_compiled in (False, True):

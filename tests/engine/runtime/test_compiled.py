@@ -94,9 +94,14 @@ def test_an_evaluation_is_compiled_where_training_is(monkeypatch):
 
 
 @needs_compiler
-@pytest.mark.everything("torch compiles three plans, for 20 seconds")
-def test_a_compiled_optimizer_on_the_device_is_the_host_s_but_for_rounding():
-    """Over units whose decayed part ends inside a piece, of several sizes."""
+@pytest.mark.everything("torch compiles the optimizer for several sizes, for 20 seconds")
+def test_a_compiled_optimizer_on_the_device_is_the_host_s_but_for_rounding(monkeypatch):
+    """Over units whose decayed part ends inside a piece, of several sizes. Blocks run as they are,
+    since their kernels would be compiled for half a minute more.
+    """
+    monkeypatch.setattr(
+        CompiledBlock, "__call__", lambda block, *given, **named: block._block(*given, **named)
+    )
     expected = states(planes_after(COMPILED, dtype="bfloat16", steps=1), "bfloat16")
     first = states(planes_after(BASE, dtype="bfloat16", steps=0), "bfloat16")
     for homes in (("embed", "block 0"), ("block 0", "block 1", "block 2", "head")):

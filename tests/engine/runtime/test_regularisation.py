@@ -40,6 +40,7 @@ from tests.support.tiny import (
     streamed,
     tiny_config,
 )
+from tests.support.traced import without_kernels
 from tests.support.trained_ranks import Job, train
 
 pytestmark = pytest.mark.computing
@@ -128,10 +129,10 @@ def test_the_smoothed_loss_and_its_gradient_are_those_of_transformers(how, smoot
         assert loss_of.ran and not loss_of.problem
 
 
-@needs_compiler
-@pytest.mark.everything("torch compiles the blocks of four runs, for half a minute")
-def test_a_compiled_plan_smooths_its_loss_and_no_other_run_s():
+@pytest.mark.everything("torch traces the blocks of four runs, for some seconds")
+def test_a_compiled_plan_smooths_its_loss_and_no_other_run_s(monkeypatch):
     """A process has one compiled loss for each number."""
+    without_kernels(monkeypatch)
     compiled = dataclasses.replace(BASE, compiled=True)
     plain, losses = plain_model(tiny_config("llama")), {}
     for name, regularisation in {"plain": NO_REGULARISATION, **KINDS}.items():

@@ -17,13 +17,13 @@ from engine.model.build import _BALANCED, build_model
 from engine.plan.choices import PlanChoices
 from tests.engine.model.test_families import law_one
 from tests.engine.plan.test_laws import SAME_BITS, assert_same_bits
-from tests.engine.runtime.test_compiled import needs_compiler
 from tests.engine.runtime.test_parity import compare
 from tests.engine.runtime.test_ranks import IN_ORDER
 from tests.support.families import tiny_family_config
 from tests.support.recorders import AgainRecorder, RecordingBackend
 from tests.support.tiers import FAMILY_SWEEP, in_tiers
 from tests.support.tiny import Batch, plain_model, random_batches, streamed
+from tests.support.traced import without_kernels
 from tests.support.trained_ranks import Job, train
 
 pytestmark = pytest.mark.computing
@@ -156,9 +156,9 @@ def test_steps_in_bf16_are_nearly_those_of_plain_transformers(family):
     run.close()
 
 
-@needs_compiler
-@pytest.mark.everything("torch compiles the blocks of a mixture, for half a minute")
-def test_a_compiled_plan_has_the_same_loss():
+@pytest.mark.everything("torch traces the blocks of a mixture, for some seconds")
+def test_a_compiled_plan_has_the_same_loss(monkeypatch):
+    without_kernels(monkeypatch)
     losses = []
     for choices in (BASE, dataclasses.replace(BASE, compiled=True)):
         run, applied = streamed(plain_model(asked("mixtral")), choices, tokens=36), []
