@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
-import unicodedata
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 
-from engine.dividing.automaton import Automaton, automaton_of
-from engine.dividing.pattern import UnknownPattern
+from engine.dividing.byte_level import ByteLevel
+from engine.dividing.marked_spaces import MarkedSpaces
 from engine.dividing.piece import Piece
-from engine.dividing.word_kernels import OTHER, STOPPED, UNTRIED, kernel
+from engine.dividing.word_kernels import STOPPED, kernel
 
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""This pattern divides texts for a byte-level tokenizer that names no other."""
-_TRIAL = "a?a? ?1?1 ?.?. \n?\n ?  ?'?s'?r'r?'?e'v?'?l'l? ??\t? \r?"
-"""Each character is tried in the places of `?`."""
 _MOST_WORDS = 1 << 18
 _MOST_VALUES = 1 << 23
 """So many words, and characters and tokens of them, are kept at most."""
@@ -30,23 +24,15 @@ class WordTokens:
     """A `WordTokens` looks up the tokens of a text word by word, in a small part of the time that
     the tokenizer takes.
 
-    A byte-level tokenizer divides a text into words by a pattern, and makes tokens of each word by
-    itself. Here the text is divided by a table made of the pattern, and the tokenizer is asked once
-    for each different word. The table is tried with each character that comes up, among characters
-    of other kinds. A text with a character at which it divides otherwise is left to the tokenizer,
-    and so is a text with special tokens.
+    A tokenizer makes tokens of each word by itself, whatever it takes for a word. Here the text is
+    divided by a table, and the tokenizer is asked once for each different word. Texts that the
+    tokenizer may divide otherwise are left to it, and so are texts with special tokens.
     """
 
-    def __init__(self, backend: Any, automaton: Automaton, tree: dict[str, Any]):
-        self._backend = backend
-        self._automaton = automaton
-        self._normalized = tree["normalizer"] is not None
-        added = [token["content"] for token in tree["added_tokens"]]
-        self._added = re.compile("|".join(map(re.escape, added)) or "(?!)")
-        self._first_of_added = sorted({text[:1] for text in added})
-        self._classes = np.full(len(automaton.class_of), UNTRIED, np.uint8)
-        """The class of each character, as far as it has been tried."""
-        self._known = KnownWords(backend.model)
+    def __init__(self, backend: Any, division: ByteLevel | MarkedSpaces, added: AddedTokens):
+        self._division = division
+        self._added = added
+        self._known = KnownWords(backend.model, division.spelled)
         self._ids = np.empty(0, np.int32)
         self._unknown = np.empty((0, 3), np.int64)
 
@@ -56,27 +42,58 @@ class WordTokens:
         like this.
         """
         tree = json.loads(backend.to_str())
-        pattern = _pattern_of(tree)
-        if pattern is None:
+        model = tree["model"]
+        changes = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
+        if model["type"] != "BPE" or any(model.get(name) for name in changes):
             return None
-        try:
-            return cls(backend, automaton_of(pattern), tree)
-        except UnknownPattern:
+        division = ByteLevel.of(backend, tree) or MarkedSpaces.of(tree)
+        if division is None:
             return None
+        return cls(backend, division, AddedTokens(tree["added_tokens"]))
 
     def of_piece(self, piece: Piece) -> np.ndarray | None:
         """Returns the tokens of the piece itself, int32[T], or None where the tokenizer must be
         asked.
         """
         text = piece.with_context
-        is_normalized = not self._normalized or unicodedata.is_normalized("NFC", text)
-        if not is_normalized or self._has_added(text):
-            return None
-        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         own = (len(piece.before), len(text) - len(piece.after))
-        if len(self._unknown) < len(text):
-            self._unknown = np.empty((len(text), 3), np.int64)
-        return self._tokens(codes, text, own)
+        if not self._added.are_in(text):
+            return self._between_added(text, own)
+        return self._around_added(text, own) if self._division.cuts_at_added else None
+
+    def _around_added(self, text: str, own: tuple[int, int]) -> np.ndarray | None:
+        """Returns the tokens of a text, in which there are added tokens, between two places."""
+        found: list[np.ndarray] = []
+        begin = 0
+        for match in [*self._added.pattern.finditer(text), None]:
+            first, behind = match.span() if match else (len(text), len(text))
+            if begin < min(first, own[1]) and first > own[0]:
+                inside = (max(own[0] - begin, 0), min(own[1], first) - begin)
+                ids = self._between_added(text[begin:first], inside)
+                if ids is None:
+                    return None
+                found.append(ids)
+            if match and own[0] < behind and first < own[1]:
+                token = self._added.plain.get(match[0])
+                if token is None or first < own[0] or own[1] < behind:
+                    return None
+                found.append(np.array([token], np.int32))
+            begin = behind
+        return np.concatenate([np.empty(0, np.int32), *found])
+
+    def _between_added(self, text: str, own: tuple[int, int]) -> np.ndarray | None:
+        """Returns the tokens of a text without added tokens between two places, int32[T], or None
+        where the tokenizer must be asked.
+        """
+        written = self._division.written(text)
+        if written is None:
+            return None
+        more = len(written) - len(text)  # a space may come before it, which belongs to its begin
+        own = (own[0] + more if own[0] else 0, own[1] + more)
+        codes = np.frombuffer(written.encode("utf-32-le", "surrogatepass"), np.uint32)
+        if len(self._unknown) < len(codes):
+            self._unknown = np.empty((len(codes), 3), np.int64)
+        return self._tokens(codes, written, own)
 
     def _tokens(self, codes: np.ndarray, text: str, own: tuple[int, int]) -> np.ndarray | None:
         """Returns the tokens of the words of `text` (its `codes` are uint32[characters]) between
@@ -85,11 +102,11 @@ class WordTokens:
         most = len(codes) * 4  # a character has at most four bytes, and a token at least one
         if len(self._ids) < most:
             self._ids = np.empty(most, np.int32)
-        automaton = (self._classes, self._automaton.table)
+        automaton = (self._division.classes, self._division.table)
         while True:
             out = (self._ids, self._unknown)
             state, count, unknown = kernel("divided")(codes, own, automaton, self._known.all, out)
-            if state == STOPPED and self._is_alike(text[count]):
+            if state == STOPPED and self._division.is_alike(text[count]):
                 continue
             if state:
                 return None
@@ -108,29 +125,39 @@ class WordTokens:
             last = before
         return np.concatenate([*found, self._ids[last:count]])
 
-    def _has_added(self, text: str) -> bool:
-        if not any(first in text for first in self._first_of_added):
-            return False
-        return self._added.search(text) is not None
 
-    def _is_alike(self, character: str) -> bool:
-        """Returns whether the table divides a text with a character as the tokenizer does, tries it
-        if nobody has, and keeps what came of it.
-        """
-        code = ord(character)
-        if self._classes[code] == UNTRIED:
-            trial = _TRIAL.replace("?", character)
-            there = [word for word, _ in self._backend.pre_tokenizer.pre_tokenize_str(trial)]
-            is_alike = list(map(as_letters, self._automaton.words(trial))) == there
-            self._classes[code] = self._automaton.class_of[code] if is_alike else OTHER
-        return bool(self._classes[code] < OTHER)
+class AddedTokens:
+    """An `AddedTokens` finds the tokens that a tokenizer looks for before it divides a text."""
+
+    def __init__(self, tokens: list[dict[str, Any]]):
+        """tokens: as the tokenizer's file has them."""
+        contents = sorted((token["content"] for token in tokens), key=len, reverse=True)
+        self.pattern = re.compile("|".join(map(re.escape, contents)) or "(?!)")
+        """Where several begin, the tokenizer takes the longest."""
+        self._firsts = sorted({content[:1] for content in contents})
+        flags = ("special", "normalized", "lstrip", "rstrip", "single_word")
+        self.plain = {
+            token["content"]: token["id"]
+            for token in tokens
+            if not any(token[flag] for flag in flags)
+        }
+        """These are looked for in the text as it stands, and take nothing of what is around."""
+
+    def are_in(self, text: str) -> bool:
+        """Returns whether any of them is in a text."""
+        if not any(first in text for first in self._firsts):
+            return False
+        return self.pattern.search(text) is not None
 
 
 class KnownWords:
-    """A `KnownWords` keeps the words that have come up, with the tokens that `model` makes."""
+    """A `KnownWords` keeps the words that have come up, with the tokens that `model` makes of each
+    as it is `spelled`.
+    """
 
-    def __init__(self, model: Any):
+    def __init__(self, model: Any, spelled: Callable[[str], str]):
         self._model = model
+        self._spelled = spelled
         self._clear()
 
     def _clear(self) -> None:
@@ -154,7 +181,7 @@ class KnownWords:
         values: list[int] = []
         ids_of: dict[str, np.ndarray] = {}
         for word in words:
-            ids = [token.id for token in self._model.tokenize(as_letters(word))]
+            ids = [token.id for token in self._model.tokenize(self._spelled(word))]
             values += (len(word), len(ids), *map(ord, word), *ids)
             ids_of[word] = np.array(ids, np.int32)
         if self._count + len(words) > _MOST_WORDS or self._used + len(values) > _MOST_VALUES:
@@ -169,36 +196,3 @@ class KnownWords:
             first = 1
         kernel("placed")(self.all, first, self._used)
         return ids_of
-
-
-def as_letters(word: str) -> str:
-    """Returns the bytes of a word in the letters of byte-level tokenizers."""
-    return word.encode().decode("latin-1").translate(_letters_of_bytes())
-
-
-@functools.cache
-def _letters_of_bytes() -> dict[int, int]:
-    """Returns the letters for the bytes that are not written as the characters of their number."""
-    others = [*range(33), *range(127, 161), 173]
-    return {byte: 256 + place for place, byte in enumerate(others)}
-
-
-def _pattern_of(tree: dict[str, Any]) -> str | None:
-    """Returns the pattern of a byte-level tokenizer, or None for any other. `tree` is what its file
-    holds.
-    """
-    model, steps = tree["model"], tree["pre_tokenizer"] or {}
-    changes = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
-    if model["type"] != "BPE" or any(model.get(name) for name in changes):
-        return None
-    *before, last = steps.get("pretokenizers", [steps])
-    is_byte_level = last.get("type") == "ByteLevel" and not last["add_prefix_space"]
-    if not is_byte_level or tree["normalizer"] not in (None, {"type": "NFC"}):
-        return None
-    if not before:
-        return _GPT2 if last["use_regex"] else None
-    split = before[0]
-    is_isolated = split.get("behavior") == "Isolated" and not split.get("invert")
-    if len(before) > 1 or last["use_regex"] or not is_isolated:
-        return None
-    return split["pattern"].get("Regex")

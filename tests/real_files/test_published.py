@@ -32,7 +32,12 @@ TEXT = (
 )
 """It has no character that a normalisation changes."""
 ANSWER = "42 — né 🙂"
-BY_WORDS = ("Qwen2.5-0.5B-Instruct", "Llama-3.2-1B-Instruct", "Mistral-Nemo-Base-2407")
+BY_WORDS = (
+    "Qwen2.5-0.5B-Instruct",
+    "Llama-3.2-1B-Instruct",
+    "Mistral-Nemo-Base-2407",
+    "Mistral-7B-v0.1",
+)
 ENDS = {
     "Qwen2.5-0.5B-Instruct": "<|im_end|>",
     "Llama-3.2-1B-Instruct": "<|eot_id|>",

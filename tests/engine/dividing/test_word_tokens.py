@@ -10,8 +10,9 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from engine.dividing.automaton import automaton_of
+from engine.dividing.byte_level import ByteLevel
 from engine.dividing.piece import Piece
-from engine.dividing.word_tokens import WordTokens
+from engine.dividing.word_tokens import AddedTokens, WordTokens
 from tests.support import data_tokenizers as made
 
 pytestmark = pytest.mark.computing
@@ -55,10 +56,6 @@ def backend(pattern, normalizer=None):
     return found
 
 
-def words_tree():
-    return {"normalizer": None, "added_tokens": []}
-
-
 def text_of(draw, characters, length):
     return "".join(draw.choices(characters, k=length))
 
@@ -94,7 +91,9 @@ def test_special_tokens_and_unusual_characters_are_left_to_the_tokenizer():
         assert words.of_piece(Piece("", text, "")) is not None
     greek = automaton_of(r"[α]+|\S|\s")
     greek.class_of[ord("α")] = greek.class_of[ord("x")]
-    other = WordTokens(backend(r"[α]+|\S|\s"), greek, words_tree())
+    tokenizer = backend(r"[α]+|\S|\s")
+    division = ByteLevel(tokenizer.pre_tokenizer, greek, is_normalized=False)
+    other = WordTokens(tokenizer, division, AddedTokens([]))
     assert other.of_piece(Piece("", "xx", "")) is not None
     assert other.of_piece(Piece("", "xαx", "")) is None, "the table divides it otherwise"
 
