@@ -94,7 +94,10 @@ class RouterBalance:
         """Watches the router of a template for blocks like that of `unit`, if it has one."""
         name = self._loss.routers.get(unit)
         if name is not None:
-            template.get_submodule(name).register_forward_hook(self._routed)
+            # What the hook notes is no part of a compiled block. As a decorator, this would import
+            # the compiler into every process, for a second.
+            hook = torch.compiler.disable(self._routed)
+            template.get_submodule(name).register_forward_hook(hook)
 
     def enter(
         self, unit: str, micro_batch: int, tokens: BalancedTokens | None, counts: bool
@@ -123,7 +126,6 @@ class RouterBalance:
         chosen, probable = self.means(micro_batch, tokens)
         return (chosen * probable).sum() * (self.scale * tokens.weight)
 
-    @torch.compiler.disable  # what it notes is no part of a compiled block
     def _routed(self, _router: nn.Module, _inputs: Any, out: tuple[Any, ...]) -> Any:
         """Counts what a router has chosen, and returns its result with balanced scores."""
         if self._now is None:
