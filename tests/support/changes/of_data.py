@@ -16,6 +16,8 @@ FINGERPRINT = "tests/engine/data/test_data_fingerprint.py"
 MIX = "tests/engine/data/test_data_mix.py"
 AUTOMATON = "tests/engine/dividing/test_automaton.py"
 WORDS = "tests/engine/dividing/test_word_tokens.py"
+MARKED = "engine/dividing/marked_spaces.py"
+MARKS = "tests/engine/dividing/test_marked_spaces.py"
 LONG = "tests/engine/data/test_long_texts.py"
 
 DATA = (
@@ -69,11 +71,43 @@ DATA = (
     ),
     Change(
         "word-divided-at-any-character",
-        "engine/dividing/word_tokens.py",
+        "engine/dividing/byte_level.py",
         "if is_alike else OTHER",
         "if there else OTHER",
         "Characters at which the tokenizer divides a text otherwise are divided by the table.",
         (WORDS,),
+    ),
+    Change(
+        "word-divided-where-a-merge-joins",
+        MARKED,
+        "borders = {(one[-1], other[0]) for one, other in merges}",
+        "borders = {(one[-1], other[0]) for one, other in merges if len(other) > 1}",
+        "Texts are divided between characters that a merge with a single one joins.",
+        (MARKS,),
+    ),
+    Change(
+        "space-before-a-text-left-out",
+        "engine/dividing/word_tokens.py",
+        "own = (own[0] + more if own[0] else 0, own[1] + more)",
+        "own = (own[0] + more, own[1] + more)",
+        "A text begins without the space that the tokenizer puts before it.",
+        (MARKS,),
+    ),
+    Change(
+        "added-token-over-a-border-kept",
+        "engine/dividing/word_tokens.py",
+        "if token is None or first < own[0] or own[1] < behind:",
+        "if token is None:",
+        "A token that reaches over the border of two pieces is in both.",
+        (MARKS,),
+    ),
+    Change(
+        "bytes-joined-by-merges",
+        MARKED,
+        'if not _BYTES.isdisjoint(itertools.chain.from_iterable(model["merges"])):',
+        'if _BYTES.isdisjoint(model["vocab"]):',
+        "Texts are divided between bytes that a merge joins.",
+        (MARKS,),
     ),
     Change(
         "first-token-of-any-document-trained",

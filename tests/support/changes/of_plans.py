@@ -210,6 +210,14 @@ PLANS = (
         "of runs on a GPU; no run on the CPU has such gaps.",
     ),
     Change(
+        "handed-values-of-one-row-counted",
+        SIZES,
+        "size * shape.handed_numel",
+        "rotary_rows * shape.handed_numel",
+        "The report counts what blocks hand on for one row where rows are not packed.",
+        (LIMIT_TESTS,),
+    ),
+    Change(
         "one-copy-of-the-gradient-staged",
         "engine/fit/buffer_sizes.py",
         "waiting + 2 * shape.block_sizes.largest_from(blocks)",
