@@ -16,7 +16,7 @@ imports from its own room and from rooms listed before it. `tests/test_rooms.py`
     machine         this machine and known ones, and how fast they are; no torch
     sources         data sets as rows: files, folders, registries, the hub; no torch
     examples        rows as conversations, pairs and texts; no torch
-    dividing        texts as words, by the pattern of a tokenizer; no torch
+    dividing        texts as words, as a tokenizer divides them; no torch
     data            examples as rows of tokens; no torch
     hub             models on the hub: their files, here and there, and downloads
     passing         what passes between the blocks of a model

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from engine.dividing.automaton import DEAD, ENDS, START
-from engine.dividing.pattern import CODES
+from engine.dividing.pattern import categories
 from engine.dividing.word_kernels import OTHER
 
 SPACE = "▁"
@@ -118,12 +117,9 @@ def _classes() -> np.ndarray:
     """Returns a number for each character: its own in ASCII and for `▁`, one for its category
     elsewhere, uint8[CODES].
     """
-    numbers: dict[str, int] = {}
-    found = np.zeros(CODES, np.uint8)
+    _, number = np.unique(categories(), return_inverse=True)
+    found = (_ASCII + 1 + number.reshape(-1)).astype(np.uint8)
     found[:_ASCII] = np.arange(_ASCII)
-    for code in range(_ASCII, CODES):
-        category = unicodedata.category(chr(code))
-        found[code] = _ASCII + 1 + numbers.setdefault(category, len(numbers))
     found[ord(SPACE)] = _ASCII
     return found
 

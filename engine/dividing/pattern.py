@@ -207,7 +207,7 @@ class _Reader:
 
 
 @functools.cache
-def _categories() -> np.ndarray:
+def categories() -> np.ndarray:
     """Returns the category of each character, a text of two letters: shape [CODES]."""
     found = np.full(CODES, b"Cn")
     for first, behind in _ASSIGNED:
@@ -219,7 +219,7 @@ def _categories() -> np.ndarray:
 @functools.cache
 def _of_category(name: str) -> np.ndarray:
     """Returns the characters of a category such as `L` or `Lu`, bool[CODES]."""
-    found = _categories()
+    found = categories()
     members = found == name.encode() if len(name) > 1 else found.astype("S1") == name.encode()
     if not members.any():
         raise UnknownPattern(name)
