@@ -12,10 +12,12 @@ import numpy as np
 
 from engine.dividing.automaton import Automaton, automaton_of
 from engine.dividing.pattern import UnknownPattern
+from engine.dividing.pieces import Runs, in_pieces, read_runs
 from engine.dividing.word_kernels import OTHER, UNTRIED
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """This pattern divides texts for a byte-level tokenizer that names no other."""
+_NO_CHANGE = (None, {"type": "Sequence", "normalizers": []})
 _TRIAL = "a?a? ?1?1 ?.?. \n?\n ?  ?'?s'?r'r?'?e'v?'?l'l? ??\t? \r?"
 """Each character is tried in the places of `?`."""
 
@@ -43,14 +45,13 @@ class ByteLevel:
         """Returns it for a byte-level tokenizer whose pattern is understood, or None. `tree` is
         what the tokenizer's file holds.
         """
-        pattern = _pattern_of(tree)
-        if pattern is None:
-            return None
         try:
-            automaton = automaton_of(pattern)
+            automaton = _automaton_of(tree)
         except UnknownPattern:
             return None
-        return cls(backend.pre_tokenizer, automaton, tree["normalizer"] is not None)
+        if automaton is None:
+            return None
+        return cls(backend.pre_tokenizer, automaton, tree["normalizer"] not in _NO_CHANGE)
 
     def written(self, text: str) -> str | None:
         """Returns what is divided in place of a text: here itself, or None where the tokenizer
@@ -89,17 +90,33 @@ def _letters_of_bytes() -> dict[int, int]:
     return {byte: 256 + place for place, byte in enumerate(others)}
 
 
-def _pattern_of(tree: dict[str, Any]) -> str | None:
-    """Returns the pattern of a byte-level tokenizer, or None for any other."""
+def _automaton_of(tree: dict[str, Any]) -> Automaton | None:
+    """Returns the automaton of a byte-level tokenizer, or None for any other. Raises UnknownPattern
+    if its patterns are not understood.
+    """
     steps = tree["pre_tokenizer"] or {}
     *before, last = steps.get("pretokenizers", [steps])
     is_byte_level = last.get("type") == "ByteLevel" and not last["add_prefix_space"]
-    if not is_byte_level or tree["normalizer"] not in (None, {"type": "NFC"}):
+    if not is_byte_level or tree["normalizer"] not in (*_NO_CHANGE, {"type": "NFC"}):
         return None
-    if not before:
-        return _GPT2 if last["use_regex"] else None
-    split = before[0]
-    is_isolated = split.get("behavior") == "Isolated" and not split.get("invert")
-    if len(before) > 1 or last["use_regex"] or not is_isolated:
-        return None
-    return split["pattern"].get("Regex")
+    pattern = _GPT2
+    if not last["use_regex"]:
+        if not before:
+            return None
+        pattern = _of_split(before.pop())
+    return in_pieces(automaton_of(pattern), [_runs_of(step) for step in before])
+
+
+def _runs_of(step: dict[str, Any]) -> Runs:
+    if step["type"] == "Digits":
+        return read_runs(r"\p{N}" if step["individual_digits"] else r"\p{N}+")
+    return read_runs(_of_split(step))
+
+
+def _of_split(step: dict[str, Any]) -> str:
+    """Returns the pattern by which a step divides. Raises UnknownPattern if it does more."""
+    is_isolated = step.get("behavior") == "Isolated" and not step.get("invert")
+    if not is_isolated or "Regex" not in step["pattern"]:
+        raise UnknownPattern(str(step))
+    pattern: str = step["pattern"]["Regex"]
+    return pattern

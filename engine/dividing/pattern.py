@@ -159,11 +159,23 @@ class _Reader:
         is_other = self._take("^")
         members = np.zeros(CODES, bool)
         while not self._take("]"):
-            # Nested classes, `&&` and ranges are not understood.
-            if not self.rest or self.rest[0] in "[&-":
+            # Nested classes and `&&` are not understood, nor is `-` where it is no range.
+            if not self.rest or self.rest[0] in "[-" or self.rest.startswith("&&"):
                 raise UnknownPattern(self._pattern)
+            first = self._place
             members |= self._member()
+            if self._take("-"):
+                members |= self._range(self._pattern[first : self._place - 1])
         return ~members if is_other else members
+
+    def _range(self, first: str) -> np.ndarray:
+        """Returns the characters from `first` to the next one in the pattern, bool[CODES]."""
+        last = self._next()
+        if len(first) > 1 or last in "\\[]" or last < first or self._folds:
+            raise UnknownPattern(self._pattern)
+        members = np.zeros(CODES, bool)
+        members[ord(first) : ord(last) + 1] = True
+        return members
 
     def _member(self) -> np.ndarray:
         """Returns the characters that a character or an escape stands for, bool[CODES]."""

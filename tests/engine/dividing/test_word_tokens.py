@@ -26,9 +26,10 @@ PATTERNS = {
     "Llama 3": rf"{_CASES}|{_MARK}\p{{L}}+|\p{{N}}{{1,3}}|{_REST}",
     "o200k": rf"{_MARK}[{_UPPER}]*[{_LOWER}]+{_CASES}?|{_MARK}[{_UPPER}]+[{_LOWER}]*{_CASES}?"
     rf"|\p{{N}}{{1,3}}|{_REST.replace('n]*', 'n/]*')}",
+    "the starter": r"\p{N}|[MDCLXVI](?![a-z])| ?\p{L}+|\s|[^\s\p{L}\p{N}]+",
 }
 CHARACTERS = (
-    *"aZsStTréßſKİıǅ1٣²Ⅷ日本ไ्é 　\t\n\r\x0b\x1c\x85\xa0\u2028\u200d'’.,!?/_-<|>",
+    *"aZMsStTréßſKİıǅ1٣²Ⅷ日本ไ्é 　\t\n\r\x0b\x1c\x85\xa0\u2028\u200d'’.,!?/_-<|>",
     "e\u0301",
     "😀",
     "𝒜",
@@ -73,6 +74,35 @@ def test_tokens_are_those_of_the_tokenizer(name):
     assert found > 100
     prose = "“Hello,” he said: it's 1,234 — naïve!\n\n\tAnd they'LL go…  to 東京.\r\n" * 3
     assert words.of_piece(Piece("", prose, "")).tolist() == tokenizer.encode(prose).ids
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [pre_tokenizers.Digits(individual_digits=True)],
+        [pre_tokenizers.Digits(individual_digits=False)],
+        [
+            pre_tokenizers.Split(Regex(r"\p{N}{1,3}"), "isolated"),
+            pre_tokenizers.Split(
+                Regex(rf"[!-/][A-Za-z]+|{_MARK}\p{{L}}+| ?[\p{{P}}\p{{S}}]+|\s*[\r\n]+|\s+"),
+                "isolated",
+            ),
+        ],
+    ],
+    ids=["SmolLM", "runs of digits", "DeepSeek"],
+)
+def test_a_tokenizer_may_divide_several_times(steps):
+    tokenizer, draw = backend(None), random.Random(len(steps))
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=len(steps) == 1)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*steps, last])
+    tokenizer.normalizer = normalizers.Sequence([])
+    words, found = WordTokens.of(tokenizer), 0
+    for length in range(300):
+        text = text_of(draw, [*draw.sample(CHARACTERS, 9), "1234567", "12"], length % 60)
+        ids = words.of_piece(Piece("", text, ""))
+        assert ids is None or ids.tolist() == tokenizer.encode(text).ids, repr(text)
+        found += ids is not None
+    assert found > 100
 
 
 def test_context_is_left_out_and_a_word_across_a_border_is_left_to_the_tokenizer():

@@ -86,6 +86,22 @@ DATA = (
         (MARKS,),
     ),
     Change(
+        "word-over-the-border-of-a-piece",
+        "engine/dividing/pieces.py",
+        "if kind is None or (not is_first and kind[1] != state.runs):",
+        "if kind is None:",
+        "A text that is divided around digits first has words that reach over them.",
+        ("tests/engine/dividing/test_pieces.py", WORDS),
+    ),
+    Change(
+        "runs-one-character-longer",
+        "engine/dividing/pieces.py",
+        "if goes_on and state.count != self._most[state.runs]:",
+        "if goes_on and state.count <= (self._most[state.runs] or 0):",
+        "Digits that a tokenizer divides into threes are divided into fours.",
+        ("tests/engine/dividing/test_pieces.py", WORDS),
+    ),
+    Change(
         "space-before-a-text-left-out",
         "engine/dividing/word_tokens.py",
         "own = (own[0] + more if own[0] else 0, own[1] + more)",
