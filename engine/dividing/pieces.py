@@ -17,6 +17,8 @@ from engine.dividing.pattern import Sequence as Parts
 
 _REST = -1
 """The number of the set for all characters that are in none."""
+_NOWHERE = -2
+"""No character of the word has come yet."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +90,7 @@ class _Pieces:
                 self._refuse_divided(number)
 
     def automaton(self) -> Automaton:
-        states: list[_State | None] = [None, _Within(START, _REST)]  # the first one is DEAD
+        states: list[_State | None] = [None, _Within(START, _NOWHERE)]  # the first one is DEAD
         numbers = {state: number for number, state in enumerate(states)}
         table: list[list[int]] = []
         for state in states:  # new ones are added behind it
@@ -112,7 +114,7 @@ class _Pieces:
             if goes_on and state.count != self._most[state.runs]:
                 return _Counted(state.runs, state.count + 1), False
             return None, True
-        is_first = state.state == START
+        is_first = state.runs == _NOWHERE
         if is_first and kind is not None and kind[1] != _REST and self._most[kind[1]] is not None:
             return _Counted(kind[1], 1), False
         if kind is None or (not is_first and kind[1] != state.runs):

@@ -39,6 +39,12 @@ def test_words_are_those_of_the_library(name):
         assert ours.words(text) == found, repr(text)
 
 
+def test_a_border_ends_a_word_that_may_begin_anew_in_its_middle():
+    """The table of `a*b` is in its first state again behind each `a`."""
+    ours = in_pieces(automaton_of("a*b"), [read_runs(r"\p{N}")])
+    assert ours.words("a1b") == ["a", "1", "b"] and ours.words("aab1") == ["aab", "1"]
+
+
 @pytest.mark.parametrize(
     "first, last",
     [
