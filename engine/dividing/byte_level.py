@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.dividing.automaton import Automaton, automaton_of
 from engine.dividing.pattern import UnknownPattern
-from engine.dividing.pieces import Runs, in_pieces, read_runs
+from engine.dividing.runs_first import Runs, in_pieces, read_runs
 from engine.dividing.word_kernels import OTHER, UNTRIED
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -28,6 +28,7 @@ class ByteLevel:
     """
 
     cuts_at_added = False
+    alone: frozenset[str] = frozenset()
 
     def __init__(self, pre_tokenizer: Any, automaton: Automaton, is_normalized: bool):
         """pre_tokenizer: that of the tokenizer, which is asked about characters. is_normalized: the

@@ -18,6 +18,7 @@ import numpy as np
 
 from engine.dividing.automaton import DEAD, ENDS, START
 from engine.dividing.pattern import categories
+from engine.dividing.sought_tokens import alone_in
 from engine.dividing.word_kernels import OTHER
 
 SPACE = "▁"
@@ -48,15 +49,24 @@ class MarkedSpaces:
     ASCII are told apart by their category alone, which makes longer parts and never shorter ones.
     """
 
-    def __init__(self, merges: list[list[str]], prefix: _Prefix | None):
-        """merges: the pairs of parts that the tokenizer joins."""
+    def __init__(
+        self, merges: list[list[str]], prefix: _Prefix | None, alone: frozenset[str] = frozenset()
+    ):
+        """merges: the pairs of parts that the tokenizer joins. alone: a run of one of these
+        characters is a word, whatever merges join (`alone_in`).
+        """
         self._prefix = prefix
+        self.alone = alone
         self.cuts_at_added = prefix is None
         """Each part of a text between added tokens is a text by itself, without a space before."""
         class_of = _classes()
         self.classes = class_of.copy()
         self.classes[0xD800:0xE000] = OTHER  # halves of characters are no text
-        self.table = _table(_joined(merges, class_of))
+        joined = _joined(merges, class_of)
+        for code in map(ord, alone):
+            joined[code] = joined[:, code] = False
+            joined[code, code] = True
+        self.table = _table(joined)
 
     @classmethod
     def of(cls, tree: dict[str, Any]) -> MarkedSpaces | None:
@@ -75,7 +85,8 @@ class MarkedSpaces:
         written = [token["content"] for token in tree["added_tokens"] if token["normalized"]]
         if any(space in content for content in written for space in (" ", SPACE)):
             return None
-        return cls(model["merges"], prefix)
+        alone = alone_in(tree["added_tokens"]) if prefix is None else frozenset()
+        return cls(model["merges"], prefix, alone)
 
     def written(self, text: str) -> str | None:
         """Returns a text with its spaces as the tokenizer writes them, and with the space before it

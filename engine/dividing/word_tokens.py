@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from engine.dividing.byte_level import ByteLevel
 from engine.dividing.marked_spaces import MarkedSpaces
 from engine.dividing.piece import Piece
+from engine.dividing.sought_tokens import AddedTokens
 from engine.dividing.word_kernels import STOPPED, kernel
 
 _MOST_WORDS = 1 << 18
@@ -30,9 +30,10 @@ class WordTokens:
     """
 
     def __init__(self, backend: Any, division: ByteLevel | MarkedSpaces, added: AddedTokens):
+        self._backend = backend
         self._division = division
         self._added = added
-        self._known = KnownWords(backend.model, division.spelled)
+        self._known = KnownWords(self._ids_of)
         self._ids = np.empty(0, np.int32)
         self._unknown = np.empty((0, 3), np.int64)
 
@@ -49,7 +50,14 @@ class WordTokens:
         division = ByteLevel.of(backend, tree) or MarkedSpaces.of(tree)
         if division is None:
             return None
-        return cls(backend, division, AddedTokens(tree["added_tokens"]))
+        return cls(backend, division, AddedTokens(tree["added_tokens"], division.alone))
+
+    def _ids_of(self, word: str) -> list[int]:
+        """Returns the tokens that the tokenizer makes of a word."""
+        if word[0] in self._division.alone:
+            ids: list[int] = self._backend.encode(word, add_special_tokens=False).ids
+            return ids
+        return [token.id for token in self._backend.model.tokenize(self._division.spelled(word))]
 
     def of_piece(self, piece: Piece) -> np.ndarray | None:
         """Returns the tokens of the piece itself, int32[T], or None where the tokenizer must be
@@ -126,38 +134,11 @@ class WordTokens:
         return np.concatenate([*found, self._ids[last:count]])
 
 
-class AddedTokens:
-    """An `AddedTokens` finds the tokens that a tokenizer looks for before it divides a text."""
-
-    def __init__(self, tokens: list[dict[str, Any]]):
-        """tokens: as the tokenizer's file has them."""
-        contents = sorted((token["content"] for token in tokens), key=len, reverse=True)
-        self.pattern = re.compile("|".join(map(re.escape, contents)) or "(?!)")
-        """Where several begin, the tokenizer takes the longest."""
-        self._firsts = sorted({content[:1] for content in contents})
-        flags = ("special", "normalized", "lstrip", "rstrip", "single_word")
-        self.plain = {
-            token["content"]: token["id"]
-            for token in tokens
-            if not any(token[flag] for flag in flags)
-        }
-        """These are looked for in the text as it stands, and take nothing of what is around."""
-
-    def are_in(self, text: str) -> bool:
-        """Returns whether any of them is in a text."""
-        if not any(first in text for first in self._firsts):
-            return False
-        return self.pattern.search(text) is not None
-
-
 class KnownWords:
-    """A `KnownWords` keeps the words that have come up, with the tokens that `model` makes of each
-    as it is `spelled`.
-    """
+    """A `KnownWords` keeps the words that have come up, with the tokens that `ids_of` tells."""
 
-    def __init__(self, model: Any, spelled: Callable[[str], str]):
-        self._model = model
-        self._spelled = spelled
+    def __init__(self, ids_of: Callable[[str], list[int]]):
+        self._ids_of = ids_of
         self._clear()
 
     def _clear(self) -> None:
@@ -181,7 +162,7 @@ class KnownWords:
         values: list[int] = []
         ids_of: dict[str, np.ndarray] = {}
         for word in words:
-            ids = [token.id for token in self._model.tokenize(self._spelled(word))]
+            ids = self._ids_of(word)
             values += (len(word), len(ids), *map(ord, word), *ids)
             ids_of[word] = np.array(ids, np.int32)
         if self._count + len(words) > _MOST_WORDS or self._used + len(values) > _MOST_VALUES:

@@ -18,7 +18,7 @@ LETTERS = "▁abdehlostw.,'<>/\n0123x日é_"
 MERGES = (
     *("h e", "l l", "he ll", "hell o", "▁ hello", "▁ a", "▁ ▁", "▁▁ ▁▁", "\n \n", "\n\n \n\n"),
     *(". .", "日 日", "▁ 日", "' s", "< /", "e s", "es t", "1 2", "12 3", "o .", "l o", "lo w"),
-    *("▁ low", "w e"),
+    *("▁ low", "w e", "hello \n"),
 )
 """One of them joins a letter and a sign."""
 CHARACTERS = (
@@ -63,8 +63,9 @@ def with_metaspace(scheme="first", split=False, **how):
 
 TOKENIZERS = {
     "Llama": like_llama(),
-    "Gemma": like_gemma(),
     "Gemma, lines are tokens": like_gemma(added=("\n", "\n\n", "\n\n\n", "▁▁▁")),
+    "Gemma": like_gemma(),
+    "Gemma, lines are in other tokens": like_gemma(added=("\n", "\n\n", "<\n")),
     **{scheme: with_metaspace(scheme) for scheme in ("first", "always", "never")},
 }
 
@@ -120,6 +121,8 @@ def test_special_tokens_and_halves_of_characters_are_left_to_the_tokenizer():
     for text in ("he <end> he", "he\ud800", "he\n<end>\n"):
         assert words.of_piece(Piece("", text, "")) is None
     assert words.of_piece(Piece("", "he\n", "\nhe")) is None, "a token reaches over the border"
+    words = WordTokens.of(TOKENIZERS["Gemma, lines are in other tokens"])
+    assert words.of_piece(Piece("", "he<", "\nhe")) is None, "so does this one"
     assert WordTokens.of(like_llama(added=("\n",))).of_piece(Piece("", "he\nhe", "")) is None
 
 

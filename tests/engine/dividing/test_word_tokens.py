@@ -12,7 +12,8 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from engine.dividing.automaton import automaton_of
 from engine.dividing.byte_level import ByteLevel
 from engine.dividing.piece import Piece
-from engine.dividing.word_tokens import AddedTokens, WordTokens
+from engine.dividing.sought_tokens import AddedTokens
+from engine.dividing.word_tokens import WordTokens
 from tests.support import data_tokenizers as made
 
 pytestmark = pytest.mark.computing

@@ -87,19 +87,19 @@ DATA = (
     ),
     Change(
         "word-over-the-border-of-a-piece",
-        "engine/dividing/pieces.py",
+        "engine/dividing/runs_first.py",
         "if kind is None or (not is_first and kind[1] != state.runs):",
         "if kind is None:",
         "A text that is divided around digits first has words that reach over them.",
-        ("tests/engine/dividing/test_pieces.py", WORDS),
+        ("tests/engine/dividing/test_runs_first.py", WORDS),
     ),
     Change(
         "runs-one-character-longer",
-        "engine/dividing/pieces.py",
+        "engine/dividing/runs_first.py",
         "if goes_on and state.count != self._most[state.runs]:",
         "if goes_on and state.count <= (self._most[state.runs] or 0):",
         "Digits that a tokenizer divides into threes are divided into fours.",
-        ("tests/engine/dividing/test_pieces.py", WORDS),
+        ("tests/engine/dividing/test_runs_first.py", WORDS),
     ),
     Change(
         "space-before-a-text-left-out",
@@ -115,6 +115,14 @@ DATA = (
         "if token is None or first < own[0] or own[1] < behind:",
         "if token is None:",
         "A token that reaches over the border of two pieces is in both.",
+        (MARKS,),
+    ),
+    Change(
+        "lines-joined-with-words",
+        MARKED,
+        "joined[code] = joined[:, code] = False",
+        "joined[code] = False",
+        "A line that is an added token is joined with the word before it.",
         (MARKS,),
     ),
     Change(

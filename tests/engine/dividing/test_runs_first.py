@@ -11,7 +11,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from engine.dividing.automaton import automaton_of
 from engine.dividing.pattern import UnknownPattern
-from engine.dividing.pieces import in_pieces, read_runs
+from engine.dividing.runs_first import in_pieces, read_runs
 
 pytestmark = pytest.mark.computing
 WORDS = r" ?[ab]+|\s+(?!\S)|\s+|\S"
