@@ -27,6 +27,8 @@ export class Talk {
         this.choice = null; // the weights that the chat is with
         this.minutes = 10;
         this.readAt = Number.NEGATIVE_INFINITY;
+        this.reads = 0; // of the chat, so far
+        this.lastRead = 0; // the number of the newest read that was answered
         this.asked = ""; // the choice that the shown description is about
         this.working = false;
         this.who = this.part("who").elements;
@@ -223,8 +225,12 @@ export class Talk {
     // Reads the chat, and repeats that until the answer is complete.
     async read() {
         clearTimeout(this.timer);
+        this.reads += 1;
+        const number = this.reads;
         try {
             const state = await send(`/api/talk?since=${this.version}`);
+            if (number < this.lastRead) return; // a later read was answered first
+            this.lastRead = number;
             this.working = state.working;
             if (state.turns) this.show(state);
         } finally {
