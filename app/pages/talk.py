@@ -53,7 +53,9 @@ class Talk:
         self._job: Job | None = None
         self._note = ""
         self._error = ""
-        self._version = time.time_ns() // 1_000_000
+        self._server = time.time_ns() // 1_000_000
+        """It tells versions of this server from those of an earlier one."""
+        self._version = self._server
         """Each change of the state increments this. It starts from the clock, so that versions of
         an earlier server are lower.
         """
@@ -73,10 +75,11 @@ class Talk:
         with self._state:
             job = self._job if self._job is not None and self._job.state == "working" else None
             if since == self._version and job is None:
-                return {"version": self._version, "working": False}
+                return {"server": self._server, "version": self._version, "working": False}
             first = max(0, len(self._turns) - 1) if since >= self._begun else 0
             held = self._loaded.held_bytes()
             return {
+                "server": self._server,
                 "version": self._version,
                 "working": job is not None,
                 "note": self._note,

@@ -20,6 +20,7 @@ export class Talk {
     constructor(element) {
         this.root = element;
         this.version = 0; // of the chat that is shown
+        this.server = null; // the server's start that this version belongs to
         this.turns = [];
         this.runs = null; // the runs with weights, by id; null before they are known
         this.run = null; // the run whose view this is
@@ -27,8 +28,6 @@ export class Talk {
         this.choice = null; // the weights that the chat is with
         this.minutes = 10;
         this.readAt = Number.NEGATIVE_INFINITY;
-        this.reads = 0; // of the chat, so far
-        this.lastRead = 0; // the number of the newest read that was answered
         this.asked = ""; // the choice that the shown description is about
         this.working = false;
         this.who = this.part("who").elements;
@@ -225,12 +224,11 @@ export class Talk {
     // Reads the chat, and repeats that until the answer is complete.
     async read() {
         clearTimeout(this.timer);
-        this.reads += 1;
-        const number = this.reads;
         try {
             const state = await send(`/api/talk?since=${this.version}`);
-            if (number < this.lastRead) return; // a later read was answered first
-            this.lastRead = number;
+            // Of two reads, either may reach the server first, and either answer may come first.
+            if (state.server === this.server && state.version < this.version) return;
+            this.server = state.server;
             this.working = state.working;
             if (state.turns) this.show(state);
         } finally {

@@ -254,6 +254,7 @@ def test_routes_answer_with_the_chat_or_one_sentence(talk):
     state = call(talk, "GET", "/api/talk").json()
     assert texts(state) == [{"tuned": "ab"}] and state["choice"] == choice | {"folder": ""}
     assert call(talk, "GET", f"/api/talk?since={state['version']}").json() == {
+        "server": state["server"],
         "version": state["version"],
         "working": False,
     }
