@@ -15,6 +15,7 @@ import torch
 from engine.config.settings import ModelConfig, TrainConfig
 from engine.data.rows import micro_batch_bounds
 from engine.errors import ConfigError
+from engine.fit import planner
 from engine.fit.buffer_sizes import (
     fixed_items,
     gradient_ring_bytes,
@@ -290,6 +291,22 @@ def test_auto_takes_as_many_gpus_as_make_a_step_fastest():
     # One that is for one GPU alone is not compared with more.
     pairs = changes | {"engine__save_level": "boundary_pairs"}
     assert needs_on("2 x H100 SXM", **pairs).ranks == 1
+
+
+def test_a_whole_model_on_the_gpus_is_preferred_only_where_units_are_short(monkeypatch):
+    def chosen(rows: int) -> PlanChoices:
+        found = needs_on("8 x H200", engine__gpus=4, train__batch_size=4 * rows)
+        return found.chosen.choices
+
+    # Long units: activations use the memory better.
+    long = chosen(96)
+    assert long.kept_blocks == 28 and long.settled_units < 30
+    monkeypatch.setattr(planner, "SHORT_UNIT_SECONDS", 1.0)
+    whole = chosen(96)
+    assert whole.kept_blocks < 28 and whole.settled_units == 30
+    monkeypatch.undo()
+    # Short ones: nothing else takes the interpreter.
+    assert chosen(8).settled_units == 30
 
 
 # ---------------------------------------------------------------------- time

@@ -322,6 +322,14 @@ PLANS = (
         (f"{CHOOSE_TESTS}::test_what_is_chosen_is_also_the_fastest_op_by_op", CHOOSE_TESTS),
     ),
     Change(
+        "whole-model-preferred-with-long-units",
+        "engine/fit/planner.py",
+        "is_short = way.seconds < SHORT_UNIT_SECONDS * uses",
+        "is_short = True",
+        "A whole model on the GPUs is preferred where units are long, and activations lack room.",
+        (f"{GPU_TESTS}::test_a_whole_model_on_the_gpus_is_preferred_only_where_units_are_short",),
+    ),
+    Change(
         "first-plan-that-fits-taken",
         "engine/fit/planner.py",
         'return sorted(without_doubles, key=attrgetter("seconds"))',
