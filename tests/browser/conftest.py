@@ -154,9 +154,11 @@ def server(shared_server):
 
 
 def make_idle(server: Server) -> None:
-    """Takes every run out of the queue and ends the one that goes on: the next file needs Start. A
-    queued run begins within seconds of the end of the one before it.
+    """Takes every run out of the queue, ends the one that goes on, and begins a new chat: the next
+    file needs Start, and an answer of the file before is not one of its own. A queued run begins
+    within seconds of the end of the one before it.
     """
+    answer(server, "/api/talk/new", {})
     while True:
         queued = [row["id"] for row in answer(server, "/api/runs")["queue"]["rows"]]
         active = answer(server, "/api/live")["active"]

@@ -14,6 +14,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 from tests.browser.conftest import FLAGS, Server, chromium_path
 from tests.browser.screen import (
     OPENED_RUN,
+    ask,
     box,
     fill,
     open_page,
@@ -80,10 +81,7 @@ def bring_your_data(page: Page, folder: Path) -> None:
 
 def talk(page: Page, _: Path) -> None:
     open_page(page, "talk")
-    message = page.get_by_label("Message", exact=True)
-    message.fill(QUESTION)
-    message.press("Enter")
-    expect(page.locator(".rs-talk-turn").last.locator("[data-state=done]")).to_have_count(2)
+    ask(page, QUESTION, answers=2)
 
 
 def take_it_home(page: Page, folder: Path) -> None:

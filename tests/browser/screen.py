@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from engine.config.settings import TrainConfig
 from engine.runs.folder import create_run
@@ -55,6 +55,22 @@ def open_run(page: Page, run_id: str) -> None:
 
 def run_of(page: Page) -> str:
     return re.search(r"run=([^&]+)", page.url).group(1)
+
+
+# ---------------------------------------------------------------- the chat
+
+
+def ask(page: Page, text: str, answers: int = 1) -> Locator:
+    """Asks in Talk, waits until so many answers are complete, and returns the turn with them. The
+    chat may have other turns, which are complete as well.
+    """
+    message = page.get_by_label("Message", exact=True)
+    message.fill(text)
+    message.press("Enter")
+    asked = page.locator(".rs-talk-message", has_text=text)
+    turn = page.locator(".rs-talk-turn").filter(has=asked).last
+    expect(turn.locator("[data-state=done]")).to_have_count(answers)
+    return turn
 
 
 # ---------------------------------------------------------------- the line over a run

@@ -15,6 +15,7 @@ from tests.browser.conftest import ROOT, WAIT_MILLISECONDS, Server
 from tests.browser.screen import (
     POINTS,
     address,
+    ask,
     bar,
     fill,
     more_of,
@@ -113,10 +114,7 @@ def test_the_whole_job(page, context, server):
     page.locator(".rs-talk").get_by_label("Tokens at most").fill("24")
     page.locator(".rs-talk").get_by_label("Temperature").fill("0")
     question = "Write 1888 in Roman numerals."
-    page.get_by_label("Message", exact=True).fill(question)
-    page.get_by_label("Message", exact=True).press("Enter")
-    expect(page.locator(".rs-talk-answer[data-state=done]")).to_have_count(1)
-    answer = page.locator(".rs-talk-answer[data-side=tuned] .rs-talk-text")
+    answer = ask(page, question).locator("[data-side=tuned] .rs-talk-text")
     assert answer.inner_text().strip() == transformers_answer(
         server.folder / "taken-home", question, 24
     )

@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 
 from app.form.settings_form import shown_values
 from tests.browser.conftest import WAIT_MILLISECONDS, Server
-from tests.browser.screen import OPENED_RUN, address, bar, press, run_of
+from tests.browser.screen import OPENED_RUN, address, ask, bar, press, run_of
 from tests.support.fake_hub import FakeHub, serve
 from tests.support.folders import make_config, make_model
 from tests.support.ports import free_port
@@ -96,6 +96,4 @@ def test_a_download_is_shown_stopped_and_gone_on_with(context, server, hub):
     expect(page.locator(".rs-talk-turn [data-state=stopped]")).to_have_count(2)
     assert hub.sent < 2 * hub.size(NAME)
     hub.pause = 0
-    page.get_by_label("Message", exact=True).fill("say after three")
-    page.get_by_label("Message", exact=True).press("Enter")
-    expect(page.locator(".rs-talk-turn").last.locator("[data-state=done]")).to_have_count(2)
+    ask(page, "say after three", answers=2)

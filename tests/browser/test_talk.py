@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from engine.train.run import start_run
 from tests.browser.conftest import WAIT_MILLISECONDS
-from tests.browser.screen import address, open_page, row_of
+from tests.browser.screen import address, ask, open_page, row_of
 from tests.support.folders import make_config
 from tests.support.tiers import BROWSER_FLOWS
 
@@ -55,12 +55,10 @@ def test_the_base_and_the_tuned_model_answer_side_by_side(context, server, run_i
     page.locator(".rs-talk").get_by_label("System message").fill("say one")
 
     # Two turns, by keyboard; what is typed stays text.
-    message, turns = page.get_by_label("Message", exact=True), page.locator(".rs-talk-turn")
+    turns = page.locator(".rs-talk-turn")
     for count, text in enumerate(("say after two", f"say {HOSTILE}"), 1):
-        message.fill(text)
-        message.press("Enter")
+        ask(page, text, answers=2)
         expect(turns).to_have_count(count)
-        expect(turns.last.locator("[data-state=done]")).to_have_count(2)
         expect(turns.last.locator(".rs-talk-message")).to_contain_text(text)
     expect(turns.first.locator("[data-side=base] strong")).to_contain_text("Before training: ")
     expect(turns.first.locator("[data-side=tuned] strong")).to_have_text("Tiny, best, step 30")
@@ -79,11 +77,9 @@ def test_the_base_and_the_tuned_model_answer_side_by_side(context, server, run_i
     page.locator(".rs-talk").get_by_label("Weights").select_option("step-15")
     expect(about).to_contain_text("begin a new chat")
     page.locator(".rs-talk").get_by_label("Compare with the model before training").uncheck()
-    message.fill("say after three")
-    message.press("Enter")
+    ask(page, "say after three")
     expect(turns).to_have_count(1)
     expect(turns.locator(".rs-talk-answer strong")).to_have_text(["Tiny, step 15"])
-    expect(turns.locator("[data-state=done]")).to_have_count(1)
     page.get_by_role("button", name="Unload").click()
     expect(page.locator(".rs-talk [data-field=memory]")).to_be_empty()
     page.get_by_role("button", name="New chat").click()
@@ -152,9 +148,7 @@ def test_a_complete_answer_stays_when_an_older_state_of_the_chat_comes_late(
     talk = page.locator(".rs-talk")
     expect(talk.get_by_label("Weights").locator("option")).not_to_have_count(0)
     talk.get_by_label("Compare with the model before training").uncheck()
-    message = page.get_by_label("Message", exact=True)
-    message.fill("say after two")
-    message.press("Enter")
+    ask(page, "say after two")
     done = talk.locator(".rs-talk-answer[data-state=done]")
     expect(done).to_have_count(1)
 

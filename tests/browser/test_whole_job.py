@@ -12,7 +12,7 @@ from app.words import in_digits
 from engine.runs.following import EVENTS_FILE, replay
 from engine.runs.snapshot import RunSnapshot
 from tests.browser.conftest import WAIT_MILLISECONDS, answer
-from tests.browser.screen import OPENED_RUN, bar, open_view, run_of, state, wait_for_points
+from tests.browser.screen import OPENED_RUN, ask, bar, open_view, run_of, state, wait_for_points
 from tests.support.overfitting import by_heart
 from tests.support.taken_home import transformers_answer
 from tests.support.tiers import BROWSER_FLOWS
@@ -66,12 +66,8 @@ def test_an_overfitting_run_takes_home_its_best_and_says_so(blank, server, tmp_p
     page.get_by_text("How answers are drawn").click()
     talk.get_by_label("Tokens at most").fill(str(TOKENS))
     talk.get_by_label("Temperature").fill("0")
-    message = page.get_by_label("Message", exact=True)
     for question in QUESTIONS:
-        message.fill(question)
-        message.press("Enter")
-        one = page.locator(".rs-talk-answer[data-side=tuned]")
-        expect(one.and_(page.locator("[data-state=done]"))).to_have_count(1)
+        one = ask(page, question).locator(".rs-talk-answer[data-side=tuned]")
         expect(one.locator("strong")).to_have_text(f"By heart, best, step {best}")
         said = one.locator(".rs-talk-text").inner_text().strip()
         taken = server.runs / run_id / "export"
