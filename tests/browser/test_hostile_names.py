@@ -16,6 +16,7 @@ from engine.summaries.about import write_about
 from engine.summaries.benchmark_results import append_benchmarks
 from tests.browser.conftest import WAIT_MILLISECONDS, Server
 from tests.browser.screen import (
+    NEW_FORM,
     address,
     fill,
     more_of,
@@ -163,6 +164,7 @@ def test_names_never_become_markup(page, context, server):
     clean(page)
     open_page(page, "runs")
     more_of(page, one.id).get_by_role("button", name="New run from this one").click()
+    expect(page).to_have_url(NEW_FORM)  # the form of the page before has the same values
     expect(page.locator("#field-model-source :is(input, textarea)")).to_have_value(HOSTILE)
     expect(page.locator(".rs-verdict")).to_contain_text("<img src=x")
     clean(page)
