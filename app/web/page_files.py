@@ -21,6 +21,7 @@ from app.login.asgi import App, Message, Receive, Scope, Send
 BROWSER_FILES = Path(__file__).parent.parent / "browser"
 FOREVER = "public, max-age=31536000, immutable"
 _TYPES = {".css": "text/css", ".js": "text/javascript"}
+FIRST_SCRIPT = "common/frames.js"
 _NAMED_BY_CONTENT = "/assets/"
 """Gradio's own scripts and styles are below this path. A hash of the content ends each name."""
 
@@ -48,10 +49,14 @@ def files_version() -> str:
 
 
 def addresses(ending: str) -> list[str]:
-    """Returns the addresses of the page's files whose names end with `ending`."""
-    return [
-        f"/ramstream/{files_version()}/{name}" for name in page_files() if name.endswith(ending)
-    ]
+    """Returns the addresses of the style sheets or modules, whose names end with `ending`."""
+    names = [name for name in page_files() if name.endswith(ending) and name != FIRST_SCRIPT]
+    return [f"/ramstream/{files_version()}/{name}" for name in names]
+
+
+def first_script_address() -> str:
+    """Returns the address of the only script that is no module."""
+    return f"/ramstream/{files_version()}/{FIRST_SCRIPT}"
 
 
 def head() -> str:

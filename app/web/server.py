@@ -23,6 +23,7 @@ from app.session.data_in import DataIn
 from app.session.session import Session
 from app.web.compare_routes import compare_routes
 from app.web.draft_routes import draft_routes
+from app.web.first_script import FirstScript
 from app.web.folder_routes import folder_routes
 from app.web.form_routes import form_routes
 from app.web.gradio_calls import CheckedCalls
@@ -32,7 +33,14 @@ from app.web.guard import Guard, GuardPolicy
 from app.web.hardware_routes import hardware_routes
 from app.web.job_routes import job_routes
 from app.web.opening import Opening
-from app.web.page_files import KeptFiles, addresses, file_routes, head, plotly_address
+from app.web.page_files import (
+    KeptFiles,
+    addresses,
+    file_routes,
+    first_script_address,
+    head,
+    plotly_address,
+)
 from app.web.queue_routes import queue_routes
 from app.web.run_routes import run_routes
 from app.web.session_routes import session_routes
@@ -70,6 +78,7 @@ def build_app(
             Middleware(CheckedCalls, page=page),
             Middleware(KnownStreams, page=page),
             opening,
+            Middleware(FirstScript, address=first_script_address()),
         ],
     )
     app = gr.mount_gradio_app(

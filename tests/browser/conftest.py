@@ -62,9 +62,13 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="package")
-def browser():
-    """Closed with its folder: Playwright leaves an event loop running, under which no other test
-    could start one.
+def shared_context(tmp_path_factory):
+    """A browser window for all tests, with a profile on the disk: the browser keeps compiled
+    scripts there, and in the process of a page that stays open. A page takes half of four seconds
+    of a core then. Nothing moves without need: without a GPU, each frame is drawn by the processor.
+
+    Closed with its folder: Playwright leaves an event loop running, under which no other test could
+    start one.
     """
     from playwright.sync_api import sync_playwright
 
@@ -74,9 +78,22 @@ def browser():
             "no Chromium is installed; install one, for instance by `playwright install chromium`"
         )
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
-        yield browser
-        browser.close()
+        context = playwright.chromium.launch_persistent_context(
+            tmp_path_factory.mktemp("profile"),
+            executable_path=path,
+            args=[*FLAGS, "--process-per-site"],
+            viewport={"width": 1440, "height": 900},
+            reduced_motion="reduce",
+        )
+        context.set_default_timeout(WAIT_MILLISECONDS)
+        yield context
+        context.close()
+
+
+@pytest.fixture(scope="package")
+def browser(shared_context):
+    """The browser, for tests that need a window of their own."""
+    return shared_context.browser
 
 
 @dataclass
@@ -190,23 +207,13 @@ def answer(server: Server, path: str, body: dict | None = None) -> dict:
         return json.load(answer)
 
 
-@pytest.fixture(scope="package")
-def shared_context(browser):
-    """A browser window for all tests: scripts that a page before has compiled need not be compiled
-    again, which takes four of nearly six seconds of a core that a page is opened in. Nothing moves
-    without need: without a GPU, each frame is drawn by the processor.
-    """
-    context = browser.new_context(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
-    context.set_default_timeout(WAIT_MILLISECONDS)
-    yield context
-    context.close()
-
-
 @pytest.fixture
 def context(shared_context, server):
-    """The window, with no page; afterwards, nothing may have gone wrong in it and nothing may have
-    left the machine. What its pages kept is forgotten.
+    """The window, with no page but one that stays open; afterwards, nothing may have gone wrong in
+    it and nothing may have left the machine. What its pages kept is forgotten.
     """
+    first, *_ = shared_context.pages
+    first.goto(f"{server.address}/favicon.ico")
     requests, errors = [], []
     listeners = {
         "request": lambda request: requests.append(request.url),
@@ -215,14 +222,14 @@ def context(shared_context, server):
     for event, listener in listeners.items():
         shared_context.on(event, listener)
     yield shared_context
-    page = shared_context.new_page()
-    shared_context.new_cdp_session(page).send(
+    shared_context.new_cdp_session(first).send(
         "Storage.clearDataForOrigin",
         {"origin": server.address, "storageTypes": "cookies,local_storage,indexeddb"},
     )
     shared_context.clear_permissions()
     for page in shared_context.pages:
-        page.close()
+        if page is not first:
+            page.close()
     for event, listener in listeners.items():
         shared_context.remove_listener(event, listener)
     elsewhere = [url for url in requests if not url.startswith((server.address, "data:", "blob:"))]

@@ -145,3 +145,25 @@ def test_the_overview_needs_no_scrolling_and_the_line_over_a_run_stays(blank, se
     page.wait_for_function("window.scrollY > 800")
     expect(page.locator("#start")).to_be_in_viewport()
     expect(page.locator(page_link("runs"))).to_be_in_viewport()
+
+
+COUNTED = """
+const plain = window.requestAnimationFrame.bind(window);
+window.frames_asked_for = 0;
+window.requestAnimationFrame = (draw) => { window.frames_asked_for += 1; return plain(draw); };
+"""
+
+
+def test_a_page_where_nothing_moves_asks_for_no_frames(context, server):
+    """Else the browser would draw 60 of them a second beside the run, which needs the cores."""
+    page = context.new_page()
+    page.add_init_script(COUNTED)
+    page.goto(f"{server.address}/?show=hardware")
+    page.wait_for_selector(".rs-verdict:not([data-tone=calm])", state="attached")
+    asked_for = -1
+    for _ in range(60):  # the page is still being made, by Gradio and by us
+        before, asked_for = asked_for, page.evaluate("window.frames_asked_for")
+        if before == asked_for:
+            break
+        page.wait_for_timeout(1000)
+    assert before == asked_for > 0

@@ -15,6 +15,7 @@ from app.web.page_files import (
     FOREVER,
     addresses,
     files_version,
+    first_script_address,
     page_files,
     plotly_address,
 )
@@ -55,7 +56,7 @@ def recorded(runs, name: str):
 def test_the_page_names_every_file_that_its_scripts_load_and_each_is_there(app):
     links = dict(re.findall(r"<([^>]+)>; rel=([^,]+)", get(app, "/").headers["link"]))
     styles, scripts = addresses(".css"), addresses(".js")
-    assert len(styles) + len(scripts) == len(page_files())
+    assert len(styles) + len(scripts) + 1 == len(page_files())
     assert links == {
         plotly_address(): "preload; as=script",
         **dict.fromkeys(styles, "preload; as=style"),
@@ -65,6 +66,14 @@ def test_the_page_names_every_file_that_its_scripts_load_and_each_is_there(app):
         answer = get(app, address)
         assert answer.status_code == 200
         assert answer.headers["cache-control"] == FOREVER
+
+
+def test_one_script_of_ours_runs_before_all_others(app):
+    first, *others = re.findall(r"<script[^>]*>", get(app, "/").text)
+    assert first == f'<script src="{first_script_address()}">'
+    assert others and first not in others
+    answer = get(app, first_script_address())
+    assert answer.status_code == 200 and answer.headers["cache-control"] == FOREVER
 
 
 def test_a_browser_may_keep_what_changes_its_address_with_its_content_and_nothing_else(app):
