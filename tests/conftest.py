@@ -64,9 +64,8 @@ MOST_CASES = 4
 """A plain run has so many cases of a test, spread evenly over all; the others are a sweep."""
 SWEEP = "sweep"
 
-NTH_CASE = int(os.environ.get("RAMSTREAM_NTH_CASE", "8"))
-"""Of the cases that a plain run leaves out, the second tier has one of eight, and all of them with
-1.
+NTH_CASE = int(os.environ.get("RAMSTREAM_NTH_CASE", "16"))
+"""Of the cases that a plain run leaves out, the second tier has one of sixteen, and all with 1.
 """
 
 PLAIN = pytest.StashKey[set[str]]()
