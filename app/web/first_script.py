@@ -13,9 +13,9 @@ class FirstScript:
     The class is ASGI middleware.
     """
 
-    def __init__(self, app: App, address: str):
+    def __init__(self, app: App, script: str):
         self.app = app
-        self._script = f'<script src="{address}"></script>'.encode("ascii")
+        self._script = f"<script>\n{script}</script>".encode("ascii")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_page = scope["type"] == "http" and scope["path"] == "/" and scope["method"] == "GET"

@@ -54,9 +54,9 @@ def addresses(ending: str) -> list[str]:
     return [f"/ramstream/{files_version()}/{name}" for name in names]
 
 
-def first_script_address() -> str:
-    """Returns the address of the only script that is no module."""
-    return f"/ramstream/{files_version()}/{FIRST_SCRIPT}"
+def first_script() -> str:
+    """Returns the only script that is no module. The page contains it, so nothing waits for it."""
+    return (BROWSER_FILES / FIRST_SCRIPT).read_text(encoding="utf-8")
 
 
 def head() -> str:

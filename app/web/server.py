@@ -37,7 +37,7 @@ from app.web.page_files import (
     KeptFiles,
     addresses,
     file_routes,
-    first_script_address,
+    first_script,
     head,
     plotly_address,
 )
@@ -78,7 +78,7 @@ def build_app(
             Middleware(CheckedCalls, page=page),
             Middleware(KnownStreams, page=page),
             opening,
-            Middleware(FirstScript, address=first_script_address()),
+            Middleware(FirstScript, script=first_script()),
         ],
     )
     app = gr.mount_gradio_app(
