@@ -126,7 +126,7 @@ def places_in_words(units: Sequence[Units], on_gpu: bool, fits: bool = True) -> 
         return f"{whole} on the GPU.", "A step moves none of it."
     lives = f"{whole} in RAM."
     if settled:
-        verb = "lives" if settled[-1].stop == 1 else "live"
+        verb = "lives" if settled[-1].numbers[-1] == 0 else "live"
         verb = verb if fits else "would live"
         lives = f"{_capital(together_in_words(settled))} {verb} on the GPU, "
         lives += f"{together_in_words(others)} in RAM."

@@ -36,6 +36,7 @@ def _choices(recorded: dict[str, Any], count: int) -> PlanChoices:
     homes = recorded.get("device_homes")
     return PlanChoices(
         settled_units=_number(recorded.get("settled_units"), count),
+        settled_apart=recorded.get("settled_apart") is True,
         resident_blocks=_number(recorded.get("resident_blocks"), count - MOST_OUTSIDE),
         parked_gradients=recorded.get("parked_gradients") is True,
         device_homes=tuple(map(str, homes)) if isinstance(homes, (list, tuple)) else (),
@@ -59,10 +60,9 @@ def _place(units: Units) -> str:
 
 def _updated(units: Units, on_gpu: bool) -> str:
     """Returns where AdamW runs for the units."""
-    count = units.stop - units.start
     if not on_gpu:
         return "CPU"
-    if units.updated_on_gpu == count:
+    if units.updated_on_gpu == len(units.numbers):
         return "GPU"
     if not units.updated_on_gpu:
         return "host"

@@ -232,18 +232,22 @@ def measured(configs: Sequence[TrainConfig], backend: Backend, how: Measuring) -
             shape = replace(shape_of(planes.model, model.source), packs=False)
             shared = _Bench(how, planes, shape, ceilings, free, resident)
             for config in configs:
-                result["trainings"].append(_training(config, shared))
+                is_last = config is configs[-1]
+                result["trainings"].append(_training(config, shared, is_last))
         finally:
             planes.close()
     return result
 
 
-def _training(config: TrainConfig, bench: _Bench) -> dict[str, Any]:
+def _training(config: TrainConfig, bench: _Bench, is_last: bool) -> dict[str, Any]:
     """Returns the figures of one training, streamed and with all states on the device."""
     bench = replace(bench, shape=bench.shape.with_optimizer(config.train.optimizer))
-    streamed, chosen = _streamed(config, bench)
-    bench.how.say(streamed_as_text(streamed))
     is_plain = config.train.parts is None and not config.preference.is_on
+    streamed, chosen = _streamed(config, bench)
+    if not is_last or (bench.how.compare and is_plain):
+        # What is trained next, with other settings or in memory, needs the device's memory.
+        bench.planes.leave_device()
+    bench.how.say(streamed_as_text(streamed))
     why_not = "not asked for" if is_plain or not bench.how.compare else ONLY_STREAMED
     resident: dict[str, Any] = {"ways": [], "why_not": why_not}
     if bench.how.compare and is_plain:
@@ -304,8 +308,6 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
             "predicted_host_bytes": predicted_host_bytes(chosen, job, machine, bench.resident),
         }
         evaluated = _evaluated(config, bench, chosen)
-        # What is trained next, with other settings or in memory, needs the device's memory.
-        bench.planes.leave_device()
     finally:
         if limit is not None:
             backend.limit_memory(backend.memory()["total"])

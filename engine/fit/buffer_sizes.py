@@ -14,6 +14,7 @@ from engine.plan.choices import (
     PlanChoices,
     seconds_of_pairs,
     settled_blocks,
+    settled_of,
     summed_apart,
 )
 from engine.plan.ops import GradientSum
@@ -155,6 +156,8 @@ def settled_in_words(shape: ModelShape, choices: PlanChoices) -> str:
     if choices.settled_units == len(shape.units):
         return "the whole model"
     count = settled_blocks(len(shape.blocks), choices)
+    if count and choices.settled_apart:
+        return f"embed and {count} of {len(shape.blocks)} blocks"
     if count == 1:
         return "embed and the first block"
     return f"embed and the first {count} blocks" if count else "embed"
@@ -240,8 +243,8 @@ def gradient_ring_bytes(shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the bytes of the host buffers that pieces of parked gradients pass through, for one
     rank. There are none where all optimizers run on the device.
     """
-    elsewhere = {unit.name for unit in shape.units[: choices.settled_units]}
-    elsewhere |= {*choices.device_homes, *shape.frozen_units}
+    settled = settled_of([unit.name for unit in shape.blocks], choices)
+    elsewhere = {*settled, *choices.device_homes, *shape.frozen_units}
     if not choices.parked_gradients or len(elsewhere) == len(shape.units):
         return 0
     # Parked gradients of moments on the disk come in pieces as large as those of the moments.

@@ -238,7 +238,12 @@ class _PlannerMaker:
         if unfit or self._spills or self._quick or parking(self._job, self._target) is not None:
             return None
         frame = PlanChoices(
-            parked_gradients=True, ranks=choices.ranks, hosts=choices.hosts, span=choices.span
+            parked_gradients=True,
+            ranks=choices.ranks,
+            hosts=choices.hosts,
+            span=choices.span,
+            whole_reads=choices.whole_reads,
+            settled_apart=choices.settled_apart,
         )
         return self._planner(frame, Spread(way.size, choices.micro_batches, choices.rounds))
 

@@ -107,9 +107,7 @@ class MemoryFiller:
             self._counts = (blocks, 0)
 
     def leanest(self, spread: Spread) -> Candidate:
-        """Returns the candidate that takes the least device memory among those that the settings
-        allow.
-        """
+        """Returns the candidate that takes the least memory of those that the settings allow."""
         engine = self._engine
         slots = self._frame.slots if engine.slots == AUTO else max(engine.slots, self._least_slots)
         resident = 0 if engine.residency == AUTO else engine.residency
@@ -231,7 +229,7 @@ class MemoryFiller:
         """Returns the candidate with the moments of as few units on the disk as make the rest fit
         in RAM; None where those of all are not enough, or the disk has no room for them.
         """
-        size, choices = candidate
+        size, choices = candidate.size, candidate.choices.changed(settled_apart=False)
         most = len(self.sizer.shape.units) - choices.settled_units
         for count in range(most + 1):
             found = Candidate(size, choices.changed(spilled_units=count))
@@ -254,19 +252,21 @@ class MemoryFiller:
         return boundaries + spilled_bytes(shape, candidate.choices)
 
     def _settled(self, place: Candidate) -> list[Candidate]:
-        """Returns the candidate with no unit that lives on the device, and with several numbers of
-        them.
-        """
+        """Returns the candidate with no unit on the device, and with several numbers of them."""
         size, choices = place
         if not self._may_settle(choices):
             return [place]
+        if choices.settled_apart and self._engine.slots == AUTO:
+            # While a block computes that lives there, the bus fills one slot more.
+            choices = choices.changed(slots=1 + choices.slots, prefetch_depth=choices.slots)
         fits = self._most_settled(size, choices)
         beside = min(fits, self._most_settled(size, self._with_kept_blocks(size, choices)))
-        numbers = {0, beside, fits}
+        numbers = {beside, fits}
         if not self._quick:
-            numbers |= {beside + (fits - beside) * share // 4 for share in (1, 2, 3)}
-            numbers |= {beside // 2}
-        return [Candidate(size, choices.changed(settled_units=count)) for count in sorted(numbers)]
+            shares = (beside + (fits - beside) * share // 4 for share in (1, 2, 3))
+            numbers |= {beside // 2, *shares}
+        living = [choices.changed(settled_units=count) for count in sorted(numbers - {0})]
+        return [place, *(Candidate(size, each) for each in living)]
 
     def settled_ways(self, lean: Candidate) -> list[Candidate]:
         """Returns the candidate with each number of units that fit on the device, from one on."""

@@ -24,7 +24,12 @@ def frames_of(job: Job, target: Target, quick: bool) -> list[list[PlanChoices]]:
     parks, level = parking(job, target), job.config.engine.save_level
     whole = job.span == 1 and reads_whole(target.rates, job.ranks)
     copies, of_copy = job.hosts // job.span, job.ranks * job.span
-    plain = PlanChoices(ranks=of_copy, hosts=copies, span=job.span, whole_reads=whole)
+    # What is trained is updated in forward order, so its first blocks are needed first. Frozen ones
+    # can be fetched at any time.
+    apart = job.shape.has_alike_frozen_blocks
+    plain = PlanChoices(
+        ranks=of_copy, hosts=copies, span=job.span, whole_reads=whole, settled_apart=apart
+    )
     usual = [] if parks else [plain]
     parked = [] if parks is False else [replace(plain, parked_gradients=True)]
     if parked and not job.shape.holds_embed:

@@ -371,8 +371,10 @@ class Planner:
         spread = min(equally_fast, key=lambda way: way.choices.rounds).spread
         alike = [way for way in found if way.spread == spread]
         near = [way for way in alike if way.seconds <= WORTH_SIMULATING * alike[0].seconds]
+        nearest = [way for way in near if way.seconds <= SETTLING_COST * alike[0].seconds]
         by_kind = {way.choices.spilled_boundaries > 0: way for way in reversed(near)}
-        tried = [*alike[:SIMULATED], max(near, key=_settled), *by_kind.values()]
+        most_settled = [max(ways, key=_settled) for ways in (near, nearest)]
+        tried = dict.fromkeys([*alike[:SIMULATED], *most_settled, *by_kind.values()])
         ways = self._simulated(sorted(tried, key=attrgetter("seconds")))
         least = min(way.seconds for way in ways)
         whole = len(self.sizer.shape.units)

@@ -18,7 +18,7 @@ from engine.fit.needs import Needs, Part
 from engine.model.shape import ModelShape
 from engine.model.unit_shape import UnitShape
 from engine.plan.buffers import EMBED, HEAD, Word
-from engine.plan.choices import PlanChoices
+from engine.plan.choices import PlanChoices, settled_of
 from engine.plan.ops import GradientSum
 from engine.plan.shards import Shards
 from engine.planes.layout import EXACT_ITEM_BYTES, WEIGHT_PLANES
@@ -84,13 +84,12 @@ class Placement:
 
 @dataclass(frozen=True)
 class Units:
-    """These are consecutive units with the same placement. Units are counted from embed, which is
-    0.
+    """These are units with the same placement: consecutive ones, or all that have it. Units are
+    counted from embed, which is 0.
     """
 
-    start: int
-    stop: int
-    """It is the first unit after them."""
+    numbers: tuple[int, ...]
+    """They are these, in the order of a forward pass."""
     of: int
     """The model has so many units."""
     placement: Placement
@@ -100,15 +99,16 @@ class Units:
     @property
     def words(self) -> str:
         """Returns which units they are, such as "embed and blocks 0 to 12"."""
-        return units_in_words(self.start, self.stop, self.of)
+        return units_in_words(self.numbers, self.of)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain data, in the form that tools use."""
         place = self.placement
         return {
             "units": self.words,
-            "start": self.start,
-            "stop": self.stop,
+            "start": self.numbers[0],
+            "stop": self.numbers[-1] + 1,
+            "count": len(self.numbers),
             "weights": place.weights.value,
             "moments": place.moments.value,
             "gradient": place.gradient.value,
@@ -199,26 +199,30 @@ def pool_of(needs: Needs) -> Pool:
 
 def units_by_place(count: int, choices: PlanChoices) -> list[Units]:
     """Returns where the `count` units of a model live with these choices: runs of consecutive units
-    with the same placement, in the order of a forward pass.
+    with the same placement, in the order of a forward pass. Where some that live on the device are
+    apart, all units with the same placement are told together.
     """
-    places = [_placement(index, count, choices) for index in range(count)]
-    homes = set(choices.device_homes)
-    names = [EMBED, *(f"block {index}" for index in range(count - 2)), HEAD]
+    blocks = [f"block {index}" for index in range(count - 2)]
+    names = [EMBED, *blocks, HEAD]
+    settled = frozenset(settled_of(blocks, choices))
+    on_device = [name in settled for name in names]
+    places = [_placement(at, count, choices, on_device[at]) for at in range(count)]
+    updated = settled.union(choices.device_homes)
+    numbers: Iterable[int] = range(count)
+    if choices.settled_apart:
+        numbers = sorted(numbers, key=lambda at: places.index(places[at]))
     found: list[Units] = []
-    for place, run in groupby(range(count), key=lambda index: places[index]):
-        indices = list(run)
-        start, stop = indices[0], indices[-1] + 1
-        settled = max(0, min(stop, choices.settled_units) - start)
-        updated = settled + len(homes.intersection(names[start:stop]))
-        found.append(Units(start, stop, count, place, updated))
+    for place, run in groupby(numbers, key=lambda at: places[at]):
+        some = tuple(run)
+        found.append(Units(some, count, place, sum(names[at] in updated for at in some)))
     return found
 
 
-def _placement(index: int, count: int, choices: PlanChoices) -> Placement:
+def _placement(index: int, count: int, choices: PlanChoices, on_device: bool) -> Placement:
     """Returns where the planes of one unit live. A unit whose moments have another place than its
     weights has them from here.
     """
-    if index < choices.settled_units:
+    if on_device:
         return Placement(PartName.GPU, PartName.GPU, PartName.GPU)
     gradient = PartName.GPU if choices.parked_gradients else PartName.HOST
     moments = PartName.DISK if index >= count - choices.spilled_units else PartName.HOST
@@ -226,29 +230,33 @@ def _placement(index: int, count: int, choices: PlanChoices) -> Placement:
     return Placement(PartName.HOST, moments, gradient, is_copied=is_resident)
 
 
-def units_in_words(start: int, stop: int, of: int) -> str:
-    """Returns in words which units those from `start` up to `stop` are."""
-    if (start, stop) == (0, of):
+def units_in_words(numbers: Sequence[int], of: int) -> str:
+    """Returns in words which units of a model with `of` units these are, such as "embed and blocks
+    0 to 12", or "12 of blocks 0 to 25" where others are between them.
+    """
+    if len(numbers) == of:
         return "the whole model"
-    first, last = max(0, start - 1), min(stop, of - 1) - 2
-    words = ["embed"] if start == 0 else []
-    if first == last:
-        words.append(f"block {first}")
-    elif first < last:
-        words.append(f"blocks {first} to {last}")
-    return " and ".join([*words, *(["head"] if stop == of else [])])
+    blocks = [number - 1 for number in numbers if 0 < number < of - 1]
+    words = ["embed"] if 0 in numbers else []
+    if len(blocks) == 1:
+        words.append(f"block {blocks[0]}")
+    elif blocks:
+        are_apart = blocks[-1] - blocks[0] >= len(blocks)
+        some = f"{len(blocks)} of " if are_apart else ""
+        words.append(f"{some}blocks {blocks[0]} to {blocks[-1]}")
+    return " and ".join([*words, *(["head"] if of - 1 in numbers else [])])
 
 
 def together_in_words(units: Collection[Units]) -> str:
     """Returns in words which units these are; neighbours are named together."""
-    ranges: list[tuple[int, int]] = []
+    together: list[tuple[int, ...]] = []
     for each in units:
-        if ranges and ranges[-1][1] == each.start:
-            ranges[-1] = (ranges[-1][0], each.stop)
+        if together and together[-1][-1] + 1 == each.numbers[0]:
+            together[-1] += each.numbers
         else:
-            ranges.append((each.start, each.stop))
+            together.append(each.numbers)
     of = max((each.of for each in units), default=0)
-    return listed(units_in_words(start, stop, of) for start, stop in ranges)
+    return listed(units_in_words(numbers, of) for numbers in together)
 
 
 def listed(words: Iterable[str]) -> str:
@@ -290,8 +298,8 @@ def _holds(items: Sequence[Item], kind: MemoryItem) -> bool:
 def _bytes_in(name: PartName, units: Units, shape: ModelShape, choices: PlanChoices) -> int:
     """Returns the bytes that planes of the units take in a part of memory."""
     return sum(
-        _unit_bytes(name, units.placement, unit, shape, choices)
-        for unit in shape.units[units.start : units.stop]
+        _unit_bytes(name, units.placement, shape.units[number], shape, choices)
+        for number in units.numbers
     )
 
 
@@ -336,5 +344,5 @@ def _copy_bytes(units: Units, shape: ModelShape) -> int:
     """Returns the bytes of slots that hold one each of the units."""
     return sum(
         unit.weight_numel * shape.item_bytes + unit.exact_numel * EXACT_ITEM_BYTES
-        for unit in shape.units[units.start : units.stop]
+        for unit in (shape.units[number] for number in units.numbers)
     )

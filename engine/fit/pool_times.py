@@ -142,7 +142,7 @@ def costs_of(
     names = [unit.name for unit in shape.units]
     found = []
     for units in units_by_place(len(names), chosen.choices):
-        some = names[units.start : units.stop]
+        some = [names[number] for number in units.numbers]
         cost = Cost(_added(busy[name] for name in some), _added(waited[name] for name in some))
         found.append((units, cost))
     return Costs(timing.seconds, tuple(found))

@@ -18,7 +18,7 @@ from engine.machine.link_rates import START_SECONDS, exchange_seconds
 from engine.model.unit_shape import UnitShape
 from engine.plan.arena import lay_out_arena
 from engine.plan.buffers import EMBED, HEAD
-from engine.plan.choices import PlanChoices, seconds_of_pairs, settled_blocks
+from engine.plan.choices import PlanChoices, seconds_of_pairs, settled_of
 from engine.plan.device_updates import LEAD
 from engine.plan.ops import DISK_LANES, GradientSum, Lane, OpKind
 from engine.plan.shards import Shards
@@ -94,9 +94,10 @@ class _Placement:
         self._shares: dict[tuple[int, int], _Share] = {}
         self._seconds: dict[int, _PieceSeconds] = {}
         first_resident = len(shape.blocks) - choices.resident_blocks
-        first = settled_blocks(len(shape.blocks), choices)
-        streamed, resident = shape.blocks[first:first_resident], shape.blocks[first_resident:]
-        self._settled = choices.settled_units
+        settled = self._settled = {*settled_of([unit.name for unit in shape.blocks], choices)}
+        elsewhere = [unit for unit in shape.blocks if unit.name not in settled]
+        resident = shape.blocks[first_resident:]
+        streamed = elsewhere[: len(elsewhere) - len(resident)]
         self._in_place = cost.in_place(
             shape.first_gradients[choices.settled_units] // choices.ranks
         )
@@ -106,7 +107,7 @@ class _Placement:
         if choices.ranks > 1:  # the other ranks need the updated weights, too
             self._placed = set()
         # The gradients of these units are still in their staging buffers.
-        trained = [unit for unit in shape.blocks[first:] if not unit.is_frozen]
+        trained = [unit for unit in elsewhere if not unit.is_frozen]
         self._staged = {unit.name for unit in (shape.embed, *trained[:2])}
         if choices.parked_gradients:
             self._staged = {unit.name for unit in shape.units}
@@ -138,10 +139,14 @@ class _Placement:
         # Units that live on the device are updated where they are, before the forward pass begins.
         # Several ranks then gather their weights.
         gathered = self._in_place
-        for unit in self._shape.units[: self._settled]:
+        others = []
+        for unit in self._shape.units:
+            if unit.name not in self._settled:
+                others.append(unit)
+                continue
             gathered += self._share(unit).gather
             ready_at[unit.name] = gathered
-        for unit in self._shape.units[self._settled :]:
+        for unit in others:
             share = self._share(unit)
             if unit.is_frozen:  # its weights can be fetched at any time
                 lanes.prefetch(share.prefetch)

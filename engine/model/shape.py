@@ -27,6 +27,9 @@ from engine.planes.update_buffers import UpdateBuffer
 FP32_LOGIT_BYTES = 12
 """At its peak the loss holds three fp32 numbers for each logit, whatever the model's dtype."""
 
+MOSTLY_FROZEN = 4
+"""A unit is mostly frozen if it has so many times as many elements that are not trained."""
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -227,6 +230,15 @@ class ModelShape:
     def has_exact(self) -> bool:
         """Tells whether any weights stay in fp32 in a bf16 model."""
         return any(unit.exact_numel for unit in self.units)
+
+    @functools.cached_property
+    def has_alike_frozen_blocks(self) -> bool:
+        """Tells whether all blocks have the same sizes, and by far the most of them is not trained.
+        Then it makes no difference to memory which of them live on the device.
+        """
+        sizes = {(u.numel, u.frozen_numel, u.exact_numel, u.moment_counts) for u in self.blocks}
+        numel, frozen, *_ = next(iter(sizes), (0, 0))
+        return len(sizes) == 1 and MOSTLY_FROZEN * numel <= frozen
 
     @functools.cached_property
     def first_gradients(self) -> list[int]:

@@ -225,6 +225,8 @@ def _refuse_wrong_spill(blocks: list[str], choices: PlanChoices, trained: Traine
             f"the moments of {choices.spilled_units} units cannot be on the disk where "
             f"{choices.settled_units} of {units} live on the device"
         )
+    if choices.spilled_units and choices.settled_apart:
+        raise ValueError("moments on the disk are the last ones, and some of these may live apart")
     if choices.spilled_units and choices.device_homes:
         raise ValueError("moments on the disk cannot be streamed to the device")
     kept = choices.micro_batches * len(bounded_blocks(len(trained.blocks_back), choices))

@@ -47,6 +47,10 @@ class PlanChoices:
     """This many units, counted from embed, live on the device: all their planes stay there from
     step to step. The host has none of them, and nothing of them crosses the bus.
     """
+    settled_apart: bool = False
+    """The blocks among these units are spread evenly over those that are not resident, where they
+    are otherwise the first ones. Then the bus never has to bring one block after the other.
+    """
     spilled_units: int = 0
     """This many units keep their moments on the disk. They are counted from the head backwards. The
     moments pass through a few buffers on the host in every step. All other planes of theirs are in
@@ -164,7 +168,8 @@ class PlanChoices:
 
 def settled_of(blocks: Sequence[str], choices: PlanChoices) -> tuple[str, ...]:
     """Returns the units that live on the device, in forward order."""
-    return (EMBED, *blocks, HEAD)[: choices.settled_units]
+    some = [blocks[at] for at in settled_places(len(blocks), choices)]
+    return (EMBED, *some, HEAD)[: choices.settled_units]
 
 
 def spilled_of(blocks: Sequence[str], choices: PlanChoices) -> tuple[str, ...]:
@@ -174,8 +179,24 @@ def spilled_of(blocks: Sequence[str], choices: PlanChoices) -> tuple[str, ...]:
 
 
 def settled_blocks(blocks: int, choices: PlanChoices) -> int:
-    """Returns how many of so many blocks live on the device: the first ones."""
+    """Returns how many of so many blocks live on the device."""
     return min(max(0, choices.settled_units - 1), blocks)
+
+
+def settled_places(blocks: int, choices: PlanChoices) -> Sequence[int]:
+    """Returns which of so many blocks, counted from 0, live on the device, in forward order."""
+    count = settled_blocks(blocks, choices)
+    if not choices.settled_apart:
+        return range(count)
+    turns = evenly(count, blocks - choices.resident_blocks)
+    return [at for at, (now, then) in enumerate(itertools.pairwise(turns)) if then > now]
+
+
+def evenly(some: int, of: int) -> list[int]:
+    """Returns how many of `some` things are among the first 0, 1, 2 and so on of `of` things, if
+    there are as many others between any two of them.
+    """
+    return [at * some // max(1, of) for at in range(of + 1)]
 
 
 def recorded_passes(blocks: int, choices: PlanChoices) -> int:
@@ -223,7 +244,7 @@ def boundaries_on_disk(blocks: int, choices: PlanChoices) -> set[tuple[int, int]
         for block in bounded
         for place in range(together)
     ]
-    turns = (at * spilled // max(1, len(in_order)) for at in range(len(in_order) + 1))
+    turns = evenly(spilled, len(in_order))
     return {key for key, (now, then) in zip(in_order, itertools.pairwise(turns)) if then > now}
 
 
@@ -275,6 +296,7 @@ def forward_choices(choices: PlanChoices) -> PlanChoices:
         prefetch_depth=choices.prefetch_depth,
         resident_blocks=choices.resident_blocks,
         settled_units=choices.settled_units,
+        settled_apart=choices.settled_apart,
         shared_outer_slot=choices.shared_outer_slot,
         tile_tokens=choices.tile_tokens,
         ranks=choices.ranks if choices.span > 1 else 1,

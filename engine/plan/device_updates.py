@@ -21,7 +21,7 @@ from typing import Any
 from engine.plan.arena import Arena, lay_out_arena
 from engine.plan.assign_slots import slot_of
 from engine.plan.buffers import EMBED, HEAD, READY, Buffer, BufferKind, Content, ContentKind
-from engine.plan.choices import PlanChoices, PlaneSizes, settled_blocks
+from engine.plan.choices import PlanChoices, PlaneSizes, settled_of
 from engine.plan.derive_waits import Draft
 from engine.plan.ops import (
     DeviceUpdate,
@@ -111,8 +111,8 @@ class DeviceUpdates:
         self._buffer = dict(zip(self._pieces, self._buffers_in_turn()))
         # The gradients of these units are not overwritten in the staging buffers before the step
         # ends.
-        first = settled_blocks(len(blocks), choices)
-        streamed = [block for block in blocks[first:] if block not in sizes.frozen]
+        elsewhere = {*settled_of(blocks, choices), *sizes.frozen}
+        streamed = [block for block in blocks if block not in elsewhere]
         self._may_stay_staged = frozenset((EMBED, *streamed[:2]))
         if choices.parked_gradients:
             self._may_stay_staged = self._units

@@ -13,7 +13,6 @@ from engine.plan.choices import (
     PlanChoices,
     PlaneSizes,
     seconds_of_pairs,
-    settled_blocks,
     settled_of,
     summed_apart,
 )
@@ -53,10 +52,9 @@ class StepBuffers:
         self._choices = choices
         self.settled = settled_of(blocks, choices)
         """These units live on the device."""
-        first_resident = len(blocks) - choices.resident_blocks
-        first_streamed = settled_blocks(len(blocks), choices)
-        self._streamed = blocks[first_streamed:first_resident]
-        self._resident = [*blocks[:first_streamed], *blocks[first_resident:]]
+        resident = {*self.settled, *blocks[len(blocks) - choices.resident_blocks :]}
+        self._streamed = [block for block in blocks if block not in resident]
+        self._resident = [block for block in blocks if block in resident]
         self.kept = frozenset(blocks[len(blocks) - choices.kept_blocks :])
         """These blocks keep their activations."""
         seconds = seconds_of_pairs(len(blocks), choices)

@@ -9,6 +9,7 @@ import torch
 
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import Lane
+from engine.runtime.compiled import CompiledBlock
 from engine.runtime.cuda_backend import CudaBackend
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
@@ -83,3 +84,24 @@ def test_groups_keep_no_masks_and_tables_of_the_groups_before(monkeypatch):
     tokens = 56 * ROWS["rows"] * ROWS["length"]
     assert peaks[1] - peaks[0] <= 4 * 8 * tokens, "more than token ids, labels and places"
     gpu.close()
+
+
+WIDE = tiny_config("llama", intermediate_size=16384, num_hidden_layers=1)
+
+
+@pytest.mark.parametrize("has_room, rows", [(False, 64), (True, 96)], ids=["without", "with"])
+def test_what_the_compiler_times_is_not_copied_to_pinned_memory(monkeypatch, has_room, rows):
+    """Without room below the peak it is, which shows that this test would see it."""
+    if not has_room:
+        monkeypatch.setattr(CompiledBlock, "_make_room", lambda *_: None)
+    backend = CudaBackend()
+    choices = PlanChoices(micro_batches=1, compiled=True)
+    wide = streamed(plain_model(WIDE), choices, backend=backend, dtype="bfloat16", tokens=rows * 64)
+    widest = rows * 64 * 16384 * 2
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
+    wide.engine.evaluate(random_batches(1, rows=rows, length=64))
+    taken = torch.cuda.host_memory_stats()["allocated_bytes.current"] - before
+    assert taken < widest / 8 if has_room else taken >= widest
+    wide.close()

@@ -18,6 +18,7 @@ PLANS = {
     "kept and resident": dict(kept_blocks=1, resident_blocks=1),
     "host boundaries": dict(host_boundaries=True, boundary_rings=1),
     "settled": dict(settled_units=3),
+    "settled apart": dict(settled_units=3, settled_apart=True),
     "parked": dict(parked_gradients=True, shared_outer_slot=True),
 }
 

@@ -36,6 +36,7 @@ PLANS = {
     "kept and resident": dict(kept_blocks=1, resident_blocks=1),
     "host boundaries": dict(host_boundaries=True, boundary_rings=1),
     "settled": dict(settled_units=2),
+    "settled apart": dict(settled_units=3, settled_apart=True, slots=3, prefetch_depth=2),
 }
 ADAPTERS = {"everywhere": Adapters(rank=4), "dropping": Adapters(rank=4, dropout=0.3)}
 

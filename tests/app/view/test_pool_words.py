@@ -102,6 +102,10 @@ def test_places_in_sentences():
     assert places_in_words(whole, on_gpu=True)[0] == "The whole model lives on the GPU."
     cpu = places_in_words(IN_RAM, on_gpu=False)
     assert cpu == ("The whole model lives in RAM, where blocks compute.", "")
+    apart = units_by_place(30, PlanChoices(settled_units=8, settled_apart=True))
+    assert places_in_words(apart, on_gpu=True)[0] == (
+        "Embed and 7 of blocks 3 to 27 live on the GPU, 21 of blocks 0 to 26 and head in RAM."
+    )
     embed = units_by_place(30, PlanChoices(settled_units=1, parked_gradients=True))
     said, more = places_in_words(embed, on_gpu=True)
     assert said == "Embed lives on the GPU, blocks 0 to 27 and head in RAM."

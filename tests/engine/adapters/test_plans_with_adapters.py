@@ -27,6 +27,7 @@ PLANS = {
     "host boundaries": dict(host_boundaries=True, boundary_rings=1),
     "settled": dict(settled_units=2),
     "all settled": dict(settled_units=5),
+    "settled apart": dict(settled_units=2, settled_apart=True, slots=3, prefetch_depth=2),
     "parked": dict(parked_gradients=True),
     "device homes": dict(device_homes=("block 1",), update_buffers=2),
 }

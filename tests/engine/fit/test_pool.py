@@ -95,8 +95,8 @@ def test_every_unit_is_in_one_place_by_plane(name):
     found = needs(*JOBS[name])
     pool = pool_of(found)
     count = len(found.shape.units)
-    assert [unit for each in pool.units for unit in range(each.start, each.stop)] == [*range(count)]
-    by_unit = [each.placement for each in pool.units for _ in range(each.start, each.stop)]
+    assert [unit for each in pool.units for unit in each.numbers] == [*range(count)]
+    by_unit = [each.placement for each in pool.units for _ in each.numbers]
     choices = found.chosen.choices
     for index, place in enumerate(by_unit):
         there = [place.planes_in(part) for part in PartName]
@@ -133,8 +133,8 @@ def test_units_live_where_the_plan_uses_them(name):
 
 def _by_name(names: list[str], pool: Pool) -> Iterator[tuple[str, object]]:
     for each in pool.units:
-        for name in names[each.start : each.stop]:
-            yield name, each.placement
+        for number in each.numbers:
+            yield names[number], each.placement
 
 
 def test_gradients_that_wait_in_the_memory_of_their_sums_take_none_of_their_own():
@@ -182,14 +182,16 @@ def _items(found: Needs, way: Candidate) -> tuple[Item, ...]:
 
 
 def test_units_are_named_from_embed_to_head():
-    assert units_in_words(0, 30, 30) == "the whole model"
-    assert units_in_words(0, 1, 30) == "embed"
-    assert units_in_words(0, 2, 30) == "embed and block 0"
-    assert units_in_words(0, 14, 30) == "embed and blocks 0 to 12"
-    assert units_in_words(14, 30, 30) == "blocks 13 to 27 and head"
-    assert units_in_words(28, 29, 30) == "block 27"
-    assert units_in_words(29, 30, 30) == "head"
-    assert units_in_words(1, 29, 30) == "blocks 0 to 27"
+    assert units_in_words(range(30), 30) == "the whole model"
+    assert units_in_words(range(1), 30) == "embed"
+    assert units_in_words(range(2), 30) == "embed and block 0"
+    assert units_in_words(range(14), 30) == "embed and blocks 0 to 12"
+    assert units_in_words(range(14, 30), 30) == "blocks 13 to 27 and head"
+    assert units_in_words(range(28, 29), 30) == "block 27"
+    assert units_in_words(range(29, 30), 30) == "head"
+    assert units_in_words(range(1, 29), 30) == "blocks 0 to 27"
+    assert units_in_words((0, 2, 4, 6), 30) == "embed and 3 of blocks 1 to 5"
+    assert units_in_words((1, 3, 29), 30) == "2 of blocks 0 to 2 and head"
 
 
 def test_neighbours_are_named_together():
@@ -227,10 +229,11 @@ def test_a_report_tells_of_its_pool_in_plain_data():
     assert list(told["parts"]) == ["gpu", "host", "disk"]
     for name, part in told["parts"].items():
         assert sum(share["bytes"] for share in part["shares"]) == getattr(report, name).total
-    assert told["units"][0] | {"stop": 0, "units": ""} == {
+    assert told["units"][0] | {"stop": 0, "count": 0, "units": ""} == {
         "units": "",
         "start": 0,
         "stop": 0,
+        "count": 0,
         "weights": "gpu",
         "moments": "gpu",
         "gradient": "gpu",

@@ -39,6 +39,7 @@ SAME_BITS = {
     "host boundaries": dict(host_boundaries=True, boundary_rings=1),
     "settled": dict(settled_units=2),
     "all settled": dict(settled_units=6),
+    "settled apart": dict(settled_units=3, settled_apart=True),
     "settled and resident": dict(settled_units=3, resident_blocks=1, kept_blocks=1),
     "shared outer slot": dict(shared_outer_slot=True),
     "parked": dict(parked_gradients=True),

@@ -80,6 +80,15 @@ def test_the_bits_are_those_of_planes_in_host_memory(frame, tied):
             assert_same_bits(planes_after(choices, dtype=dtype, tied=tied), expected)
 
 
+@pytest.mark.parametrize("frame", in_tiers(FRAMES, ("plain", "kept"), PLAN_SWEEP))
+def test_blocks_that_live_there_may_be_apart(frame):
+    base = dataclasses.replace(BASE, **FRAMES[frame])
+    expected = planes_after(base)
+    for count, late in ((2, ()), (3, ()), (3, (Lane.H2D,)), (2, (Lane.COMPUTE,))):
+        choices = dataclasses.replace(base, settled_units=count, settled_apart=True)
+        assert_same_bits(planes_after(choices, late), expected)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw_bf16", "adamw_8bit"])
 def test_small_moments_have_the_same_bits_wherever_they_are(optimizer):
     expected = planes_after(BASE, optimizer=optimizer)
