@@ -110,7 +110,7 @@ class CompiledBlock:
         return out
 
     def _make_room(self, hidden: Any) -> None:
-        """Raises the peak of the device's memory by two of the block's widest results, before it
+        """Raises the peak of the device's memory by four of the block's widest results, before it
         runs on more `hidden` states [rows, tokens, width] without gradients than before.
 
         Torch times several forms of a kernel that works in place. In a pass without gradients, it
@@ -126,7 +126,7 @@ class CompiledBlock:
         self._roomy = hidden.nbytes
         widest = max((max(each.shape) for each in self._block.parameters()), default=1)
         with contextlib.suppress(torch.OutOfMemoryError):  # then the copy goes to the host
-            room = 2 * hidden.nbytes // hidden.shape[-1] * widest
+            room = 4 * hidden.nbytes // hidden.shape[-1] * widest
             torch.empty(room, dtype=torch.uint8, device=hidden.device)
 
     def give_up(self, error: Exception) -> None:

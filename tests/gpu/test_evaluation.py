@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
+from torch._inductor.utils import fresh_cache
 
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import Lane
@@ -101,7 +102,8 @@ def test_what_the_compiler_times_is_not_copied_to_pinned_memory(monkeypatch, has
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
-    wide.engine.evaluate(random_batches(1, rows=rows, length=64))
+    with fresh_cache():  # what was timed once is known to later processes
+        wide.engine.evaluate(random_batches(1, rows=rows, length=64))
     taken = torch.cuda.host_memory_stats()["allocated_bytes.current"] - before
     assert taken < widest / 8 if has_room else taken >= widest
     wide.close()
