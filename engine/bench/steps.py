@@ -193,9 +193,9 @@ class Planes:
 
     def close(self) -> None:
         """Frees the memory of the planes. The backend belongs to the caller."""
-        self._end_crew()
         self.adamw.close()
-        self.store.close()
+        self.store.close()  # it asks the other ranks to free what they hold, so they are still there
+        self._end_crew()
 
 
 @dataclass
