@@ -194,7 +194,7 @@ class Planes:
     def close(self) -> None:
         """Frees the memory of the planes. The backend belongs to the caller."""
         self.adamw.close()
-        self.store.close()  # it asks the other ranks to free what they hold, so they are still there
+        self.store.close()  # it asks the other ranks to free what they hold
         self._end_crew()
 
 

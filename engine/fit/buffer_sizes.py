@@ -63,7 +63,7 @@ def fixed_bytes(
     slots, resident = block_slot_bytes(shape, choices)
     settled = shape.settled_on(choices.ranks)[choices.settled_units]
     shape = shape.padded(choices.ranks)
-    sums = _sum_numel(shape, choices) + len(shape.units) + 3
+    sums = _sum_numel(shape, choices) + _shard_numel(shape, choices) + len(shape.units) + 3
     of_token = choices.attention_bytes if choices.attention_blocks else 0
     tokens = boundary_numel // shape.hidden_width
     ring_bytes = with_room(boundary_numel * shape.item_bytes, of_token, tokens)
@@ -198,6 +198,15 @@ def _sum_numel(shape: ModelShape, choices: PlanChoices) -> int:
     return (largest if choices.outer_in_parked else max(*outer, largest)) + more
 
 
+def _shard_numel(shape: ModelShape, choices: PlanChoices) -> int:
+    """Returns the number of elements of the shards of sums that each of several ranks keeps over
+    the rounds. The shape is padded.
+    """
+    if choices.gradient_sum != GradientSum.SHARDS:
+        return 0
+    return shape.gradient_numel // choices.ranks
+
+
 def _sums_in_words(shape: ModelShape, choices: PlanChoices) -> str:
     """Returns which fp32 sums there are at once, in words."""
     if choices.gradient_sum == GradientSum.DEVICE:
@@ -208,6 +217,8 @@ def _sums_in_words(shape: ModelShape, choices: PlanChoices) -> str:
     words = "one unit at a time" + (", two blocks together" if more else "")
     if choices.all_ranks > 1:
         words = "one unit at a time, and one that is added up over the GPUs"
+    if choices.gradient_sum == GradientSum.SHARDS:
+        words += "; a shard of every unit, summed over the rounds"
     if choices.outer_in_parked:
         return f"{words}; embed in pieces, the head among parked gradients"
     return words

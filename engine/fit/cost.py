@@ -140,7 +140,8 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     whole = choices.whole_reads
     carried = fetched if whole else fetched / choices.ranks
     gathered = updated * shape.item_bytes + (0 if whole else fetched)
-    received = (1 - 1 / choices.ranks) * (gathered + 4 * shape.gradient_numel)
+    scattered = choices.rounds if choices.gradient_sum == GradientSum.SHARDS else 1
+    received = (1 - 1 / choices.ranks) * (gathered + 4 * scattered * shape.gradient_numel)
     compute += received * COMPUTE_SECONDS
     if choices.host_boundaries:
         stored = recomputed - len(seconds_of_pairs(len(shape.blocks), choices))
@@ -152,11 +153,11 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     waited += choices.rounds * lacking * largest * shape.item_bytes / rates.h2d
     gradients = choices.rounds if choices.gradient_sum == GradientSum.HOST else 1
     returned = gradients * (shape.gradient_numel - updated) * shape.item_bytes / choices.ranks
-    # Ranks add up the sums of all rounds in the last one.
+    # Ranks add up the sums of all rounds in the last one, or those of each round in it.
     span, sums = choices.span, 4 * shape.gradient_numel
     between = seconds_between_hosts(rates, choices.hosts, sums)
     added = seconds_to_receive_across(rates, span, (1 - 1 / choices.ranks) * sums) + between
-    exchanged = seconds_to_receive_across(rates, span, received) + between
+    exchanged = seconds_to_receive_across(rates, span, received) + scattered * between
     exchanged = max(exchanged, added + compute - compute / choices.rounds)
     return max(compute, carried / rates.h2d, returned / rates.d2h, exchanged) + waited
 

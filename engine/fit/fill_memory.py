@@ -137,20 +137,20 @@ class MemoryFiller:
         return Candidate(spread.size, choices)
 
     def filled(self, lean: Candidate, host_bytes: float = math.inf) -> Iterator[Candidate]:
-        """Yields the candidates that use the memory that `lean` leaves. host_bytes: those that take
-        more bytes of RAM, even without boundaries there, are left out.
+        """Yields the candidates that use the memory that `lean` leaves, and take at most so many
+        bytes of RAM without boundaries there.
         """
         if self._disk_bytes:  # what does not fit goes to the disk
             host_bytes = math.inf
-        start = self._with_sums_on_device(lean)
-        if self._least_host_bytes(start) > host_bytes:
-            return
-        for place in self._boundary_places(start):
-            for settled in self._settled(place):
-                if self._without_boundaries(settled) > host_bytes:
-                    continue
-                for buffers in self._update_buffers(settled.choices):
-                    yield from self._filled_blocks(settled, buffers)
+        for start in self._sum_places(lean):
+            if self._least_host_bytes(start) > host_bytes:
+                continue
+            for place in self._boundary_places(start):
+                for settled in self._settled(place):
+                    if self._without_boundaries(settled) > host_bytes:
+                        continue
+                    for buffers in self._update_buffers(settled.choices):
+                        yield from self._filled_blocks(settled, buffers)
 
     @property
     def _least_slots(self) -> int:
@@ -294,12 +294,8 @@ class MemoryFiller:
 
     def _may_settle(self, choices: PlanChoices) -> bool:
         """Tells whether units may live on the device beside these choices."""
-        return (
-            self.sizer.device == "cuda"
-            and self._settles
-            and not choices.shared_outer_slot
-            and choices.gradient_sum != GradientSum.HOST
-        )
+        fits = not choices.shared_outer_slot and choices.gradient_sum != GradientSum.HOST
+        return self.sizer.device == "cuda" and self._settles and fits
 
     def _least_gradient_sum(self, rounds: int) -> GradientSum:
         """Returns the gradient sum of the session that is continued, or else the one that takes the
@@ -310,18 +306,23 @@ class MemoryFiller:
             return GradientSum(kept)
         if rounds == 1:
             return GradientSum.VERTICAL
-        # Sums on the host need a plane there, which parked gradients do without, and are not for
-        # several ranks.
+        if self._frame.ranks > 1:
+            return GradientSum.SHARDS
+        # Sums on the host need a plane there, which parked gradients do without.
         is_on_device = self._frame.parked_gradients or not self._has_one_rank
         return GradientSum.DEVICE if is_on_device else GradientSum.HOST
 
-    def _with_sums_on_device(self, lean: Candidate) -> Candidate:
-        """Returns the candidate with the sums of all rounds on the device, if they fit."""
+    def _sum_places(self, lean: Candidate) -> list[Candidate]:
+        """Returns the candidate with the sums of all rounds on the device, if they fit. Several
+        ranks may also keep shards of them.
+        """
         size, choices = lean
-        if choices.rounds == 1 or self._rounding or self._frame.parked_gradients:
-            return lean
         on_device = choices.changed(gradient_sum=GradientSum.DEVICE)
-        return Candidate(size, on_device) if self.sizer.fits(size, on_device) else lean
+        are_there = choices.rounds == 1 or choices.gradient_sum == GradientSum.DEVICE
+        if are_there or self._rounding or not self.sizer.fits(size, on_device):
+            return [lean]
+        shards = [lean] if choices.gradient_sum == GradientSum.SHARDS else []
+        return [*shards, Candidate(size, on_device)]
 
     def _boundary_places(self, start: Candidate) -> list[Candidate]:
         """Returns the candidate with its boundaries on the device, and with boundaries on the host

@@ -68,6 +68,8 @@ class BufferKind(Word):
     """It is device memory that a boundary passes through on its way back from the host."""
     SUM = "sum"
     """It is an fp32 sum of gradients."""
+    SHARD_SUM = "shard sum"
+    """It is this rank's shard of the fp32 sum of a unit over the rounds."""
     STAGING = "staging"
     """It is device memory that a rounded gradient passes through on its way to the host."""
     NORM = "norm"

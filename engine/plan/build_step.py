@@ -189,6 +189,8 @@ def _refuse_wrong_ranks(choices: PlanChoices, sizes: PlaneSizes | None) -> None:
     if not 0 <= rank < choices.ranks or (sizes is None and choices.ranks > 1):
         raise ValueError(f"the plan is of none of {choices.ranks} ranks")
     if choices.all_ranks == 1:
+        if choices.gradient_sum == GradientSum.SHARDS:
+            raise ValueError("only several ranks keep shards of sums")
         return
     for name in ONE_RANK_ONLY:
         if getattr(choices, name):

@@ -90,6 +90,10 @@ class GradientSum(Word):
     """There is one round, so each unit has one fp32 sum and one rounding."""
     DEVICE = "device"
     """The fp32 sums of all units stay on the device over the rounds and are rounded once."""
+    SHARDS = "shards"
+    """The same, in shards: each round adds up the sums of several ranks, and each rank adds its
+    shard to that of the earlier rounds.
+    """
     HOST = "host"
     """Each round rounds its sums to bf16 and adds them to those on the host."""
 

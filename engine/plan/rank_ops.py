@@ -31,11 +31,18 @@ class Meet(Op):
 class ReduceScatter(Op):
     """A `ReduceScatter` adds the fp32 sums of all ranks on all hosts. On each host, every rank gets
     its own shard of the result, rounds it into a staging buffer and computes its norm.
+
+    Where a step adds up sums after each round, a rank adds its shard to that of the earlier rounds,
+    `total`, and rounds the result of the last one alone.
     """
 
     kind, lane = OpKind.REDUCE_SCATTER, Lane.EXCHANGE
     grad: Buffer = field(kw_only=True)
-    staging: Buffer = field(kw_only=True)
+    staging: Buffer | None = field(kw_only=True, default=None)
+    """It is None in rounds before the last."""
+    total: Buffer | None = field(kw_only=True, default=None)
+    first: bool | None = field(kw_only=True, default=None)
+    """There is no earlier round; None without `total`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,16 @@ class StepBuffers:
         """
         if self._choices.outer_in_parked:
             return self._summed(self._blocks)
-        return self._summed(self.trained.only([EMBED, *self._blocks, HEAD]))
+        units = self.trained.only([EMBED, *self._blocks, HEAD])
+        shards = {total: (unit,) for unit in units if (total := self.shard_sum(unit)) is not None}
+        return self._summed(units) | shards
+
+    def shard_sum(self, unit: str) -> Buffer | None:
+        """Returns the buffer of this rank's shard of the unit's sum over the rounds; None where
+        there is none.
+        """
+        is_kept = self._choices.gradient_sum == GradientSum.SHARDS
+        return Buffer(BufferKind.SHARD_SUM, unit) if is_kept else None
 
     def _summed(self, names: Iterable[str]) -> dict[Buffer, tuple[str, ...]]:
         """Returns the buffers of these units' sums, each with its units."""
@@ -171,7 +180,7 @@ class StepBuffers:
             return {self.grad(block): (block,) for block in reversed(shared)}
         if self._choices.outer_in_parked:
             return self._summed([*self._blocks, EMBED])
-        return self.grad_units()
+        return self._summed(self.trained.only([EMBED, *self._blocks, HEAD]))
 
     def staging_units(self) -> dict[Buffer, tuple[str, ...]]:
         """Returns every staging buffer with the units that it must be able to hold."""

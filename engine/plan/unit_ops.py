@@ -360,11 +360,10 @@ class UnitOps:
         is_early = self._choices.gradient_sum == GradientSum.DEVICE and not round_.is_last
         if is_early or not self.trained.trains(unit):
             return
-        grad, staging = self.buffers.grad(unit), self.buffers.next_staging(unit)
         if self._choices.all_ranks > 1:
-            self._scatter(unit, grad, staging)
-            self._offload(unit, staging, round_)
+            self._scatter(unit, round_)
             return
+        grad, staging = self.buffers.grad(unit), self.buffers.next_staging(unit)
         reads = {grad: Content(ContentKind.SUM, unit)} | self.device.arena_of(unit)
         adds = self._choices.gradient_sum == GradientSum.HOST and round_.number > 0
         if adds:
@@ -387,14 +386,26 @@ class UnitOps:
         )
         self._offload(unit, staging, round_)
 
-    def _scatter(self, unit: str, grad: Buffer, staging: Buffer) -> None:
-        """Adds the sums of all ranks on all hosts, and rounds this rank's shard. What is left in
-        the sum is no sum of any rank.
+    def _scatter(self, unit: str, round_: Round) -> None:
+        """Adds the sums of all ranks on all hosts, and after the last round rounds this rank's
+        shard and sends it to the host. What is left in the sum is no sum of any rank.
         """
+        grad, staging, total = self.buffers.grad(unit), None, self.buffers.shard_sum(unit)
         reads = {grad: Content(ContentKind.SUM, unit)} | self.device.arena_of(unit)
-        writes = {grad: Content(ContentKind.SHARD, unit), staging: Content(ContentKind.SUM, unit)}
-        writes[Buffer(BufferKind.NORM, unit)] = READY
-        self._emit(ReduceScatter, unit, reads, writes, grad=grad, staging=staging)
+        writes = {grad: Content(ContentKind.SHARD, unit)}
+        if total is not None and round_.number > 0:
+            reads[total] = Content(ContentKind.SUM, unit, round_.number - 1)
+        if round_.is_last:
+            staging = self.buffers.next_staging(unit)
+            writes[staging] = Content(ContentKind.SUM, unit)
+            writes[Buffer(BufferKind.NORM, unit)] = READY
+        elif total is not None:
+            writes[total] = Content(ContentKind.SUM, unit, round_.number)
+        first = None if total is None else round_.number == 0
+        own = {"grad": grad, "staging": staging, "total": total, "first": first}
+        self._emit(ReduceScatter, unit, reads, writes, **own)
+        if staging is not None:
+            self._offload(unit, staging, round_)
 
     def _offload(self, unit: str, staging: Buffer, round_: Round) -> None:
         """Sends a rounded gradient to the host, unless it waits on the device for its update."""

@@ -176,7 +176,9 @@ class DeviceState:
         """
         sums: dict[Buffer, int] = {}
         for name, units in plan.grads.items():
-            sums[name] = self._shards.padded(self._largest(units))
+            is_shard = name.kind == BufferKind.SHARD_SUM
+            of_unit = self._shards.numel if is_shard else self._shards.padded
+            sums[name] = of_unit(self._largest(units))
         self._arena = torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=self.device)
         self.grads: dict[Buffer, torch.Tensor] = {}
         for name, start in plan.arena:

@@ -59,8 +59,8 @@ def meet(context: OpContext, _op: Meet, _step: StepUnderWay) -> None:
 
 
 def reduce_scatter(context: OpContext, op: ReduceScatter, _step: StepUnderWay) -> None:
-    """Adds the sums of all ranks, and rounds the shard of this one. Torch's `copy_` rounds ties to
-    even.
+    """Adds the sums of all ranks, and the shard of this one to that of the earlier rounds, if any.
+    After the last round it is rounded. Torch's `copy_` rounds ties to even.
     """
     numel = context.units[op.unit].layout.numel
     shards = context.plan.shards
@@ -68,8 +68,16 @@ def reduce_scatter(context: OpContext, op: ReduceScatter, _step: StepUnderWay) -
     total[numel:].zero_()  # another unit may have left something beyond this one
     context.exchange.reduce_scatter(total)
     start, stop = shards.bounds(numel)
-    add_squares(context, op.unit, total[start:stop], 0)
-    context.state.stagings[op.staging][: stop - start].copy_(total[start:stop])
+    shard, kept = total[start:stop], total[:0]
+    if op.total is not None:
+        kept = context.state.grads[op.total][: stop - start]
+    if op.staging is None:
+        kept.copy_(shard) if op.first else kept.add_(shard)
+        return
+    if op.total is not None:
+        shard.add_(kept)
+    add_squares(context, op.unit, shard, 0)
+    context.state.stagings[op.staging][: stop - start].copy_(shard)
 
 
 def all_reduce(context: OpContext, _op: AllReduce, step: StepUnderWay) -> None:

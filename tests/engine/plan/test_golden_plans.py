@@ -103,6 +103,9 @@ CHOICES = {
         device_homes=("embed", "block 1"),
         update_buffers=2,
     ),
+    "ranks-with-shards-of-sums": PlanChoices(
+        micro_batches=2, ranks=2, rounds=2, gradient_sum=GradientSum.SHARDS, kept_blocks=1
+    ),
     "ranks-that-read-whole-units": PlanChoices(
         micro_batches=2, ranks=2, whole_reads=True, device_homes=("embed",), update_buffers=1
     ),

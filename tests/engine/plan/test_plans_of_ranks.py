@@ -95,9 +95,10 @@ NUMEL |= {"embed": 2500, "head": 300}
 """Of four ranks, two have nothing of the head."""
 WHOLE = "whole reads"
 DEVICE = dict(rounds=2, gradient_sum="device")
+SHARDS = dict(rounds=2, gradient_sum="shards")
 CHOICES = {
     f"{sums or 'vertical'}, {how or 'host'}, {homes or 'no homes'}": (sums, how, homes)
-    for sums in ("", "rounds")
+    for sums in ("", "rounds", "shards")
     for how in ("", "parked", "shared outer slot", "kept", "host boundaries", "resident", WHOLE)
     for homes in ("", "some", "all")
 }
@@ -110,6 +111,7 @@ WAYS: dict[str, dict] = {
     "resident": dict(resident_blocks=3, kept_blocks=2, slots=1),
     WHOLE: dict(whole_reads=True, resident_blocks=1),
     "rounds": DEVICE,
+    "shards": SHARDS,
     "no homes": {},
     "some": dict(device_homes=("embed", "block 1"), update_buffers=1),
     "all": dict(device_homes=("embed", *BLOCKS, "head"), update_buffers=3),
@@ -185,9 +187,9 @@ def test_each_weight_is_gathered_and_each_sum_is_scattered(name, ranks):
         if op.kind == OpKind.PREFETCH and not is_whole:
             assert (after.kind, after.unit, after.slot) == (OpKind.ALL_GATHER, op.unit, op.slot)
     for unit in NUMEL:
-        assert order.count((OpKind.REDUCE_SCATTER, unit)) == 1
+        assert order.count((OpKind.REDUCE_SCATTER, unit)) == 1 + ("shards" in name)
         assert (OpKind.REDUCE, unit) not in order
-        scattered = order.index((OpKind.REDUCE_SCATTER, unit))
+        scattered = max(at for at, op in enumerate(order) if op == (OpKind.REDUCE_SCATTER, unit))
         sent = (OpKind.OFFLOAD, OpKind.OFFLOAD_PARKED)
         assert all(order.index((kind, unit)) > scattered for kind in sent if (kind, unit) in order)
 
@@ -200,6 +202,8 @@ def test_each_weight_is_gathered_and_each_sum_is_scattered(name, ranks):
         "vertical, shared outer slot, all",
         "vertical, kept, all",
         "rounds, resident, no homes",
+        "shards, parked, all",
+        "shards, host boundaries, some",
         "vertical, whole reads, some",
     ],
 )
@@ -227,7 +231,19 @@ def test_a_pass_without_gradients_gathers_weights_too(ranks):
     assert not [op for op in held.ops if op.unit == BLOCKS[-1] and op.kind == OpKind.ALL_GATHER]
 
 
-@pytest.mark.parametrize("changes", [{}, DEVICE, dict(resident_blocks=2)], ids=str)
+def test_only_the_last_round_rounds_and_sends_a_gradient():
+    plan = plan_of("shards, host, no homes", 2, 0)
+    for unit in NUMEL:
+        first, last = (
+            op for op in plan.ops if op.kind == OpKind.REDUCE_SCATTER and op.unit == unit
+        )
+        assert first.total == last.total and first.total.kind == BufferKind.SHARD_SUM
+        assert (first.first, last.first) == (True, False)
+        assert first.staging is None and last.staging is not None
+        assert [op.kind for op in plan.ops if op.unit == unit].count(OpKind.OFFLOAD) <= 1
+
+
+@pytest.mark.parametrize("changes", [{}, DEVICE, SHARDS, dict(resident_blocks=2)], ids=str)
 def test_units_that_live_on_the_device_are_gathered_after_their_update(changes):
     """Each rank updates its shard in the slot, and no later op computes with the others' old
     weights.
@@ -270,9 +286,10 @@ def test_hosts_exchange_sums_and_no_weights(ranks, tied):
             assert_own_shard_updated(plan, choices, name)
         order = [(op.kind, op.unit) for op in plan.ops if op.lane == Lane.EXCHANGE]
         assert order.count((OpKind.ALL_REDUCE, "step")) == 1
-        assert all(order.count((OpKind.REDUCE_SCATTER, unit)) == 1 for unit in NUMEL), name
+        rounds = 1 + ("shards" in name)
+        assert all(order.count((OpKind.REDUCE_SCATTER, unit)) == rounds for unit in NUMEL), name
         if ranks == 1:
-            assert len(order) == 1 + len(NUMEL), name
+            assert len(order) == 1 + rounds * len(NUMEL), name
             assert OpKind.REDUCE not in {op.kind for op in plan.ops}
 
 
@@ -356,6 +373,11 @@ ALONE = {
     "host": dict(rounds=2, gradient_sum="host"),
     "pairs": dict(boundary_blocks=2),
 }
+
+
+def test_shards_of_sums_are_for_several_ranks():
+    with pytest.raises(ValueError, match="only several ranks keep shards"):
+        build_step_plan(BLOCKS, False, PlanChoices(micro_batches=2, **SHARDS), PlaneSizes(NUMEL))
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -103,6 +103,21 @@ def test_so_do_plans_for_untied_models(usual, name):
     assert_same(train(2, job_of(), **UNTIED_PLANS[name]), usual(2, job_of()))
 
 
+SHARDS = dict(rounds=2, gradient_sum="shards")
+SHARD_PLANS = {
+    "host boundaries": dict(host_boundaries=True),
+    "kept, three slots": dict(kept_blocks=2, slots=3, prefetch_depth=2),
+    "parked": dict(parked_gradients=True),
+    "shared outer slot": dict(shared_outer_slot=True),
+}
+
+
+@pytest.mark.parametrize("name", in_tiers(SHARD_PLANS, ("kept, three slots",), PLAN_SWEEP))
+def test_so_do_plans_that_keep_shards_of_sums(usual, name):
+    """Their sums have another order than those of plans that add up all ranks once."""
+    assert_same(train(2, job_of(), **SHARDS, **SHARD_PLANS[name]), usual(2, job_of(), **SHARDS))
+
+
 @pytest.mark.parametrize(
     "homes, optimizer", [("some", "adamw"), ("all", "adamw_bf16"), ("all", "adamw_8bit")]
 )
@@ -134,6 +149,7 @@ DELAYED = {
     "usual": {},
     "rounds, host boundaries": UNTIED_PLANS["rounds, host boundaries"],
     "parked gradients": PLANS["parked gradients"],
+    "shards": SHARDS,
     "homes": dict(device_homes=HOMES["all"], update_buffers=2),
 }
 FIRST_DELAYS = ("exchange",)
