@@ -130,8 +130,8 @@ def test_ranks_train_what_one_rank_trains(family, ranks, tied):
 
 @pytest.mark.parametrize("ranks, tied", [(2, True), (3, False)])
 def test_so_they_do_where_each_round_adds_up_shards(ranks, tied):
-    job = Job("qwen3", steps=10, micro_batches=2 * ranks, changes={"tie_word_embeddings": tied})
-    shards = dict(rounds=2, gradient_sum="shards")
+    job = Job("qwen3", steps=10, micro_batches=3 * ranks, changes={"tie_word_embeddings": tied})
+    shards = dict(rounds=3, gradient_sum="shards")
     found = train(ranks, job, **shards)
     assert_near(found, train(1, job))
     found.assert_same_bits(train(ranks, job, **shards))

@@ -365,6 +365,14 @@ PLANS = (
         (CHOOSE_TESTS, LIMIT_TESTS),
     ),
     Change(
+        "frozen-blocks-settle-side-by-side",
+        "engine/plan/choices.py",
+        "    if not choices.settled_apart:\n        return range(count)\n",
+        "    if choices:\n        return range(count)\n",
+        "Blocks of a frozen base that live on the device are the first ones.",
+        ("tests/engine/fit/test_settled_apart.py",),
+    ),
+    Change(
         "one-kept-block-too-few",
         FILL,
         "return with_count(counts[first]) if first < len(counts) else None",

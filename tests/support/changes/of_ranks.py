@@ -32,6 +32,14 @@ RANK_CHANGES = (
         (ONE_EACH,),
     ),
     Change(
+        "shards-of-earlier-rounds-forgotten",
+        OPS,
+        "        kept.copy_(shard) if op.first else kept.add_(shard)\n",
+        "        kept.copy_(shard)\n",
+        "Where each round adds up shards of sums, all rounds but the last two are lost.",
+        (f"{RANKS}::test_so_they_do_where_each_round_adds_up_shards",),
+    ),
+    Change(
         "frozen-weights-not-gathered",
         OPS,
         "        context.exchange.all_gather(slot[layout.numel : layout.numel + frozen])\n",
