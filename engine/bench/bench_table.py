@@ -173,16 +173,16 @@ def _memory_rows(s: dict[str, Any]) -> list[Row]:
     rows.append(
         (
             "memory of the host",
-            f"{s['host_rss_bytes'] / GIB:,.2f} GiB, "
+            f"{s['host_rss_bytes'] / GIB:,.2f} GiB without boundaries, "
             f"{s['host_rss_bytes'] / s['parameters']:,.2f} bytes a parameter, "
-            f"{s['host_boundaries_bytes'] / GIB:,.2f} GiB of boundaries and "
             f"{s['host_file_bytes'] / GIB:,.2f} GiB of files of libraries among them",
         )
     )
     rows.append(
         (
             "its peak",
-            f"{peak / GIB:,.2f} GiB, predicted {predicted / GIB:,.2f} "
+            f"{peak / GIB:,.2f} GiB with {s['host_boundaries_bytes'] / GIB:,.2f} GiB of boundaries, "
+            f"predicted {predicted / GIB:,.2f} "
             f"({_percent(predicted / peak - 1, '+')})",
         )
     )

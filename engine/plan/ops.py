@@ -82,18 +82,14 @@ class OpKind(Word):
 
 
 class GradientSum(Word):
-    """A `GradientSum` says where gradients are summed over the rounds of a step, and how often the
-    sums are rounded.
-    """
+    """A `GradientSum` says where the gradients of all rounds are summed, and how often rounded."""
 
     VERTICAL = "vertical"
     """There is one round, so each unit has one fp32 sum and one rounding."""
     DEVICE = "device"
     """The fp32 sums of all units stay on the device over the rounds and are rounded once."""
     SHARDS = "shards"
-    """The same, in shards: each round adds up the sums of several ranks, and each rank adds its
-    shard to that of the earlier rounds.
-    """
+    """The same in shards: each round adds up the sums of all ranks, and a rank keeps its part."""
     HOST = "host"
     """Each round rounds its sums to bf16 and adds them to those on the host."""
 
