@@ -170,6 +170,7 @@ def _memory_rows(s: dict[str, Any]) -> list[Row]:
             )
         )
     peak, predicted = s["host_peak_bytes"], s["predicted_host_bytes"]
+    boundaries = s["host_boundaries_bytes"]
     rows.append(
         (
             "memory of the host",
@@ -181,8 +182,8 @@ def _memory_rows(s: dict[str, Any]) -> list[Row]:
     rows.append(
         (
             "its peak",
-            f"{peak / GIB:,.2f} GiB with {s['host_boundaries_bytes'] / GIB:,.2f} GiB of boundaries, "
-            f"predicted {predicted / GIB:,.2f} "
+            f"{peak / GIB:,.2f} GiB with {boundaries / GIB:,.2f} GiB of boundaries, predicted "
+            f"{predicted / GIB:,.2f} "
             f"({_percent(predicted / peak - 1, '+')})",
         )
     )
