@@ -371,10 +371,12 @@ class Planner:
         spread = min(equally_fast, key=lambda way: way.choices.rounds).spread
         alike = [way for way in found if way.spread == spread]
         near = [way for way in alike if way.seconds <= WORTH_SIMULATING * alike[0].seconds]
-        nearest = [way for way in near if way.seconds <= SETTLING_COST * alike[0].seconds]
         by_kind = {way.choices.spilled_boundaries > 0: way for way in reversed(near)}
-        most_settled = [max(ways, key=_settled) for ways in (near, nearest)]
-        tried = dict.fromkeys([*alike[:SIMULATED], *most_settled, *by_kind.values()])
+        tried = [*alike[:SIMULATED], max(near, key=_settled), *by_kind.values()]
+        if self.sizer.shape.has_alike_frozen_blocks:
+            # Those that live there cost nothing, so many ways are as fast.
+            as_fast = [way for way in near if way.seconds <= SETTLING_COST * near[0].seconds]
+            tried.append(max(as_fast, key=_settled))
         ways = self._simulated(sorted(tried, key=attrgetter("seconds")))
         least = min(way.seconds for way in ways)
         whole = len(self.sizer.shape.units)
