@@ -85,7 +85,7 @@ def choose(job: Job, target: Target, quick: bool = False) -> Chosen:
         if least < math.inf:
             worth = [each for each in planners if each.least_seconds <= WORTH_SIMULATING * least]
             found = [(planner, planner.best()) for planner in worth]
-            planner, best = min(found, key=lambda each: each[1].seconds)
+            planner, best = min(found, key=lambda each: each[1].weighed)
             parked = maker.parked_like(best)
             if parked is not None and parked.has_room:
                 way = parked.best()

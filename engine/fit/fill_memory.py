@@ -107,7 +107,7 @@ class MemoryFiller:
             self._counts = (blocks, 0)
 
     def leanest(self, spread: Spread) -> Candidate:
-        """Returns the candidate that takes the least memory of those that the settings allow."""
+        """Returns the candidate that takes the least device memory that the settings allow."""
         engine = self._engine
         slots = self._frame.slots if engine.slots == AUTO else max(engine.slots, self._least_slots)
         resident = 0 if engine.residency == AUTO else engine.residency
@@ -137,8 +137,8 @@ class MemoryFiller:
         return Candidate(spread.size, choices)
 
     def filled(self, lean: Candidate, host_bytes: float = math.inf) -> Iterator[Candidate]:
-        """Yields the candidates that use the memory that `lean` leaves, and take at most so many
-        bytes of RAM without boundaries there.
+        """Yields the candidates that use the memory that `lean` leaves. host_bytes: they take at
+        most so many bytes of RAM beside boundaries.
         """
         if self._disk_bytes:  # what does not fit goes to the disk
             host_bytes = math.inf

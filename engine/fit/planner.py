@@ -56,6 +56,10 @@ unit takes 15 ms with 16 x 1,024 tokens, and steps are up to 5 % longer than pre
 """
 GRAPHS_GAIN = 0.98
 """Blocks are recorded as CUDA graphs where the step is shorter by this factor."""
+SHARDS_GAIN = 0.95
+"""Shards of sums are added up in every round, and whole sums once. Shards are kept only if the step
+is shorter by this factor: how long exchanges take beside compute is predicted less exactly.
+"""
 MOST_RECORDED = 600
 """At most so many passes over blocks are recorded."""
 FILLED_RESERVE_BYTES = GIB // 2
@@ -121,6 +125,12 @@ class Way:
         """Returns the micro-batch size and the rounds, which identify the spread of a way."""
         return self.size, self.choices.rounds
 
+    @property
+    def weighed(self) -> float:
+        """Returns the seconds by which it is compared with ways that have other sums."""
+        has_shards = self.choices.gradient_sum == GradientSum.SHARDS
+        return self.seconds / (SHARDS_GAIN if has_shards else 1.0)
+
 
 def _settled(way: Way) -> int:
     """Returns how many units live on the device."""
@@ -158,7 +168,17 @@ class Planner:
 
     def best(self) -> Way:
         """Returns the fastest way that fits. There must be one."""
-        return self._recorded(self._found[0] if self._quick else self._fastest(self._found))
+        best = self._best_of(self._found)
+        if best.choices.gradient_sum != GradientSum.SHARDS:
+            return self._recorded(best)
+        candidates = self._spacious or self._closest
+        whole = [way for way in candidates if way.choices.gradient_sum != GradientSum.SHARDS]
+        if whole:
+            best = min(best, self._best_of(self._timed(whole)), key=attrgetter("weighed"))
+        return self._recorded(best)
+
+    def _best_of(self, found: list[Way]) -> Way:
+        return found[0] if self._quick else self._fastest(found)
 
     def _recorded(self, way: Way) -> Way:
         """Returns the way with its blocks recorded as CUDA graphs, where that is possible and makes

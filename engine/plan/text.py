@@ -56,8 +56,9 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "keeps": Keeps,
     "following": str,
     **dict.fromkeys(("first", "adds", "last", "recomputes", "whole"), lambda text: text == "yes"),
-    **dict.fromkeys(("slot", "grad", "staging", "total", "ring", "host"), read_buffer),
-    **dict.fromkeys(("buffer", "states"), read_buffer),
+    **dict.fromkeys(
+        ("slot", "grad", "staging", "total", "ring", "host", "buffer", "states"), read_buffer
+    ),
 }
 """Each function parses the text of the op field of that name."""
 

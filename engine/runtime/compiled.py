@@ -116,8 +116,8 @@ class CompiledBlock:
         Torch times several forms of a kernel that works in place. In a pass without gradients, it
         copies what they overwrite to pinned host memory where a copy on the device would raise the
         peak (`copy_args_to_cpu_if_needed` in torch/_inductor/runtime/triton_heuristics.py), and
-        never frees that memory: with 7.6 billion parameters and 16,384 tokens it is a GiB. Training
-        keeps more of a block than two such results, so its own peak is higher.
+        never frees that memory: with 7.6 billion parameters and 16,384 tokens it is a GiB. The
+        backward of a block takes more than these four, so the peak of a training stays its own.
         """
         if not isinstance(hidden, torch.Tensor) or hidden.device.type != "cuda":
             return

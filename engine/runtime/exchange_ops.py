@@ -68,14 +68,14 @@ def reduce_scatter(context: OpContext, op: ReduceScatter, _step: StepUnderWay) -
     total[numel:].zero_()  # another unit may have left something beyond this one
     context.exchange.reduce_scatter(total)
     start, stop = shards.bounds(numel)
-    shard, kept = total[start:stop], total[:0]
+    shard = total[start:stop]
     if op.total is not None:
         kept = context.state.grads[op.total][: stop - start]
-    if op.staging is None:
-        kept.copy_(shard) if op.first else kept.add_(shard)
-        return
-    if op.total is not None:
+        if op.staging is None:
+            kept.copy_(shard) if op.first else kept.add_(shard)
+            return
         shard.add_(kept)
+    assert op.staging is not None
     add_squares(context, op.unit, shard, 0)
     context.state.stagings[op.staging][: stop - start].copy_(shard)
 

@@ -34,8 +34,8 @@ RANK_CHANGES = (
     Change(
         "shards-of-earlier-rounds-forgotten",
         OPS,
-        "        kept.copy_(shard) if op.first else kept.add_(shard)\n",
-        "        kept.copy_(shard)\n",
+        "            kept.copy_(shard) if op.first else kept.add_(shard)\n",
+        "            kept.copy_(shard)\n",
         "Where each round adds up shards of sums, all rounds but the last two are lost.",
         (f"{RANKS}::test_so_they_do_where_each_round_adds_up_shards",),
     ),
