@@ -52,7 +52,13 @@ OP_GROUPS = {
     ),
     "Optimizer": (
         PINK,
-        (OpKind.UPDATE, OpKind.DEVICE_UPDATE, OpKind.UPDATE_IN_PLACE, OpKind.APPLIED),
+        (
+            OpKind.UPDATE,
+            OpKind.UPDATE_MOMENTS,
+            OpKind.DEVICE_UPDATE,
+            OpKind.UPDATE_IN_PLACE,
+            OpKind.APPLIED,
+        ),
     ),
     "Between GPUs": (
         OLIVE,
@@ -86,6 +92,7 @@ OP_WORDS: dict[str, str] = {
     OpKind.OFFLOAD: "gradients out",
     OpKind.OFFLOAD_PARKED: "parked gradients out",
     OpKind.UPDATE: "optimizer",
+    OpKind.UPDATE_MOMENTS: "optimizer, moments",
     OpKind.READ_STATES: "moments from the disk",
     OpKind.WRITE_STATES: "moments to the disk",
     OpKind.READ_BOUNDARY: "boundary from the disk",

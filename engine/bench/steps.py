@@ -140,6 +140,7 @@ class Planes:
         """Makes `optimizer` the one that updates the planes, which are where a plan with these
         `choices` has them. The states of another one are freed, and the new ones are zeros.
         """
+        crew_before = self.crew
         self._use_ranks(choices.ranks)
         gradients = not choices.parked_gradients
         is_there = self.store.states == (optimizer, gradients)
@@ -148,9 +149,12 @@ class Planes:
         blocks = [block.name for block in self.model.blocks]
         self.store.settle(settled_of(blocks, choices), self.backend, spilled_of(blocks, choices))
         if not is_there:
-            self.adamw.close()
             self.store.allocate_states(optimizer=optimizer, gradients=gradients)
-            self.adamw = HostAdamW(self.store, AdamWSettings())
+        if not is_there or self.crew is not crew_before:
+            self.adamw.close()
+            # As in a run, each rank has its share of the cores.
+            threads = None if self.crew is None else self.crew.plan.threads
+            self.adamw = HostAdamW(self.store, AdamWSettings(), threads)
 
     def _use_ranks(self, ranks: int) -> None:
         """Has so many ranks compute the next steps. Raises RankError where one cannot."""
@@ -381,6 +385,10 @@ def _step_figures(
     )
 
 
+_SECOND_PASS = {OpKind.UPDATE: OpKind.UPDATE_MOMENTS}
+"""An op of the second kind does a part of the work of one of the first."""
+
+
 def rates(spans: Sequence[Span], planes: Planes) -> dict[str, float]:
     """Returns GB/s of whole planes to and from the device, and billions of parameters that AdamW
     updated a second on the host. A rate is 0 where no such copy or update took place.
@@ -395,7 +403,8 @@ def rates(spans: Sequence[Span], planes: Planes) -> dict[str, float]:
         ("adamw_g_s", OpKind.UPDATE, 1e-9),
     ):
         chosen = [span for span in spans if span.op.kind == kind]
-        seconds = sum(span.end - span.start for span in chosen)
+        timed = [span for span in spans if span.op.kind in {kind, _SECOND_PASS.get(kind)}]
+        seconds = sum(span.end - span.start for span in timed)
         # Frozen weights are fetched, too.
         plane = "high_numel" if kind == OpKind.PREFETCH else "numel"
         numels = [getattr(layouts[span.op.unit], plane) for span in chosen]

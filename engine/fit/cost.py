@@ -162,6 +162,12 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     return max(compute, carried / rates.h2d, returned / rates.d2h, exchanged) + waited
 
 
+ONE_OF_TWO_PASSES = {"bfloat16": 18 / 26, "float32": 20 / 28}
+"""The host updates weights and moments of a unit in one pass over its planes, or one after the
+other in two (`late_moments`). Each of these moves so much of the bytes that one pass moves.
+"""
+
+
 def host_rate(rates: Rates, optimizer: Optimizer, beside_states: bool) -> float:
     """Returns the number of parameters that the host updates in a second. Even while states are
     streamed, there are no copies on the bus about half of the time (measured: docs/performance.md).

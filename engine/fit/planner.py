@@ -366,15 +366,15 @@ class Planner:
         """Returns the choices with the units whose optimizer runs on the device, and how long the
         first forward pass waits for updates.
         """
-        homes, waited = choose_homes(self._cost(size), choices)
+        homes = choose_homes(self._cost(size), choices, self.sizer.device)
+        waited = homes.waited
         if choices.spilled_units:
             waited = max(waited, wait_for_disk(self._cost(size), choices))
-        if homes:
-            return choices.changed(device_homes=homes), waited
-        without_buffers = choices.changed(
-            device_homes=(), update_buffers=0, spare_buffers=0, spare_blocks=0
-        )
-        return without_buffers, waited
+        if homes.units:
+            return choices.changed(device_homes=homes.units), waited
+        no_buffers = {"update_buffers": 0, "spare_buffers": 0, "spare_blocks": 0}
+        late = homes.late_moments
+        return choices.changed(device_homes=(), late_moments=late, **no_buffers), waited
 
     def _fastest(self, found: list[Way]) -> Way:
         """Returns the fastest way by simulation. It compares first the best way of each spread,

@@ -12,6 +12,7 @@ from engine.fit.buffer_sizes import ring_numel, update_buffer
 from engine.fit.cost import (
     FIRST_GRADIENT_BYTES,
     GRADIENT_BYTES,
+    ONE_OF_TWO_PASSES,
     Cost,
     MicroBatch,
     host_rate,
@@ -24,6 +25,7 @@ from engine.model.shape import ModelShape
 from engine.plan.buffers import EMBED
 from engine.plan.build_step import build_forward_plan, build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes, forward_choices
+from engine.plan.host_updates import Update, UpdateMoments
 from engine.plan.ops import (
     DISK_LANES,
     Backward,
@@ -46,7 +48,6 @@ from engine.plan.ops import (
     Reduce,
     StoreBoundary,
     Summary,
-    Update,
     UpdateInPlace,
 )
 from engine.plan.simulate import Simulated, simulate
@@ -152,6 +153,7 @@ class _OpSeconds:
         self._with_attention = frozenset(plan.with_attention)
         self._attention_bytes = self._cost.attention_bytes(plan.attention_bytes)
         self._adamw = host_rate(rates, shape.optimizer, bool(plan.device_homes))
+        self._apart = ONE_OF_TWO_PASSES[shape.dtype]
         self._summary = next((op.index for op in plan.ops if isinstance(op, Summary)), 0)
         self._trains = any(isinstance(op, Summary) for op in plan.ops)
         self._slower = 1.0
@@ -234,11 +236,12 @@ class _OpSeconds:
                 return kept_bytes / rates.d2h
             case FetchBoundary():
                 return kept_bytes / rates.h2d
-            case Update():
-                return self._numel_of(op) / self._adamw
+            case Update() | UpdateMoments():
+                apart = isinstance(op, UpdateMoments) or op.late
+                return (self._apart if apart else 1.0) * self._numel_of(op) / self._adamw
         return 0.0
 
-    def _numel_of(self, op: Offload | OffloadParked | Update) -> int:
+    def _numel_of(self, op: Offload | OffloadParked | Update | UpdateMoments) -> int:
         """Returns the number of elements of the op's piece, or of the whole unit."""
         piece = None if isinstance(op, Offload) else op.piece
         return self._numel[op.unit] if piece is None else piece[1] - piece[0]

@@ -119,6 +119,7 @@ NOT_FIXED = (
     "compiled",
     "tile_tokens",
     "graphs",
+    "late_moments",
     "device_homes",
     "spare_blocks",
 )
@@ -141,6 +142,7 @@ NOT_IN_STEP = (
     "tile_tokens",
     "attention_blocks",
     "attention_bytes",
+    "late_moments",
     "device_homes",
     "update_buffers",
     "spare_blocks",

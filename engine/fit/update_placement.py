@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.fit.buffer_sizes import shared_sum_bytes, spilled_units, update_buffer
-from engine.fit.cost import Cost, host_rate
+from engine.fit.cost import ONE_OF_TWO_PASSES, Cost, host_rate, step_seconds
 from engine.machine.link_rates import START_SECONDS, exchange_seconds
 from engine.model.unit_shape import UnitShape
 from engine.plan.arena import lay_out_arena
@@ -23,21 +23,45 @@ from engine.plan.device_updates import LEAD
 from engine.plan.ops import DISK_LANES, GradientSum, Lane, OpKind
 from engine.plan.shards import Shards
 from engine.plan.spilled_boundaries import DISK_RINGS
+from engine.planes.moments import FP32_MOMENTS
 
+LATE_GAIN = 0.02
+"""Moments are updated after all weights where the step is shorter by this share."""
+LATE_ROOM = 0.5
+"""The two passes over the planes on the host may take this share of a step."""
 LEAST_BUFFERS = 4
 """With so many update buffers, copies to the device and back and an update can run at once."""
 
 
-def choose_homes(cost: Cost, choices: PlanChoices) -> tuple[tuple[str, ...], float]:
-    """Returns the units whose optimizers run on the device, and an estimate of how long the first
-    forward pass then waits for updates.
+class Homes(NamedTuple):
+    """A `Homes` says where each unit's optimizer runs."""
+
+    units: tuple[str, ...]
+    """The optimizers of these run on the device, and all others on the host."""
+    late_moments: bool
+    """The host updates the moments of its units after the weights of all of them."""
+    waited: float
+    """The first forward pass waits for updates for so many seconds, by estimate."""
+
+
+def choose_homes(cost: Cost, choices: PlanChoices, device: str = "cuda") -> Homes:
+    """Returns where each unit's optimizer runs.
 
     States are streamed through `choices.update_buffers` buffers. No optimizer runs on the device
     where the host alone is faster, because copies of states on the bus slow the host down.
+    Several ranks update moments after weights where their steps are clearly shorter then. One rank
+    mostly has no planes of gradients, which that needs. device: blocks compute on this.
     """
     ways = [_Placement(cost, choices, buffers) for buffers in {0, choices.update_buffers}]
     best = min(ways, key=lambda placement: placement.waited)
-    return best.units, best.waited
+    is_plain = cost.shape.optimizer == FP32_MOMENTS and not choices.parked_gradients
+    if device == "cuda" and choices.ranks > 1 and is_plain:
+        late = _Placement(cost, choices.changed(late_moments=True), 0)
+        step = step_seconds(cost, choices, late.waited)
+        # The second pass over the planes must end long before the next gradients arrive.
+        if late.host_seconds < LATE_ROOM * step and best.waited - late.waited > LATE_GAIN * step:
+            return Homes((), True, late.waited)
+    return Homes(best.units, False, best.waited)
 
 
 def wait_for_disk(cost: Cost, choices: PlanChoices) -> float:
@@ -81,7 +105,7 @@ class _Placement:
     """A `_Placement` is one pass over the units with a given number of update buffers.
 
     `units` are those whose optimizers run on the device. `waited` is how long the first forward
-    pass waits for updates.
+    pass waits for updates. `host_seconds` is how long the host updates all others.
     """
 
     def __init__(self, cost: Cost, choices: PlanChoices, buffers: int):
@@ -90,6 +114,7 @@ class _Placement:
         self._rates = cost.rates
         self._shape = shape
         self._shards = Shards(choices.ranks)
+        self._late = choices.late_moments
         self._reads_whole = choices.whole_reads
         self._shares: dict[tuple[int, int], _Share] = {}
         self._seconds: dict[int, _PieceSeconds] = {}
@@ -132,6 +157,8 @@ class _Placement:
     def _place(self, buffers: int) -> tuple[list[str], dict[str, float]]:
         """Returns the units whose optimizers run on the device, and when each unit is ready."""
         adamw = host_rate(self._rates, self._shape.optimizer, beside_states=buffers > 0)
+        if self._late:
+            adamw /= ONE_OF_TWO_PASSES[self._shape.dtype]
         lanes = self._lanes
         host = 0.0
         homes: list[str] = []
@@ -165,6 +192,7 @@ class _Placement:
                 lanes.prefetch(share.prefetch)
             host = updated
             ready_at[unit.name] = on_host
+        self.host_seconds = 2 * host if self._late else host
         return homes, ready_at
 
     def _waits(self, ready_at: dict[str, float]) -> float:

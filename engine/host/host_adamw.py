@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from engine.host.host_store import HostStore
 from engine.host.host_threads import Workers
 from engine.host.moment_codes import moment_map
 from engine.host.moment_kernels import moment_kernel
+from engine.host.two_pass_kernels import two_pass_kernel
 from engine.planes.moments import FP32_MOMENTS, MOMENTS, MomentKind, MomentRange
 
 _SQUARE_BIAS = 2.0**-108
@@ -107,7 +109,7 @@ class HostAdamW:
         self._seed = settings.seed
         is_split = store.dtype == "bfloat16"
         self._weights = ["weight_high", "weight_low"] if is_split else ["weight_high"]
-        weights = "split" if is_split else "float"
+        weights = self._kind = "split" if is_split else "float"
         self._kernel = kernel(f"adamw_{weights}")
         self._codes_kernel = self._halves_kernel = self._kernel
         if store.optimizer != FP32_MOMENTS:
@@ -152,11 +154,8 @@ class HostAdamW:
         has are changed there. A portion must not cut a block of codes. The interpreter's lock is
         released during the update.
         """
-        if portion is None:
-            portion = Portion(0, self._store.array(unit, "grad"))
         whole = self._whole(unit, portion)
-        *others, keep = self.scalars(step, learning_rate)
-        scalars = (np.float32(clip_factor), keep, *others)
+        scalars = self._with_clip(step, learning_rate, clip_factor)
         layout = self._store.layouts[unit]
         key = self.key(unit, step)
         for range_ in layout.moment_ranges(self._store.optimizer):
@@ -170,13 +169,61 @@ class HostAdamW:
                 part = whole.between(each.start, each.stop)
                 self._update_rounded(part, each, factors, key)
 
+    def update_weights(
+        self,
+        unit: str,
+        step: int,
+        learning_rate: float,
+        clip_factor: float,
+        portion: Portion | None = None,
+    ) -> None:
+        """Applies the step as `update` does, but to the weights alone. `update_moments` must follow
+        with the same arguments, before anything changes the gradients. All moments must be in fp32.
+        """
+        part = self._whole(unit, portion)
+        scalars = self._with_clip(step, learning_rate, clip_factor)
+        weights, _ = self._two_pass_kernels()
+        self._run_fp32(weights, part, self._fp32_moments(part), scalars)
+
+    def update_moments(
+        self,
+        unit: str,
+        step: int,
+        learning_rate: float,
+        clip_factor: float,
+        portion: Portion | None = None,
+    ) -> None:
+        """Applies to the moments the step that `update_weights` has applied to the weights."""
+        part = self._whole(unit, portion)
+        scalars = self._with_clip(step, learning_rate, clip_factor)
+        planes = (part.gradient, *self._fp32_moments(part))
+        _, moments = self._two_pass_kernels()
+        self._workers.share(moments, part.numel, planes, scalars)
+
+    def compile_two_passes(self) -> None:
+        """Compiles the kernels of `update_weights` and `update_moments`, which would otherwise be
+        compiled in the first step.
+        """
+        self._two_pass_kernels()
+
+    def _two_pass_kernels(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Returns the kernel that updates weights, and the one that updates moments."""
+        return two_pass_kernel(f"weights_{self._kind}"), two_pass_kernel(f"moments_{self._kind}")
+
+    def _with_clip(self, step: int, learning_rate: float, clip_factor: float) -> Scalars:
+        """Returns the scalars of a step in the order in which kernels take them."""
+        *others, keep = self.scalars(step, learning_rate)
+        return (np.float32(clip_factor), keep, *others)
+
     def key(self, unit: str, step: int) -> int:
         """Returns the key of the random bits with which moments in bf16 are rounded."""
         text = f"{self._seed} {step} {unit}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest())
 
-    def _whole(self, unit: str, portion: Portion) -> _Part:
-        """Returns the elements of a portion with their moments."""
+    def _whole(self, unit: str, portion: Portion | None) -> _Part:
+        """Returns the elements of a portion with their moments; those of the unit without one."""
+        if portion is None:
+            portion = Portion(0, self._store.array(unit, "grad"))
         if portion.moments is None:
             planes = (self._store.array(unit, plane).view(np.uint8) for plane in MOMENTS)
             return _Part(unit, portion.start, portion.grad, tuple(planes), 0)
@@ -188,10 +235,25 @@ class HostAdamW:
     def _update_fp32(self, part: _Part, range_: MomentRange, scalars: Scalars) -> None:
         """Updates elements whose moments are in fp32. They are those of `range_`."""
         moments = [moment.view(np.float32) for moment in part.moments_of(range_)]
+        self._run_fp32(self._kernel, part, moments, scalars)
+
+    def _run_fp32(
+        self,
+        kernel: Callable[..., None],
+        part: _Part,
+        moments: Sequence[np.ndarray],
+        scalars: Scalars,
+    ) -> None:
+        """Runs a kernel on elements whose `moments` are in fp32."""
         decay_numel = self._store.layouts[part.unit].decay_numel
         decayed = min(max(0, decay_numel - part.start), part.numel)
         planes = (part.gradient, *self._weights_of(part), *moments)
-        self._workers.share(self._kernel, part.numel, decayed, planes, scalars)
+        self._workers.share(kernel, part.numel, decayed, planes, scalars)
+
+    def _fp32_moments(self, part: _Part) -> list[np.ndarray]:
+        """Returns both moments of a part, all of which are in fp32."""
+        begin, end = (4 * element - part.place for element in (part.start, part.stop))
+        return [moment[begin:end].view(np.float32) for moment in part.moments]
 
     def _update_rounded(self, part: _Part, range_: MomentRange, scalars: Scalars, key: int) -> None:
         """Updates elements whose moments are in bf16 or in 8 bits. They are those of `range_`."""

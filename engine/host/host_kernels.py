@@ -33,7 +33,8 @@ moment rounds back to the same value. Without these rules, they would arise in t
 embedding or a head whose tokens no longer occur in the data.
 
 Each kernel is serial and releases the interpreter's lock; `engine.host.host_threads` runs it on
-chunks in several threads. `engine.host.moment_kernels` has those for moments that are not in fp32.
+chunks in several threads. `engine.host.moment_kernels` has those for moments that are not in fp32,
+and `engine.host.two_pass_kernels` those that update weights before moments.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ _SMALLEST_NORMAL = np.float32(2.0**-126)
 HALF, REST, FLOAT = types.uint16[::1], types.int16[::1], types.float32[::1]
 CHUNKS = (types.int64[::1], types.int64)
 SCALARS = types.UniTuple(types.float32, 9)
-_SPLIT_PLANES = types.Tuple((HALF, HALF, REST, FLOAT, FLOAT))
-_FLOAT_PLANES = types.Tuple((FLOAT, FLOAT, FLOAT, FLOAT))
+SPLIT_PLANES = types.Tuple((HALF, HALF, REST, FLOAT, FLOAT))
+FLOAT_PLANES = types.Tuple((FLOAT, FLOAT, FLOAT, FLOAT))
 
 Planes = tuple[np.ndarray, ...]
 """A kernel receives the planes of one unit in this order: the gradient, the weights (`high` and
@@ -121,7 +122,7 @@ def widen(_typing: Any, _high: Any) -> Any:
 
 
 @llvm
-def _joined(_typing: Any, _high: Any, _low: Any) -> Any:
+def joined(_typing: Any, _high: Any, _low: Any) -> Any:
     """Returns the fp32 value of `high` and `low`: ``(high << 16) + low`` as bits."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -132,7 +133,7 @@ def _joined(_typing: Any, _high: Any, _low: Any) -> Any:
 
 
 @llvm
-def _bits_to_keep(_typing: Any, _value: Any) -> Any:
+def bits_to_keep(_typing: Any, _value: Any) -> Any:
     """Returns the bits of an fp32 value, with NaNs and the largest finite values changed as
     described at the top of this file.
     """
@@ -154,7 +155,7 @@ def _bits_to_keep(_typing: Any, _value: Any) -> Any:
 
 
 @llvm
-def _high_of(_typing: Any, _bits: Any) -> Any:
+def high_of(_typing: Any, _bits: Any) -> Any:
     """Returns the upper half of the bits, rounded. Adding half a unit of its last place rounds ties
     away from zero, since the sign bit is separate from the magnitude.
     """
@@ -166,7 +167,7 @@ def _high_of(_typing: Any, _bits: Any) -> Any:
 
 
 @llvm
-def _low_of(_typing: Any, _bits: Any) -> Any:
+def low_of(_typing: Any, _bits: Any) -> Any:
     """Returns the signed remainder, which is the lower half of the bits, since ``high << 16`` ends
     in 16 zeros.
     """
@@ -193,47 +194,60 @@ def _take(_typing: Any, _counter: Any) -> Any:
 
 def _split(source: np.ndarray, high: np.ndarray, low: np.ndarray) -> None:
     for i in range(source.size):
-        bits = _bits_to_keep(source[i])
-        high[i] = _high_of(bits)
-        low[i] = _low_of(bits)
+        bits = bits_to_keep(source[i])
+        high[i] = high_of(bits)
+        low[i] = low_of(bits)
 
 
 def _join(high: np.ndarray, low: np.ndarray, target: np.ndarray) -> None:
     for i in range(target.size):
-        target[i] = _joined(high[i], low[i])
+        target[i] = joined(high[i], low[i])
+
+
+@inlined
+def first_moment(m: np.float32, g: np.float32, scalars: Scalars) -> np.float32:
+    """Returns exp_avg after a step with the gradient `g`."""
+    m += (g - m) * scalars[2]
+    return np.float32(0) if abs(m) < _SMALLEST_NORMAL else m
+
+
+@inlined
+def second_moment(v: np.float32, g: np.float32, scalars: Scalars) -> np.float32:
+    """Returns exp_avg_sq after a step with the gradient `g`."""
+    return v * scalars[3] + scalars[4] * (g * g + scalars[8])
+
+
+@inlined
+def updated_weight(w: np.float32, m: np.float32, v: np.float32, scalars: Scalars) -> np.float32:
+    """Returns a weight after a step, from the moments after it."""
+    return w * scalars[1] - scalars[5] * (m / (math.sqrt(v) * scalars[6] + scalars[7]))
 
 
 @inner
 def update_split(planes: Planes, scalars: Scalars) -> None:
     """Applies the formula at the top of this file to split weights."""
     grad, high, low, exp_avg, exp_avg_sq = planes
-    clip, keep, one_minus_beta1, beta2, one_minus_beta2, step_size, root, eps, bias = scalars
     for i in range(grad.size):
-        g = widen(grad[i]) * clip
-        m = exp_avg[i]
-        m += (g - m) * one_minus_beta1
-        m = np.float32(0) if abs(m) < _SMALLEST_NORMAL else m
-        v = exp_avg_sq[i] * beta2 + one_minus_beta2 * (g * g + bias)
-        w = _joined(high[i], low[i]) * keep - step_size * (m / (math.sqrt(v) * root + eps))
+        g = widen(grad[i]) * scalars[0]
+        m = first_moment(exp_avg[i], g, scalars)
+        v = second_moment(exp_avg_sq[i], g, scalars)
+        w = updated_weight(joined(high[i], low[i]), m, v, scalars)
         exp_avg[i] = m
         exp_avg_sq[i] = v
-        bits = _bits_to_keep(w)
-        high[i] = _high_of(bits)
-        low[i] = _low_of(bits)
+        bits = bits_to_keep(w)
+        high[i] = high_of(bits)
+        low[i] = low_of(bits)
 
 
 @inner
 def update_float(planes: Planes, scalars: Scalars) -> None:
     """Applies the formula at the top of this file to fp32 weights."""
     grad, weight, exp_avg, exp_avg_sq = planes
-    clip, keep, one_minus_beta1, beta2, one_minus_beta2, step_size, root, eps, bias = scalars
     for i in range(grad.size):
-        g = grad[i] * clip
-        m = exp_avg[i]
-        m += (g - m) * one_minus_beta1
-        m = np.float32(0) if abs(m) < _SMALLEST_NORMAL else m
-        v = exp_avg_sq[i] * beta2 + one_minus_beta2 * (g * g + bias)
-        weight[i] = weight[i] * keep - step_size * (m / (math.sqrt(v) * root + eps))
+        g = grad[i] * scalars[0]
+        m = first_moment(exp_avg[i], g, scalars)
+        v = second_moment(exp_avg_sq[i], g, scalars)
+        weight[i] = updated_weight(weight[i], m, v, scalars)
         exp_avg[i] = m
         exp_avg_sq[i] = v
 
@@ -312,9 +326,9 @@ def _touch(counter: np.ndarray, chunk: int, planes: Planes) -> None:
 _SIGNATURES: dict[str, tuple[Callable, Any]] = {
     "split": (_split, types.void(FLOAT, HALF, REST)),
     "join": (_join, types.void(HALF, REST, FLOAT)),
-    "adamw_split": (_adamw_split, types.void(*CHUNKS, types.int64, _SPLIT_PLANES, SCALARS)),
-    "adamw_float": (_adamw_float, types.void(*CHUNKS, types.int64, _FLOAT_PLANES, SCALARS)),
-    "touch": (_touch, types.void(*CHUNKS, _SPLIT_PLANES)),
+    "adamw_split": (_adamw_split, types.void(*CHUNKS, types.int64, SPLIT_PLANES, SCALARS)),
+    "adamw_float": (_adamw_float, types.void(*CHUNKS, types.int64, FLOAT_PLANES, SCALARS)),
+    "touch": (_touch, types.void(*CHUNKS, SPLIT_PLANES)),
 }
 
 

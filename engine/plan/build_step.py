@@ -166,6 +166,7 @@ def _refuse_contradictions(
     unknown = set(homes) - {EMBED, *blocks, HEAD}
     if unknown or (homes and choices.update_buffers < 1):
         raise ValueError(f"{choices.update_buffers} buffers for the optimizers of {homes}")
+    _refuse_wrong_moments(choices)
     _refuse_wrong_ranks(choices, sizes)
     trained = TrainedUnits(blocks, sizes.frozen if sizes is not None else ())
     if trained.frozen:
@@ -197,6 +198,14 @@ def _refuse_wrong_ranks(choices: PlanChoices, sizes: PlaneSizes | None) -> None:
             raise ValueError(f"{name} is for one rank, not for {choices.all_ranks}")
     if choices.gradient_sum == GradientSum.HOST or choices.boundary_blocks > 1:
         raise ValueError("sums on the host and pairs of blocks are for one rank")
+
+
+def _refuse_wrong_moments(choices: PlanChoices) -> None:
+    """Raises ValueError where moments cannot be updated after the weights of all units."""
+    if choices.late_moments and (choices.parked_gradients or choices.spilled_units):
+        raise ValueError(
+            "moments are updated after all weights only where they and the gradients are in RAM"
+        )
 
 
 def _refuse_wrong_frozen(blocks: list[str], choices: PlanChoices, trained: TrainedUnits) -> None:

@@ -109,6 +109,10 @@ class PlanChoices:
     """The kernels of a block are launched together, as a CUDA graph. All blocks must live on the
     device, and boundaries must stay there.
     """
+    late_moments: bool = False
+    """The host updates the weights of all its units first, and then their moments: the next forward
+    pass waits for weights alone. Moments must be in fp32, and gradients in planes of the host.
+    """
     device_homes: tuple[str, ...] = ()
     """The optimizers of these units run on the device, on states that are streamed there. All other
     units' optimizers run on the host.

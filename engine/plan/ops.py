@@ -70,6 +70,7 @@ class OpKind(Word):
     SUMMARY = "summary"
     CLIP = "clip"
     UPDATE = "update"
+    UPDATE_MOMENTS = "update_moments"
     READ_STATES = "read_states"
     WRITE_STATES = "write_states"
     FETCH_STATES = "fetch_states"
@@ -363,19 +364,6 @@ class Clip(Op):
     """
 
     kind, lane = OpKind.CLIP, Lane.HOST
-
-
-@dataclass(frozen=True, slots=True)
-class Update(Op):
-    """An `Update` runs AdamW on the planes of the unit, on the host. Where gradients are parked, it
-    does so for one `piece`, whose gradient is in `ring`. Where the moments of the unit are on the
-    disk, it does so for one `piece`, whose moments are in `states`.
-    """
-
-    kind, lane = OpKind.UPDATE, Lane.HOST
-    piece: tuple[int, int] | None = field(kw_only=True, default=None)
-    ring: Buffer | None = field(kw_only=True, default=None)
-    states: Buffer | None = field(kw_only=True, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from engine.plan.buffers import READY, Buffer, BufferKind, Content, ContentKind
 from engine.plan.choices import PlanChoices, PlaneSizes, spilled_of
 from engine.plan.derive_waits import Draft
-from engine.plan.ops import OffloadParked, Op, ReadStates, Update, WriteStates
+from engine.plan.host_updates import Update
+from engine.plan.ops import OffloadParked, Op, ReadStates, WriteStates
 from engine.plan.pieces import cut
 from engine.plan.step_buffers import CLIP, SUMMARY, StepBuffers, host_gradient
 

@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from engine.plan.buffers import Buffer, read_buffer, read_content
+from engine.plan.host_updates import Update, UpdateMoments
 from engine.plan.ops import (
     RARE_LANES,
     Applied,
@@ -39,7 +40,6 @@ from engine.plan.ops import (
     Reduce,
     StoreBoundary,
     Summary,
-    Update,
     UpdateInPlace,
     Uses,
     WriteStates,
@@ -55,7 +55,9 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "piece": lambda text: tuple(map(int, text.split("-"))),
     "keeps": Keeps,
     "following": str,
-    **dict.fromkeys(("first", "adds", "last", "recomputes", "whole"), lambda text: text == "yes"),
+    **dict.fromkeys(
+        ("first", "adds", "last", "recomputes", "whole", "late"), lambda text: text == "yes"
+    ),
     **dict.fromkeys(
         ("slot", "grad", "staging", "total", "ring", "host", "buffer", "states"), read_buffer
     ),
@@ -90,6 +92,7 @@ OP_TYPES: dict[OpKind, type[Op]] = {
         OffloadParked,
         Clip,
         Update,
+        UpdateMoments,
         ReadStates,
         WriteStates,
         Applied,

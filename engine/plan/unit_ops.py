@@ -12,6 +12,7 @@ from engine.plan.buffers import EMBED, HEAD, READY, Buffer, BufferKind, Content,
 from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.derive_waits import Draft
 from engine.plan.device_updates import DeviceUpdates, Places
+from engine.plan.host_updates import Update
 from engine.plan.ops import (
     Backward,
     Embed,
@@ -28,7 +29,6 @@ from engine.plan.ops import (
     Recompute,
     Reduce,
     StoreBoundary,
-    Update,
     UpdateInPlace,
 )
 from engine.plan.pieces import cut

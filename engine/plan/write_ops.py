@@ -11,12 +11,12 @@ from engine.plan.assign_slots import assign_slots
 from engine.plan.buffers import EMBED, HEAD, READY, Buffer, BufferKind, Content, ContentKind
 from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.derive_waits import Draft
+from engine.plan.host_updates import Update, UpdateMoments
 from engine.plan.ops import (
     Applied,
     Clip,
     Prefetch,
     Summary,
-    Update,
 )
 from engine.plan.rank_ops import AllGather, AllReduce, Meet
 from engine.plan.rounds import HostBoundaries, Round
@@ -197,6 +197,10 @@ class StepWriter(UnitOps):
                 self._update_on_host(unit)
                 self.spilled.write_next()
         self.spilled.write_rest()
+        if self._choices.late_moments:
+            for unit in self.trained.only(self._units()):
+                if unit not in elsewhere:
+                    self._update_moments(unit)
         if self._choices.device_homes or settled or self.spilled.units:
             states = {Buffer(BufferKind.STATES, unit): READY for unit, _ in settled}
             if self._choices.ranks > 1:  # the weights are gathered after the update
@@ -212,8 +216,19 @@ class StepWriter(UnitOps):
             return
         gradient = host_gradient(unit, self._choices.rounds - 1)
         weights = {Buffer(BufferKind.WEIGHTS, unit): READY}
-        piece = self.shards.bounds(self._numel[unit]) if self._choices.ranks > 1 else None
-        self._emit(Update, unit, {CLIP: READY} | gradient, weights, piece=piece)
+        late = True if self._choices.late_moments else None
+        piece = self._own_piece(unit)
+        self._emit(Update, unit, {CLIP: READY} | gradient, weights, piece=piece, late=late)
+
+    def _update_moments(self, unit: str) -> None:
+        """Writes the update of moments that goes after those of all weights."""
+        gradient = host_gradient(unit, self._choices.rounds - 1)
+        piece = self._own_piece(unit)
+        self._emit(UpdateMoments, unit, {CLIP: READY} | gradient, {}, piece=piece)
+
+    def _own_piece(self, unit: str) -> tuple[int, int] | None:
+        """Returns the elements that this rank updates; None where it updates all of the unit."""
+        return self.shards.bounds(self._numel[unit]) if self._choices.ranks > 1 else None
 
     def _units(self) -> list[str]:
         return [EMBED, *self._blocks, HEAD]

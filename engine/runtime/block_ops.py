@@ -63,6 +63,7 @@ import torch
 
 from engine.errors import NonFiniteError
 from engine.host.host_adamw import Portion
+from engine.plan.host_updates import Update, UpdateMoments
 from engine.plan.ops import (
     Applied,
     Clip,
@@ -78,7 +79,6 @@ from engine.plan.ops import (
     Reclaim,
     StoreBoundary,
     Summary,
-    Update,
 )
 from engine.plan.spilled_boundaries import ReadBoundary, WriteBoundary
 from engine.plan.step_plan import StepPlan
@@ -240,7 +240,25 @@ def _update(context: OpContext, op: Update, step: StepUnderWay) -> None:
     held, number = context.store.held, step.inputs.number
     held.begin(number, op.unit)
     count, rate = held.update_number(number), step.inputs.learning_rate
-    adamw.update(op.unit, count, rate, result.clip_factor, _portion(context, op))
+    update = adamw.update_weights if op.late else adamw.update
+    update(op.unit, count, rate, result.clip_factor, _portion(context, op))
+
+
+def _update_moments(context: OpContext, op: UpdateMoments, step: StepUnderWay) -> None:
+    adamw, result = context.adamw, step.result
+    assert adamw is not None and result is not None  # the weights are updated
+    number, rate = step.inputs.number, step.inputs.learning_rate
+    count = context.store.held.update_number(number)
+    portion = None
+    if op.piece is not None:
+        portion = _portion_of_plane(context, op.unit, op.piece)
+    adamw.update_moments(op.unit, count, rate, result.clip_factor, portion)
+
+
+def _portion_of_plane(context: OpContext, unit: str, piece: tuple[int, int]) -> Portion:
+    """Returns a piece of a unit whose gradient is in its plane."""
+    start, stop = piece
+    return Portion(start, context.store.array(unit, "grad")[start:stop])
 
 
 def _portion(context: OpContext, op: Update) -> Portion | None:
@@ -249,7 +267,7 @@ def _portion(context: OpContext, op: Update) -> Portion | None:
         return None
     start, stop = op.piece
     if op.ring is None:
-        gradient = context.store.array(op.unit, "grad")[start:stop]
+        gradient = _portion_of_plane(context, op.unit, op.piece).grad
     else:
         ring = context.gradient_rings[op.ring][: stop - start]
         # Numpy has no bf16, so the kernels read its bits as uint16.
@@ -307,5 +325,6 @@ WORK: dict[OpKind, Work] = {
     OpKind.APPLIED: _applied,
     OpKind.CLIP: _clip,
     OpKind.UPDATE: _update,
+    OpKind.UPDATE_MOMENTS: _update_moments,
 }
 """This mapping gives the function that runs each kind of op."""

@@ -95,6 +95,8 @@ class StreamingEngine:
         store.settle(settled, backend, spilled_of(self._blocks, settings.choices))
         if adamw is not None:
             self.plan = self._step_plan()
+            if self.choices.late_moments:
+                adamw.compile_two_passes()
         else:
             # It has the slots of every pass without gradients; the passes have plans of their own.
             choices = forward_choices(settings.choices)

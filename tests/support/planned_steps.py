@@ -10,6 +10,7 @@ from engine.plan.assign_slots import slot_of
 from engine.plan.buffers import Buffer, BufferKind
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes
+from engine.plan.host_updates import Update
 from engine.plan.ops import (
     DeviceUpdate,
     FetchStates,
@@ -20,7 +21,6 @@ from engine.plan.ops import (
     Op,
     Prefetch,
     Summary,
-    Update,
 )
 from engine.plan.simulate import Simulated, simulate
 from engine.plan.step_plan import Span, StepPlan

@@ -29,7 +29,8 @@ from engine.machine.read_machine import Machine
 from engine.model.catalog import entry_of
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes
-from engine.plan.ops import FetchStates, GradientSum, Prefetch, Update, UpdateInPlace
+from engine.plan.host_updates import Update
+from engine.plan.ops import FetchStates, GradientSum, Prefetch, UpdateInPlace
 
 pytestmark = pytest.mark.computing
 

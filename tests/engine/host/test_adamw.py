@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from engine.host import host_threads
-from engine.host.host_adamw import AdamWSettings, HostAdamW
+from engine.host.host_adamw import AdamWSettings, HostAdamW, Portion
 from engine.host.host_kernels import kernel
 from engine.host.host_store import HostStore
 from engine.paths import PROGRAM_ROOT
 from engine.planes.layout import ParameterSpec, lay_out
+from engine.planes.moments import MOMENTS
 
 BETAS, EPS, DECAY = (0.9, 0.95), 1e-8, 0.1
 SHAPES = {"proj.weight": (37, 41), "norm.weight": (41,)}
@@ -119,12 +120,31 @@ def test_decay_stops_where_the_decayed_range_ends():
     store.close()
 
 
-def run_steps(dtype: str, shapes, threads: int) -> list[bytes]:
+def in_one_pass(host: HostAdamW, *arguments) -> None:
+    host.update("block.0", *arguments)
+
+
+def in_two_passes(host: HostAdamW, *arguments) -> None:
+    for update in (host.update_weights, host.update_moments):
+        update("block.0", *arguments)
+
+
+def in_pieces(host: HostAdamW, *arguments) -> None:
+    """Updates the weights of all pieces first. One begins among the elements without decay."""
+    gradients = host._store.array("block.0", "grad")
+    cuts = (0, 700, 1530, len(gradients))
+    pieces = [Portion(a, gradients[a:b]) for a, b in zip(cuts, cuts[1:])]
+    for update in (host.update_weights, host.update_moments):
+        for piece in pieces:
+            update("block.0", *arguments, piece)
+
+
+def run_steps(dtype: str, shapes, threads: int, update=in_one_pass) -> list[bytes]:
     store = make_store(dtype, shapes)
     host = HostAdamW(store, AdamWSettings(*BETAS, EPS, DECAY), threads)
     for step in (1, 2, 3):
         set_gradients(store, step)
-        host.update("block.0", step, 1e-3, 0.9)
+        update(host, step, 1e-3, 0.9)
     found = [store.array("block.0", plane).tobytes() for plane in store.planes]
     host.close()
     store.close()
@@ -136,6 +156,31 @@ def test_bits_do_not_depend_on_the_thread_count(dtype, monkeypatch):
     monkeypatch.setattr(host_threads, "SHARE", 256)
     one = run_steps(dtype, SHAPES, 1)
     assert all(run_steps(dtype, SHAPES, threads) == one for threads in (2, 5))
+
+
+@pytest.mark.parametrize("update", [in_two_passes, in_pieces])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_moments_may_be_updated_after_the_weights(dtype, update, monkeypatch):
+    monkeypatch.setattr(host_threads, "SHARE", 256)
+    assert run_steps(dtype, SHAPES, 2, update) == run_steps(dtype, SHAPES, 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_first_pass_leaves_moments_and_the_second_one_weights(dtype):
+    store = make_store(dtype)
+    host = HostAdamW(store, AdamWSettings(*BETAS, EPS, DECAY), 1)
+    set_gradients(store, 1)
+    weights = [plane for plane in store.planes if plane.startswith("weight")]
+
+    def bits(planes) -> list[bytes]:
+        return [store.array("block.0", plane).tobytes() for plane in planes]
+
+    moments, before = bits(MOMENTS), bits(weights)
+    host.update_weights("block.0", 1, 1e-2, 1.0)
+    assert bits(MOMENTS) == moments and bits(weights) != before
+    before = bits(weights)
+    host.update_moments("block.0", 1, 1e-2, 1.0)
+    assert bits(weights) == before and bits(MOMENTS) != moments
 
 
 @pytest.mark.parametrize(

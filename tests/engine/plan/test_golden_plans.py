@@ -106,6 +106,9 @@ CHOICES = {
     "ranks-with-shards-of-sums": PlanChoices(
         micro_batches=2, ranks=2, rounds=2, gradient_sum=GradientSum.SHARDS, kept_blocks=1
     ),
+    "ranks-with-late-moments": PlanChoices(
+        micro_batches=2, ranks=2, settled_units=2, late_moments=True
+    ),
     "ranks-that-read-whole-units": PlanChoices(
         micro_batches=2, ranks=2, whole_reads=True, device_homes=("embed",), update_buffers=1
     ),

@@ -47,6 +47,7 @@ SAME_BITS = {
     "host boundaries, two kept": dict(
         host_boundaries=True, resident_blocks=2, kept_blocks=2, slots=1
     ),
+    "late moments": dict(late_moments=True),
 }
 
 

@@ -367,9 +367,11 @@ def test_ops_without_a_duration_take_none(shape):
 
 
 def homes_of(shape, rates: Rates, buffers: int = 2, **changes) -> tuple[tuple[str, ...], float]:
-    return choose_homes(
+    homes = choose_homes(
         Cost(shape, rates, MicroBatch(2, 16), False), PlanChoices(update_buffers=buffers, **changes)
     )
+    assert not homes.late_moments  # of one rank
+    return homes.units, homes.waited
 
 
 def test_optimizers_run_where_weights_are_ready_first(shape):
