@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
@@ -133,7 +134,7 @@ def in_pieces(host: HostAdamW, *arguments) -> None:
     """Updates the weights of all pieces first. One begins among the elements without decay."""
     gradients = host._store.array("block.0", "grad")
     cuts = (0, 700, 1530, len(gradients))
-    pieces = [Portion(a, gradients[a:b]) for a, b in zip(cuts, cuts[1:])]
+    pieces = [Portion(a, gradients[a:b]) for a, b in itertools.pairwise(cuts)]
     for update in (host.update_weights, host.update_moments):
         for piece in pieces:
             update("block.0", *arguments, piece)
