@@ -12,7 +12,8 @@ divided among hosts, the group of all ranks does what that of a host does elsewh
 
 Sums do not depend on how the system connects the ranks, where that is cheap: gloo sends every shard
 to its owner, who adds the shards in the order of ranks. NCCL adds them on the way, in an order that
-its own choice of algorithm fixes for a number of ranks and a machine.
+its own choice of algorithm fixes for a number of ranks and a machine. Gradients in bf16 are half as
+many bytes as sums in fp32: every rank sends its owner each shard, and the owner adds them in fp32.
 """
 
 from __future__ import annotations
@@ -57,6 +58,12 @@ class Exchange(Protocol):
     def reduce_scatter(self, sums: torch.Tensor) -> None:
         """Adds the float32 `sums` [ranks of a host x n] of all ranks on all hosts. This rank's own
         n elements get the result; what the others hold afterwards has no meaning.
+        """
+
+    def add_gradients(self, gradients: torch.Tensor, room: torch.Tensor, own: torch.Tensor) -> None:
+        """Adds the bfloat16 `gradients` [ranks of a host x n] of all ranks on all hosts. `own` [n],
+        float32, gets this rank's elements of the sum. `room` is as large as `gradients`, and what
+        it holds afterwards has no meaning. `own` may be in the memory of `gradients`.
         """
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
@@ -153,6 +160,20 @@ class GroupExchange:
         own = self._own(sums)
         if self.place.ranks > 1:
             self._add_on_host(sums, own)
+        self._add_of_hosts(own)
+
+    def add_gradients(self, gradients: torch.Tensor, room: torch.Tensor, own: torch.Tensor) -> None:
+        with reaching_others():
+            distributed.all_to_all_single(room, gradients, group=self._own_host)
+        shards = room.view(self.place.ranks, -1)
+        if self._adds_on_the_way:
+            torch.sum(shards, dim=0, dtype=own.dtype, out=own)  # one kernel on a GPU
+        else:
+            _add_in_order(shards, own)
+        self._add_of_hosts(own)
+
+    def _add_of_hosts(self, own: torch.Tensor) -> None:
+        """Adds what the ranks with this one's number have on every host."""
         if self._other_hosts is None:
             return
         if self._adds_on_the_way:
@@ -170,10 +191,7 @@ class GroupExchange:
         shards = torch.empty_like(sums)
         with reaching_others():
             distributed.all_to_all_single(shards, sums, group=self._own_host)
-        first, *others = shards.view(self.place.ranks, -1)
-        own.copy_(first)
-        for shard in others:
-            own.add_(shard)
+        _add_in_order(shards.view(self.place.ranks, -1), own)
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
         return _sum(values, self.place.ranks, self._own_host)
@@ -196,6 +214,14 @@ def _group(ranks: range) -> distributed.ProcessGroup:
     is paused.
     """
     return distributed.new_group(list(ranks), timeout=timedelta(days=PATIENT_DAYS))
+
+
+def _add_in_order(shards: torch.Tensor, total: torch.Tensor) -> None:
+    """Makes `total` [n] the sum of `shards` [ranks, n], added in the order of ranks."""
+    first, *others = shards
+    total.copy_(first)
+    for shard in others:
+        total.add_(shard)
 
 
 def _sum(values: torch.Tensor, ranks: int, group: distributed.ProcessGroup | None) -> torch.Tensor:

@@ -24,7 +24,7 @@ from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.shape import ModelShape
 from engine.model.unit_shape import UnitShape
 from engine.plan.buffers import HEAD
-from engine.plan.choices import PlanChoices, seconds_of_pairs
+from engine.plan.choices import PlanChoices, has_one_term, seconds_of_pairs
 from engine.plan.ops import (
     GradientSum,
     Lane,
@@ -141,7 +141,11 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     carried = fetched if whole else fetched / choices.ranks
     gathered = updated * shape.item_bytes + (0 if whole else fetched)
     scattered = choices.rounds if choices.gradient_sum == GradientSum.SHARDS else 1
-    received = (1 - 1 / choices.ranks) * (gathered + 4 * scattered * shape.gradient_numel)
+    is_half = has_one_term(choices) and shape.item_bytes == 2 and not shape.has_exact
+    of_blocks = 2 if is_half else 4
+    outer = shape.embed.gradient_numel + shape.head.gradient_numel
+    summed = 4 * outer + of_blocks * (shape.gradient_numel - outer)
+    received = (1 - 1 / choices.ranks) * (gathered + scattered * summed)
     compute += received * COMPUTE_SECONDS
     if choices.host_boundaries:
         stored = recomputed - len(seconds_of_pairs(len(shape.blocks), choices))

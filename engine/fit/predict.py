@@ -82,6 +82,7 @@ def predicted_step(
         shape.item_bytes,
         spill_numel=SPILL_NUMEL,
         frozen=shape.frozen_units,
+        has_exact=shape.has_exact,
     )
     blocks = [unit.name for unit in shape.blocks]
     plan = build_step_plan(blocks, shape.holds_embed, choices, sizes)

@@ -200,11 +200,12 @@ class HostAdamW:
         _, moments = self._two_pass_kernels()
         self._workers.share(moments, part.numel, planes, scalars)
 
-    def compile_two_passes(self) -> None:
-        """Compiles the kernels of `update_weights` and `update_moments`, which would otherwise be
-        compiled in the first step.
+    def compile_for(self, two_passes: bool) -> None:
+        """Compiles the kernels of `update_weights` and `update_moments` if a plan has these two
+        passes. Otherwise the first step would.
         """
-        self._two_pass_kernels()
+        if two_passes:
+            self._two_pass_kernels()
 
     def _two_pass_kernels(self) -> tuple[Callable[..., None], Callable[..., None]]:
         """Returns the kernel that updates weights, and the one that updates moments."""

@@ -35,6 +35,7 @@ class ExchangeTimes:
         self._added = {
             unit: SUM_BYTES * shards.padded(numel) for unit, (numel, _) in numels.items()
         }
+        self._sum_bytes = dict.fromkeys(numels, SUM_BYTES) | dict.fromkeys(plan.unsummed, item)
         self._settled = {unit for unit, _ in plan.settled}
 
     def received(self, op: Op) -> int:
@@ -45,7 +46,9 @@ class ExchangeTimes:
             lives_there = op.unit in self._settled  # what is frozen is there already
             numels = self._received if lives_there else self._fetched
             return numels[op.unit] * self._item
-        return SUM_BYTES * self._received[op.unit] if isinstance(op, ReduceScatter) else 0
+        if isinstance(op, ReduceScatter):
+            return self._sum_bytes[op.unit] * self._received[op.unit]
+        return 0
 
     def seconds(self, op: Op) -> float:
         """Returns the seconds of an op of the lane EXCHANGE."""

@@ -179,6 +179,11 @@ class StreamedModel:
         """Returns the units that have parameters, none of which is trained, in forward order."""
         return tuple(layout.unit for layout in self.layouts if layout.is_frozen)
 
+    @property
+    def has_exact(self) -> bool:
+        """Tells whether any weights stay in fp32 in a bf16 model."""
+        return any(layout.exact_numel for layout in self.layouts)
+
     def persistent_buffers(self) -> dict[str, torch.Tensor]:
         """Returns the buffers that are saved with the weights, by full name and in any shape.
 

@@ -16,6 +16,7 @@ Three passes turn a step into ops:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from engine.plan.buffers import EMBED, HEAD
@@ -24,6 +25,7 @@ from engine.plan.choices import (
     PlaneSizes,
     blocks_with_attention,
     bounded_blocks,
+    has_one_term,
     settled_blocks,
     settled_of,
 )
@@ -83,6 +85,7 @@ def build_step_plan(
         piece_numel=device.piece_numel,
         ring_numel=max(device.ring_numel, parked_numel),
         **_of_arena(device),
+        unsummed=_unsummed(buffers.trained.blocks_back, choices, sizes),
         rounded_in_sums=buffers.rounded_in_sums,
         outer_in_parked=choices.outer_in_parked,
         embed_piece=sizes.embed_piece if sizes else 0,
@@ -114,6 +117,15 @@ def build_forward_plan(
         settled=writer.settled,
         held=writer.held,
     )
+
+
+def _unsummed(
+    blocks: Sequence[str], choices: PlanChoices, sizes: PlaneSizes | None
+) -> tuple[str, ...]:
+    """Returns the blocks whose gradients ranks exchange in bf16, of those that have a backward."""
+    if sizes is None or sizes.item_bytes != 2 or sizes.has_exact or not has_one_term(choices):
+        return ()
+    return tuple(block for block in blocks if block not in sizes.frozen)
 
 
 def _of_arena(device: DeviceUpdates) -> dict[str, Any]:

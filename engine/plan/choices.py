@@ -252,6 +252,15 @@ def boundaries_on_disk(blocks: int, choices: PlanChoices) -> set[tuple[int, int]
     return {key for key, (now, then) in zip(in_order, itertools.pairwise(turns)) if then > now}
 
 
+def has_one_term(choices: PlanChoices) -> bool:
+    """Tells whether the sums of blocks have one term when several ranks of a host add them up: the
+    gradient of one micro-batch, as autograd returns it. In tiles, a gradient has several terms.
+    """
+    is_summed_later = choices.gradient_sum == GradientSum.DEVICE
+    is_one = choices.micro_batches == choices.rounds and not is_summed_later
+    return is_one and choices.ranks > 1 and not choices.tile_tokens
+
+
 def summed_apart(blocks: int, choices: PlanChoices) -> range:
     """Returns which of so many blocks, counted from 0, have their fp32 sums in a second buffer:
     with several ranks every second one, counted from the last; else the seconds of pairs.
@@ -289,6 +298,8 @@ class PlaneSizes:
     """
     frozen: tuple[str, ...] = ()
     """No parameter of these units is trained."""
+    has_exact: bool = False
+    """Some weights stay in fp32 in a bf16 model, and so do their gradients."""
     rank: int = 0
     """The plan is that of the rank with this number on its host."""
 

@@ -80,6 +80,10 @@ class StepPlan:
     buffer_places: tuple[int, ...] = ()
     """Each update buffer that is not spare begins at this byte of that memory."""
     arena_bytes: int = 0
+    unsummed: tuple[str, ...] = ()
+    """In each round, the sum of each of these units has one term, a gradient in bf16. It is in the
+    first half of the sum's memory, and ranks exchange it as it is.
+    """
     rounded_in_sums: tuple[str, ...] = ()
     """The rounded gradients of these units take the second half of the memory of their sums."""
     outer_in_parked: bool = False

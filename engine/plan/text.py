@@ -140,6 +140,7 @@ def _rare_facts(plan: StepPlan) -> Iterator[str]:
         yield f"hosts: {plan.hosts}"
     if plan.span > 1:
         yield f"divided among hosts: {plan.span}"
+    yield f"gradients in place of sums: {', '.join(plan.unsummed)}"
     yield f"gradients in their sums: {', '.join(plan.rounded_in_sums)}"
     if plan.outer_in_parked:
         yield "embed and head: in parked gradients"
@@ -202,6 +203,7 @@ def _read_plan(text: str) -> StepPlan:
         arena=_read_arena(facts.get("arena", "")),
         arena_bytes=int(facts.get("bytes of the arena", 0)),
         buffer_places=_numbers(facts.get("places of update buffers", "")),
+        unsummed=_words(facts.get("gradients in place of sums", "")),
         rounded_in_sums=_words(facts.get("gradients in their sums", "")),
         outer_in_parked="embed and head" in facts,
         graphs=int(facts.get("graphs of micro-batches", 0)),

@@ -14,7 +14,13 @@ from typing import Any, TypeVar
 import torch
 
 from engine.plan.ops import Backward, Forward, Keeps, OfMicroBatch, Recompute
-from engine.runtime.gradient_sums import Gradients, add_shared, add_to_sum, sum_of
+from engine.runtime.gradient_sums import (
+    Gradients,
+    add_shared,
+    add_to_sum,
+    as_gradient,
+    sum_of,
+)
 from engine.runtime.op_context import OpContext
 from engine.runtime.step import StepUnderWay
 from engine.tiles.kept_attention import KeepsAttention, ReturnsAttention
@@ -218,7 +224,10 @@ def _backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
         step.hidden[op.micro_batch] = hidden_gradient
     own = len(gradients) - len(unit.shared)
     if op.grad is not None:
-        add_to_sum(unit.layout, sum_of(context, op.unit, op, op.unit), gradients[:own], op.first)
+        total = sum_of(context, op.unit, op, op.unit)
+        if op.unit in context.plan.unsummed:
+            total = as_gradient(total)
+        add_to_sum(unit.layout, total, gradients[:own], op.first)
     if unit.shared:
         add_shared(context, unit, gradients[own:])
 

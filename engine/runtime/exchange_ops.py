@@ -4,7 +4,7 @@
   shard.
 - `meet` waits until every rank of a host has updated its shard of a unit in RAM.
 - `reduce_scatter` adds the fp32 sums of all ranks. Each rank of a host rounds its own shard and
-  computes its norm.
+  computes its norm. A sum of one term is a gradient in bf16, and is exchanged as that.
 - `all_reduce` adds the losses and the squared norms, so that every rank finds the same clip factor,
   and tells every rank the sums of all answers of pairs.
 """
@@ -62,13 +62,8 @@ def reduce_scatter(context: OpContext, op: ReduceScatter, _step: StepUnderWay) -
     """Adds the sums of all ranks, and the shard of this one to that of the earlier rounds, if any.
     After the last round it is rounded. Torch's `copy_` rounds ties to even.
     """
-    numel = context.units[op.unit].layout.numel
-    shards = context.plan.shards
-    total = context.state.grads[op.grad][: shards.padded(numel)]
-    total[numel:].zero_()  # another unit may have left something beyond this one
-    context.exchange.reduce_scatter(total)
-    start, stop = shards.bounds(numel)
-    shard = total[start:stop]
+    start, stop = context.plan.shards.bounds(context.units[op.unit].layout.numel)
+    shard = _sum_of_ranks(context, op)[: stop - start]
     if op.total is not None:
         kept = context.state.grads[op.total][: stop - start]
         if op.staging is None:
@@ -78,6 +73,23 @@ def reduce_scatter(context: OpContext, op: ReduceScatter, _step: StepUnderWay) -
     assert op.staging is not None
     add_squares(context, op.unit, shard, 0)
     context.state.stagings[op.staging][: stop - start].copy_(shard)
+
+
+def _sum_of_ranks(context: OpContext, op: ReduceScatter) -> torch.Tensor:
+    """Returns this rank's shard [n] of the sum of all ranks, in fp32."""
+    numel, shards = context.units[op.unit].layout.numel, context.plan.shards
+    total = context.state.grads[op.grad][: shards.padded(numel)]
+    if op.unit not in context.plan.unsummed:
+        total[numel:].zero_()  # another unit may have left something beyond this one
+        context.exchange.reduce_scatter(total)
+        start, stop = shards.bounds(shards.padded(numel))
+        return total[start:stop]
+    # The gradient is in the first half of the memory. What the others send comes to the second.
+    gradient, room = total.view(torch.bfloat16).chunk(2)
+    gradient[numel:].zero_()
+    shard = total[: total.numel() // shards.ranks]  # within the first half, which is sent by then
+    context.exchange.add_gradients(gradient, room, shard)
+    return shard
 
 
 def all_reduce(context: OpContext, _op: AllReduce, step: StepUnderWay) -> None:

@@ -29,9 +29,16 @@ def sum_of(context: OpContext, owner: str, op: OfSum, unit: str) -> torch.Tensor
     return context.state.grads[buffer][: context.units[owner].layout.numel]
 
 
+def as_gradient(total: torch.Tensor) -> torch.Tensor:
+    """Returns a gradient in bf16 [numel] that takes the place of a sum [numel] in fp32: it begins
+    where the sum does.
+    """
+    return total.view(torch.bfloat16)[: total.numel()]
+
+
 def add_to_sum(layout: UnitLayout, buffer: torch.Tensor, gradients: Gradients, first: bool) -> None:
     """Adds to the sum in `buffer` [numel]. The first gradients start the sum: where they fill the
-    whole plane they are copied, which saves zeroing it.
+    whole plane they are copied, which saves zeroing it. A buffer in bf16 must get one term.
     """
     present = [gradient for gradient in gradients if gradient is not None]
     fills_plane = len(present) == len(gradients) and layout.fills_planes

@@ -95,8 +95,7 @@ class StreamingEngine:
         store.settle(settled, backend, spilled_of(self._blocks, settings.choices))
         if adamw is not None:
             self.plan = self._step_plan()
-            if self.choices.late_moments:
-                adamw.compile_two_passes()
+            adamw.compile_for(self.choices.late_moments)
         else:
             # It has the slots of every pass without gradients; the passes have plans of their own.
             choices = forward_choices(settings.choices)
@@ -152,6 +151,7 @@ class StreamingEngine:
             TORCH_DTYPES[self.model.dtype].itemsize,
             spilled.SPILL_NUMEL,
             self.model.frozen_units,
+            self.model.has_exact,
             self.shards.rank,
         )
         return build_step_plan(self._blocks, self.model.holds_embed, self.choices, sizes, updates)

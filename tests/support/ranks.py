@@ -66,6 +66,13 @@ class ThreadExchange:
 
         self._meeting.exchange(self.rank, sums, take)
 
+    def add_gradients(self, gradients: torch.Tensor, room: torch.Tensor, own: torch.Tensor) -> None:
+        assert gradients.dtype == torch.bfloat16 and room.shape == gradients.shape
+        sums = gradients.float()
+        self.reduce_scatter(sums)
+        room.fill_(float("nan"))
+        own.copy_(sums.view(self.place.ranks, -1)[self.place.on_host])
+
     def _by_host(self, brought: list[torch.Tensor]) -> list[list[torch.Tensor]]:
         size = self.place.ranks
         return [brought[first : first + size] for first in range(0, len(brought), size)]
