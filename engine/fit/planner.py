@@ -56,7 +56,7 @@ unit takes 15 ms with 16 x 1,024 tokens, and steps are up to 5 % longer than pre
 """
 GRAPHS_GAIN = 0.98
 """Blocks are recorded as CUDA graphs where the step is shorter by this factor."""
-SHARDS_GAIN = 0.95
+SHARDS_GAIN = 1.0
 """Shards of sums are added up in every round, and whole sums once. Shards are kept only if the step
 is shorter by this factor: how long exchanges take beside compute is predicted less exactly.
 """

@@ -321,13 +321,14 @@ def test_a_whole_model_on_the_gpus_is_preferred_only_where_units_are_short(monke
         return found.chosen.choices
 
     monkeypatch.setattr(planner, "SHARDS_GAIN", 0.1)  # sums are not in shards
+    short = planner.SHORT_UNIT_SECONDS
     # Long units: activations use the memory better.
     long = chosen(96)
     assert long.kept_blocks == 28 and long.settled_units < 30
     monkeypatch.setattr(planner, "SHORT_UNIT_SECONDS", 1.0)
     whole = chosen(96)
     assert whole.kept_blocks < 28 and whole.settled_units == 30
-    monkeypatch.setattr(planner, "SHORT_UNIT_SECONDS", SHORT_UNIT_SECONDS)
+    monkeypatch.setattr(planner, "SHORT_UNIT_SECONDS", short)
     # Short ones: nothing else takes the interpreter.
     assert chosen(8).settled_units == 30
 
