@@ -16,8 +16,8 @@ from engine.config.preference_settings import PreferenceConfig
 from engine.config.settings import Optimizer
 from engine.machine.disk_rates import ASSUMED_RATE
 from engine.machine.link_rates import (
-    COMPUTE_SECONDS,
     seconds_between_hosts,
+    seconds_lost,
     seconds_to_receive_across,
 )
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
@@ -146,7 +146,7 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     outer = shape.embed.gradient_numel + shape.head.gradient_numel
     summed = 4 * outer + of_blocks * (shape.gradient_numel - outer)
     received = (1 - 1 / choices.ranks) * (gathered + scattered * summed)
-    compute += received * COMPUTE_SECONDS
+    compute += seconds_lost(choices.ranks, received)
     if choices.host_boundaries:
         stored = recomputed - len(seconds_of_pairs(len(shape.blocks), choices))
         attention = choices.attention_blocks * cost.attention_bytes(choices.attention_bytes)

@@ -19,7 +19,7 @@ from engine.fit.cost import (
     largest_product,
 )
 from engine.machine.exchange_times import ExchangeTimes
-from engine.machine.link_rates import COMPUTE_SECONDS, of_rank
+from engine.machine.link_rates import of_rank, seconds_lost
 from engine.machine.rates import Rates, stored_cpu_rates
 from engine.model.shape import ModelShape
 from engine.plan.buffers import EMBED
@@ -159,7 +159,8 @@ class _OpSeconds:
         self._trains = any(isinstance(op, Summary) for op in plan.ops)
         self._slower = 1.0
         """COMPUTE takes so many times as long beside exchanges."""
-        lost = COMPUTE_SECONDS * sum(map(self._exchange.received, plan.ops))
+        received = sum(map(self._exchange.received, plan.ops))
+        lost = seconds_lost(shards.ranks, received)
         if lost:
             compute = sum(self._of_compute(op) for op in plan.ops if op.lane == Lane.COMPUTE)
             self._slower += lost / max(lost, compute)

@@ -49,19 +49,26 @@ def choose_homes(cost: Cost, choices: PlanChoices, device: str = "cuda") -> Home
 
     States are streamed through `choices.update_buffers` buffers. No optimizer runs on the device
     where the host alone is faster, because copies of states on the bus slow the host down.
-    Several ranks update moments after weights where their steps are clearly shorter then. One rank
-    mostly has no planes of gradients, which that needs. device: blocks compute on this.
+
+    Several ranks update moments after weights where their steps are clearly shorter then. That
+    needs planes of gradients, which one rank mostly has not. Where the sums of all rounds are on
+    the devices, it was never measured and is not done. device: blocks compute on this.
     """
     ways = [_Placement(cost, choices, buffers) for buffers in {0, choices.update_buffers}]
     best = min(ways, key=lambda placement: placement.waited)
-    is_plain = cost.shape.optimizer == FP32_MOMENTS and not choices.parked_gradients
-    if device == "cuda" and choices.ranks > 1 and is_plain:
+    if device == "cuda" and choices.ranks > 1 and _may_be_late(cost, choices):
         late = _Placement(cost, choices.changed(late_moments=True), 0)
         step = step_seconds(cost, choices, late.waited)
         # The second pass over the planes must end long before the next gradients arrive.
         if late.host_seconds < LATE_ROOM * step and best.waited - late.waited > LATE_GAIN * step:
             return Homes((), True, late.waited)
     return Homes(best.units, False, best.waited)
+
+
+def _may_be_late(cost: Cost, choices: PlanChoices) -> bool:
+    """Tells whether moments may be updated after weights."""
+    is_plain = cost.shape.optimizer == FP32_MOMENTS and not choices.parked_gradients
+    return is_plain and choices.gradient_sum != GradientSum.DEVICE
 
 
 def wait_for_disk(cost: Cost, choices: PlanChoices) -> float:

@@ -30,8 +30,7 @@ STATES = ("weight_high", "weight_low", "exp_avg", "exp_avg_sq")
 
 
 def states_after(steps: int, choices: PlanChoices) -> dict[tuple[str, str], np.ndarray]:
-    """Returns the planes of a tiny model in bf16 after some steps on the same eight micro-batches.
-    """
+    """Returns the planes of a tiny model in bf16 after steps on the same eight micro-batches."""
     config = tiny_config("qwen3", tie_word_embeddings=False, hidden_size=128)
     backend = open_backend(DEVICE)
     planes = Planes.open(config, backend, RANDOM, False, Trained(is_shared=True))

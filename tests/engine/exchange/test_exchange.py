@@ -56,6 +56,13 @@ def exchanged(exchange: Exchange) -> dict[str, torch.Tensor]:
     exchange.reduce_scatter(sums)
     found["scattered"] = sums[own].clone()
     found["beyond"] = buffer[ranks * SHARD :].clone()
+    if ranks > 1:
+        # Gradients in bf16 are where a sum in fp32 would be, and so is their sum afterwards.
+        total = torch.full((ranks * SHARD,), 7.0)
+        gradients, room = total.view(torch.bfloat16).chunk(2)
+        gradients.copy_(numbers(place.rank, ranks * SHARD, torch.bfloat16))
+        exchange.add_gradients(gradients, room, total[:SHARD])
+        found["added"] = total[:SHARD].clone()
     return found
 
 
@@ -115,6 +122,15 @@ def test_every_rank_has_what_those_of_its_host_have_brought(both):
                 assert each[f"unchanged {dtype}"]
 
 
+def assert_added_in_fp32(first: Place, found: list) -> None:
+    hosts = by_host(first, first.ranks * SHARD, torch.bfloat16)
+    total = added(added(each.float() for each in host) for host in hosts)
+    assert not torch.equal(total, added(added(host) for host in hosts).float())
+    for rank, each in enumerate(found):
+        at = first.of(rank).on_host
+        assert torch.equal(each["added"], total[at * SHARD : (at + 1) * SHARD])
+
+
 def test_sums_are_added_in_the_order_of_ranks_and_then_of_hosts(both):
     first = both[0]
     for found in both[1:]:
@@ -124,6 +140,8 @@ def test_sums_are_added_in_the_order_of_ranks_and_then_of_hosts(both):
             at = first.of(rank).on_host
             assert torch.equal(each["scattered"], total[at * SHARD : (at + 1) * SHARD])
             assert torch.equal(each["beyond"], torch.full((5,), 7.0))
+        if first.ranks > 1:
+            assert_added_in_fp32(first, found)
         backwards = added(added(host[::-1]) for host in hosts[::-1])
         in_one_row = added(each for host in hosts for each in host)
         # Such numbers tell an order from another one.
