@@ -202,8 +202,10 @@ class HostAdamW:
 
     def compile_for(self, two_passes: bool) -> None:
         """Compiles the kernels of `update_weights` and `update_moments` if a plan has these two
-        passes. Otherwise the first step would.
+        passes. Otherwise the first step would. Raises ValueError where moments are not in fp32.
         """
+        if two_passes and self._store.optimizer != FP32_MOMENTS:
+            raise ValueError("moments that are not in fp32 are updated together with the weights")
         if two_passes:
             self._two_pass_kernels()
 

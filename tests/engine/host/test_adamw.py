@@ -166,6 +166,16 @@ def test_moments_may_be_updated_after_the_weights(dtype, update, monkeypatch):
     assert run_steps(dtype, SHAPES, 2, update) == run_steps(dtype, SHAPES, 2)
 
 
+def test_rounded_moments_are_updated_in_one_pass():
+    store = make_store("bfloat16")
+    store.release_states()
+    store.allocate_states(optimizer="adamw_8bit")
+    host = HostAdamW(store, AdamWSettings(), 1)
+    host.compile_for(two_passes=False)
+    with pytest.raises(ValueError, match="not in fp32"):
+        host.compile_for(two_passes=True)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_first_pass_leaves_moments_and_the_second_one_weights(dtype):
     store = make_store(dtype)

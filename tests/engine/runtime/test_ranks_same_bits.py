@@ -11,7 +11,7 @@ import pytest
 from engine.plan.ops import UPDATE_LANES, Lane
 from engine.runtime import cuda_backend
 from engine.runtime.cpu_backend import CpuBackend
-from tests.engine.plan.test_laws import SAME_BITS, DelayedBackend
+from tests.engine.plan.test_laws import LATE_MOMENTS, SAME_BITS, DelayedBackend
 from tests.support.lanes import ImmediateStreams, find_missing_waits, lanes_without_a_gpu
 from tests.support.tiers import PLAN_SWEEP, in_tiers
 from tests.support.trained_ranks import Job, Trained, train
@@ -25,7 +25,7 @@ HOMES = {
 OF_ONE_RANK = ("boundary_blocks", "gradients_in_sums")
 PLANS = {
     name: changes for name, changes in SAME_BITS.items() if not set(changes) & set(OF_ONE_RANK)
-} | {"parked gradients": dict(parked_gradients=True)}
+} | {"parked gradients": dict(parked_gradients=True), **LATE_MOMENTS}
 UNTIED_PLANS = {
     "rounds": dict(rounds=2, gradient_sum="device"),
     "rounds, host boundaries": dict(rounds=2, gradient_sum="device", host_boundaries=True),
