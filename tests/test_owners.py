@@ -234,6 +234,7 @@ REASONS: dict[str, dict[str, str]] = {
     },
     "engine/host/host_kernels.py": {"types.void() at import": "a type of numba, made once"},
     "engine/host/moment_kernels.py": {"types.void() at import": "a type of numba, made once"},
+    "engine/host/two_pass_kernels.py": {"types.void() at import": "a type of numba, made once"},
     "engine/runtime/registered_buffers.py": {
         "self._unregister.atexit is set": "a finalizer of Python takes it in no other way"
     },

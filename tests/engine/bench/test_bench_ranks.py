@@ -8,9 +8,14 @@ from dataclasses import replace
 import pytest
 
 import launch
-from engine.bench import plan_training
+from engine.bench import plan_training, steps
+from engine.bench.steps import RANDOM, Planes, Trained
+from engine.host.host_adamw import HostAdamW
+from engine.plan.choices import PlanChoices
+from engine.runtime.cpu_backend import CpuBackend
 from tests.support.crews import forked_followers  # noqa: F401  a fixture
 from tests.support.folders import make_config
+from tests.support.tiny import tiny_config
 
 
 @pytest.fixture(autouse=True)
@@ -42,3 +47,25 @@ def test_two_ranks_and_one_are_measured(tmp_path, capsys, monkeypatch, settled):
     assert found[0]["losses"][0] == pytest.approx(found[1]["losses"][0], abs=0.5)
     assert launch.main([*command, "--set", "train.batch_size=5"]) == 2
     assert "train.batch_size" in capsys.readouterr().err
+
+
+def test_each_rank_has_its_share_of_the_cores(monkeypatch):
+    """Otherwise rank 0 would have all of them, and its updates would leave the others behind."""
+    threads: list[int | None] = []
+
+    class Noting(HostAdamW):
+        def __init__(self, store, settings, own=None):
+            threads.append(own)
+            super().__init__(store, settings, own)
+
+    monkeypatch.setattr(steps, "HostAdamW", Noting)
+    monkeypatch.setattr(steps, "default_threads", lambda: 6)
+    backend = CpuBackend()
+    planes = Planes.open(tiny_config("llama"), backend, RANDOM, False, Trained(is_shared=True))
+    try:
+        for ranks in (1, 2, 1):
+            planes.use("adamw", PlanChoices(ranks=ranks))
+    finally:
+        planes.close()
+        backend.close()
+    assert threads[1:] == [None, 3, None]

@@ -88,9 +88,9 @@ MOMENT_CHANGES = (
     Change(
         "parked-gradients-not-clipped",
         OPS,
-        "adamw.update(op.unit, count, rate, result.clip_factor, _portion(context, op))",
-        "factor = result.clip_factor if op.ring is None else 1.0\n"
-        "    adamw.update(op.unit, count, rate, factor, _portion(context, op))",
+        "    update(op.unit, count, rate, result.clip_factor, _portion(context, op))\n",
+        "    factor = result.clip_factor if op.ring is None else 1.0\n"
+        "    update(op.unit, count, rate, factor, _portion(context, op))\n",
         "The clip factor is not applied to gradients that were parked.",
         (PARKED_BITS,),
     ),

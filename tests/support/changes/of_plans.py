@@ -138,8 +138,8 @@ PLANS = (
     Change(
         "clip-not-waited-for",
         WRITE,
-        "self._emit(Update, unit, {CLIP: READY} | gradient, weights, piece=piece)",
-        "self._emit(Update, unit, gradient, weights, piece=piece)",
+        "self._emit(Update, unit, {CLIP: READY} | gradient, weights, piece=piece, late=late)",
+        "self._emit(Update, unit, gradient, weights, piece=piece, late=late)",
         "An update does not wait for the clip factor, nor for the check of the norm.",
         (GOLDEN, LAWS),
     ),
@@ -260,8 +260,8 @@ PLANS = (
     Change(
         "pool-border-off-by-one",
         POOL,
-        "    if index < choices.settled_units:\n",
-        "    if index <= choices.settled_units:\n",
+        "    on_device = [name in settled for name in names]\n",
+        "    on_device = [at <= choices.settled_units for at in range(count)]\n",
         "The screens say that one unit more lives on the GPU than does.",
         (POOL_TESTS,),
     ),

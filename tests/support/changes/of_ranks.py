@@ -40,6 +40,50 @@ RANK_CHANGES = (
         (f"{RANKS}::test_so_they_do_where_each_round_adds_up_shards",),
     ),
     Change(
+        "several-terms-added-in-bf16",
+        "engine/plan/choices.py",
+        "    is_one = choices.micro_batches == choices.rounds and not is_summed_later\n",
+        "    is_one = not is_summed_later\n",
+        "A rank adds the gradients of its micro-batches in bf16 before they are exchanged.",
+        (f"{SAME_BITS}::test_so_do_plans_for_untied_models", RANKS),
+    ),
+    Change(
+        "gradients-of-ranks-added-in-bf16",
+        "engine/exchange/exchange.py",
+        "            _add_in_order(shards, own)\n",
+        "            own.copy_(shards.sum(dim=0))\n",
+        "What ranks exchange in bf16 is added in bf16.",
+        (f"{EXCHANGE}::test_sums_are_added_in_the_order_of_ranks_and_then_of_hosts",),
+    ),
+    Change(
+        "moments-updated-from-the-next-gradient",
+        "engine/plan/write_ops.py",
+        "        self._emit(UpdateMoments, unit, {CLIP: READY} | gradient, {}, piece=piece)\n",
+        "        self._emit(UpdateMoments, unit, {CLIP: READY}, {}, piece=piece)\n",
+        "The next gradient may arrive before late moments are updated from this one.",
+        (f"{SAME_BITS}::test_no_delay_changes_a_bit", "tests/engine/plan/test_golden_plans.py"),
+    ),
+    Change(
+        "late-moments-of-gradients-that-are-not-clipped",
+        "engine/host/two_pass_kernels.py",
+        "    grad, exp_avg, exp_avg_sq = planes\n"
+        "    for i in range(grad.size):\n"
+        "        g = widen(grad[i]) * scalars[0]\n",
+        "    grad, exp_avg, exp_avg_sq = planes\n"
+        "    for i in range(grad.size):\n"
+        "        g = widen(grad[i])\n",
+        "Moments that are updated late forget the clip factor.",
+        ("tests/engine/host/test_adamw.py::test_moments_may_be_updated_after_the_weights",),
+    ),
+    Change(
+        "rank-0-of-a-bench-takes-all-cores",
+        "engine/bench/steps.py",
+        "            threads = None if self.crew is None else self.crew.plan.threads\n",
+        "            threads = None\n",
+        "A bench measures ranks that do not have what they have in a run.",
+        ("tests/engine/bench/test_bench_ranks.py::test_each_rank_has_its_share_of_the_cores",),
+    ),
+    Change(
         "frozen-weights-not-gathered",
         OPS,
         "        context.exchange.all_gather(slot[layout.numel : layout.numel + frozen])\n",
@@ -66,17 +110,18 @@ RANK_CHANGES = (
     Change(
         "norm-of-the-first-shard-alone",
         OPS,
-        "add_squares(context, op.unit, total[start:stop], 0)",
-        "add_squares(context, op.unit, total[start : stop if shards.rank == 0 else start], 0)",
+        "    add_squares(context, op.unit, shard, 0)\n",
+        "    is_first = context.plan.shards.rank == 0\n"
+        "    add_squares(context, op.unit, shard if is_first else shard[:0], 0)\n",
         "The norm of a step leaves out what all ranks but the first have.",
         (AS_ONE_RANK,),
     ),
     Change(
         "shards-rounded-before-they-are-added",
         OPS,
-        "    context.exchange.reduce_scatter(total)\n",
-        "    total.copy_(total.to(context.state.dtype))\n"
-        "    context.exchange.reduce_scatter(total)\n",
+        "        context.exchange.reduce_scatter(total)\n",
+        "        total.copy_(total.to(context.state.dtype))\n"
+        "        context.exchange.reduce_scatter(total)\n",
         "The sum of each rank is rounded to bf16, and the sum over the ranks once more.",
         (f"{RANKS}::test_in_bf16_a_gradient_differs_by_its_last_bit_alone",),
     ),
@@ -131,12 +176,8 @@ RANK_CHANGES = (
     Change(
         "sum-taken-again-while-it-is-exchanged",
         "engine/plan/unit_ops.py",
-        "        reads = {grad: Content(ContentKind.SUM, unit)} | self.device.arena_of(unit)\n"
-        "        writes = {grad: Content(ContentKind.SHARD, unit), staging: Content("
-        "ContentKind.SUM, unit)}\n",
-        "        reads = {grad: Content(ContentKind.SUM, unit)} | self.device.arena_of(unit)\n"
-        "        reads.pop(grad)\n"
-        "        writes = {staging: Content(ContentKind.SUM, unit)}\n",
+        "        writes = {grad: Content(ContentKind.SHARD, unit)}\n",
+        "        reads.pop(grad)\n        writes = {}\n",
         "The sum over the ranks does not wait for the backward, nor the next backward for it.",
         (f"{SAME_BITS}::test_no_delay_changes_a_bit",),
     ),
@@ -153,8 +194,9 @@ RANK_CHANGES = (
     Change(
         "sums-added-in-another-order",
         "engine/exchange/exchange.py",
-        "first, *others = shards.view(self.place.ranks, -1)",
-        "first, *others = shards.view(self.place.ranks, -1).roll(self.place.on_host, 0)",
+        "        _add_in_order(shards.view(self.place.ranks, -1), own)\n",
+        "        shards = shards.view(self.place.ranks, -1).roll(self.place.on_host, 0)\n"
+        "        _add_in_order(shards, own)\n",
         "Each rank adds the shards in an order of its own.",
         (f"{EXCHANGE}::test_sums_are_added_in_the_order_of_ranks_and_then_of_hosts",),
     ),
