@@ -150,6 +150,8 @@ def _plan_row(s: dict[str, Any]) -> Row:
         boundaries += f" with the attention of {choices['attention_blocks']}"
     if choices["parked_gradients"]:
         boundaries += ", gradients parked on the device"
+    if choices["late_moments"]:
+        boundaries += ", moments updated after all weights"
     return (
         "plan",
         f"{ranks}{choices['micro_batches']} x {choices['micro_batch_size']} rows, rounds "

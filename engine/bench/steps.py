@@ -391,7 +391,8 @@ _SECOND_PASS = {OpKind.UPDATE: OpKind.UPDATE_MOMENTS}
 
 def rates(spans: Sequence[Span], planes: Planes) -> dict[str, float]:
     """Returns GB/s of whole planes to and from the device, and billions of parameters that AdamW
-    updated a second on the host. A rate is 0 where no such copy or update took place.
+    updated a second on the host: by all ranks, as if each was as fast as this one. A rate is 0
+    where no such copy or update took place.
     """
     item = PLANE_ITEM_BYTES[planes.model.dtype]
     layouts = planes.store.layouts
@@ -409,6 +410,8 @@ def rates(spans: Sequence[Span], planes: Planes) -> dict[str, float]:
         plane = "high_numel" if kind == OpKind.PREFETCH else "numel"
         numels = [getattr(layouts[span.op.unit], plane) for span in chosen]
         numel = sum(map(shards.numel, numels))
+        if kind == OpKind.UPDATE:
+            numel *= shards.ranks
         result[name] = scale * numel / seconds if seconds else 0.0
     return result
 

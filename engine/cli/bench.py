@@ -46,6 +46,7 @@ from engine.bench.steps import (
 from engine.bench.time_evaluation import time_evaluation
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, FitError
+from engine.fit.cost import ONE_OF_TWO_PASSES
 from engine.fit.job import Job, Target
 from engine.fit.needs import Verdict
 from engine.fit.planner import Chosen
@@ -141,7 +142,8 @@ def _say(what: str) -> None:
 
 @dataclass(frozen=True)
 class Measuring:
-    """Each training runs for `seconds`, of which the first half is the warm-up.
+    """Each training runs for `seconds`, of which the first half is the warm-up. The last step does
+    not count, since no forward follows it.
 
     A training has at least `steps` steps; where this is None, LEAST_STEPS or half as many. `say` is
     called with a text for each measurement that begins. With `compare`, the model is also
@@ -335,9 +337,11 @@ def _as_figures(
     config: TrainConfig, bench: _Bench, chosen: Chosen, run: RunFigures
 ) -> dict[str, Any]:
     """Returns the figures of a run, from the second half of its steps."""
+    # No forward follows the last step, so its updates are sooner done. It counts if it is alone.
+    taken = run.steps[:-1] or run.steps
     shape, ceilings = bench.shape, bench.ceilings
     length, rows = config.data.max_seq_len, config.preference.lines * config.train.batch_size
-    steady = run.steps[len(run.steps) // 2 :]
+    steady = taken[len(taken) // 2 :]
     took = statistics.fmean(step.seconds for step in steady)
     choices = chosen.choices
     recomputed = len(shape.blocks) - shape.forward_blocks - choices.kept_blocks
@@ -352,6 +356,7 @@ def _as_figures(
     # With moments in fp32, a sweep over the same memory is compared.
     alone = ceilings.adamw_kinds.get(shape.optimizer, ceilings.sweep)
     adamw = statistics.fmean(step.rates["adamw_g_s"] for step in steady) * 1e9
+    passes = 2 * ONE_OF_TWO_PASSES[shape.dtype] if choices.late_moments else 1.0
     return {
         "parameters": shape.parameter_count,
         "trained_parameters": shape.trained_count,
@@ -372,7 +377,7 @@ def _as_figures(
         "by_kind": mean_of(steady, "by_kind"),
         "overlap": mean_of(steady, "overlap"),
         "adamw_parameters_per_second": adamw,
-        "adamw_of_alone": adamw / alone,
+        "adamw_of_alone": adamw * passes / alone,
         "optimizer": shape.optimizer,
         "launch_seconds": statistics.fmean(run.launches[len(run.launches) // 2 :]),
         "choices": choices.to_dict()

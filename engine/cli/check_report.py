@@ -163,7 +163,8 @@ def _updates_in_words(
         where = "where they live" if settled else where
         return [f"{trained} of {units} units are trained, and updated {where}"]
     if not homes:
-        return [f"{all_units} are updated on the host"]
+        late = ", the moments after all weights" if choices.get("late_moments") else ""
+        return [f"{all_units} are updated on the host{late}"]
     pieces = choices.get("update_buffers")
     through = ""
     if pieces:

@@ -347,6 +347,12 @@ def job_in_words(event: JobProgressed) -> str:
     return event.message or name
 
 
+_UPDATES = {
+    "parked_gradients": "gradients parked on the GPU",
+    "late_moments": "moments updated after all weights",
+}
+
+
 def plan_in_words(choices: dict[str, Any]) -> str:
     """Returns the choices of a plan in one line, leaving out those that are missing."""
     rows = counted(choices["micro_batch_size"], "row")
@@ -369,8 +375,7 @@ def plan_in_words(choices: dict[str, Any]) -> str:
     if "kept_blocks" in choices:
         parts.append(f"{counted(choices['kept_blocks'], 'block')} with activations kept")
     parts.append(boundaries_in_words(choices))
-    if choices.get("parked_gradients"):
-        parts.append("gradients parked on the GPU")
+    parts += [words for name, words in _UPDATES.items() if choices.get(name)]
     if choices.get("compiled") is not None:
         parts.append(kernels_in_words(choices))
     if choices.get("device_homes"):

@@ -13,7 +13,7 @@ divided among hosts, the group of all ranks does what that of a host does elsewh
 Sums do not depend on how the system connects the ranks, where that is cheap: gloo sends every shard
 to its owner, who adds the shards in the order of ranks. NCCL adds them on the way, in an order that
 its own choice of algorithm fixes for a number of ranks and a machine. Gradients in bf16 are half as
-many bytes as sums in fp32: every rank sends its owner each shard, and the owner adds them in fp32.
+many bytes as sums in fp32: every rank sends each shard to its owner, which adds them in fp32.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from engine.fit.buffer_sizes import state_bytes
 from engine.fit.fill_memory import ON_HOST, Candidate, Elsewhere, MemoryFiller
 from engine.fit.frames import frames_of, parking
 from engine.fit.job import Job, Target, refuse_contradictions
-from engine.fit.planner import ALIKE, WORTH_SIMULATING, Chosen, Planner, Way
+from engine.fit.planner import ALIKE, WORTH_SIMULATING, Chosen, Planner, Way, fastest_of
 from engine.fit.sizes import (
     COMFORTABLE,
     FOLLOWER_BYTES,
@@ -85,7 +85,8 @@ def choose(job: Job, target: Target, quick: bool = False) -> Chosen:
         if least < math.inf:
             worth = [each for each in planners if each.least_seconds <= WORTH_SIMULATING * least]
             found = [(planner, planner.best()) for planner in worth]
-            planner, best = min(found, key=lambda each: each[1].weighed)
+            best = fastest_of([way for _, way in found])
+            planner = next(planner for planner, way in found if way is best)
             parked = maker.parked_like(best)
             if parked is not None and parked.has_room:
                 way = parked.best()

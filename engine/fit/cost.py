@@ -158,9 +158,9 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     gradients = choices.rounds if choices.gradient_sum == GradientSum.HOST else 1
     returned = gradients * (shape.gradient_numel - updated) * shape.item_bytes / choices.ranks
     # Ranks add up the sums of all rounds in the last one, or those of each round in it.
-    span, sums = choices.span, 4 * shape.gradient_numel
-    between = seconds_between_hosts(rates, choices.hosts, sums)
-    added = seconds_to_receive_across(rates, span, (1 - 1 / choices.ranks) * sums) + between
+    span = choices.span
+    between = seconds_between_hosts(rates, choices.hosts, 4 * shape.gradient_numel)
+    added = seconds_to_receive_across(rates, span, (1 - 1 / choices.ranks) * summed) + between
     exchanged = seconds_to_receive_across(rates, span, received) + scattered * between
     exchanged = max(exchanged, added + compute - compute / choices.rounds)
     return max(compute, carried / rates.h2d, returned / rates.d2h, exchanged) + waited

@@ -126,11 +126,17 @@ class Way:
         """Returns the micro-batch size and the rounds, which identify the spread of a way."""
         return self.size, self.choices.rounds
 
-    @property
-    def weighed(self) -> float:
-        """Returns the seconds by which it is compared with ways that have other sums."""
-        has_whole = self.choices.gradient_sum == GradientSum.DEVICE
-        return self.seconds * (SHARDS_GAIN if has_whole else 1.0)
+
+def fastest_of(ways: Sequence[Way]) -> Way:
+    """Returns the fastest way. One that keeps shards of sums must be clearly faster than those that
+    keep the sums of all rounds on the device.
+    """
+    by_sums = {each: [w for w in ways if w.choices.gradient_sum == each] for each in GradientSum}
+    best, shards = min(ways, key=attrgetter("seconds")), by_sums[GradientSum.SHARDS]
+    on_device = min((w.seconds for w in by_sums[GradientSum.DEVICE]), default=math.inf)
+    if best not in shards or best.seconds < SHARDS_GAIN * on_device:
+        return best
+    return min((way for way in ways if way not in shards), key=attrgetter("seconds"))
 
 
 def _settled(way: Way) -> int:
@@ -172,11 +178,12 @@ class Planner:
         best = self._best_of(self._found)
         if best.choices.gradient_sum != GradientSum.SHARDS:
             return self._recorded(best)
-        candidates = self._spacious or self._closest
-        whole = [way for way in candidates if way.choices.gradient_sum != GradientSum.SHARDS]
-        if whole:
-            best = min(best, self._best_of(self._timed(whole)), key=attrgetter("weighed"))
-        return self._recorded(best)
+        found = [best]
+        for kind in (GradientSum.DEVICE, GradientSum.VERTICAL):
+            candidates = self._spacious or self._closest
+            others = [way for way in candidates if way.choices.gradient_sum == kind]
+            found += [self._best_of(self._timed(others))] if others else []
+        return self._recorded(fastest_of(found))
 
     def _best_of(self, found: list[Way]) -> Way:
         return found[0] if self._quick else self._fastest(found)

@@ -25,7 +25,9 @@ at once.
 """
 
 MAX_THREADS = 32
-"""With more threads than this nothing is gained, because host memory is saturated."""
+"""With more threads than this little is gained, because host memory is saturated: on a host with 64
+cores, 62 threads updated 12 % more of a large model than 32, and as much of a unit.
+"""
 FREE_CORES = 2
 """On a machine with eight or more cores, this many are left free for the threads that launch the
 device's work.

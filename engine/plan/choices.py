@@ -254,14 +254,14 @@ def boundaries_on_disk(blocks: int, choices: PlanChoices) -> set[tuple[int, int]
 
 def has_one_term(choices: PlanChoices) -> bool:
     """Tells whether the sums of blocks have one term when several ranks of a host add them up: the
-    gradient of one micro-batch, as autograd returns it. In tiles, a gradient has several terms.
+    gradient of one micro-batch, as autograd returns it.
 
     Among the ranks of several hosts, sums would be the fewer bytes: what ranks of a host have added
     up passes over the network once.
     """
     is_summed_later = choices.gradient_sum == GradientSum.DEVICE
     is_one = choices.micro_batches == choices.rounds and not is_summed_later
-    return is_one and choices.ranks > 1 and choices.span == 1 and not choices.tile_tokens
+    return is_one and choices.ranks > 1 and choices.span == 1
 
 
 def summed_apart(blocks: int, choices: PlanChoices) -> range:

@@ -29,7 +29,8 @@ class Meet(Op):
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter(Op):
-    """A `ReduceScatter` adds the fp32 sums of all ranks on all hosts. On each host, every rank gets
+    """A `ReduceScatter` adds the fp32 sums of all ranks on all hosts, or the gradients in bf16 that
+    take their place (`StepPlan.unsummed`), in fp32. On each host, every rank gets
     its own shard of the result, rounds it into a staging buffer and computes its norm.
 
     Where a step adds up sums after each round, a rank adds its shard to that of the earlier rounds,

@@ -333,6 +333,8 @@ def test_contradicting_choices_are_refused():
         PlanChoices(micro_batches=3, rounds=2, gradient_sum="host"),
         PlanChoices(kept_blocks=2),
         PlanChoices(gradient_sum=GradientSum.HOST),
+        PlanChoices(late_moments=True, parked_gradients=True),
+        PlanChoices(late_moments=True, spilled_units=1),
     ):
         with pytest.raises(ValueError):
             build_step_plan(["block 0"], False, choices)
