@@ -49,7 +49,7 @@ class Training:
     rows: int
     tokens: int = 1024
     gpus: int = 1
-    steps: int = 3
+    steps: int = 4
     settings: tuple[str, ...] = ()
     """These are further settings, as `--set` takes them."""
 
@@ -73,6 +73,10 @@ TOPICS = {
         Training(SEVEN, 148),
         Training(SEVEN, 592, gpus=4),
         Training(THIRTY, 256, gpus=4),
+    ),
+    "eight-gpus": (
+        Training(SEVEN, 148),
+        Training(SEVEN, 1184, gpus=8),
     ),
     "large": (
         Training(THIRTY, 64, settings=NO_COPIES),
@@ -146,7 +150,8 @@ def measured(training: Training, seconds: float, small: bool) -> tuple[Figures |
 
 def command(training: Training, folder: Path, small: bool) -> list[str]:
     """Returns the command line that measures a training of the model in `folder`."""
-    rows = max(training.gpus, training.rows // 32) if small else training.rows
+    few = training.gpus * max(1, training.rows // 32 // training.gpus)  # as many for each
+    rows = few if small else training.rows
     settings = [
         f"model.source={folder}",
         "model.init=random",

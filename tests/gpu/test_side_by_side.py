@@ -60,3 +60,10 @@ def test_what_was_measured_stands_whatever_becomes_of_the_next(monkeypatch, caps
     assert three.endswith("ended with 1: no memory")
     side_by_side.main(["two-gpus", "--seconds", "30"])
     assert capsys.readouterr().out.count("not begun") == 3
+
+
+def test_a_rehearsal_has_as_many_rows_for_each_gpu(tmp_path):
+    for training in itertools.chain.from_iterable(TOPICS.values()):
+        words = side_by_side.command(training, tmp_path, small=True)
+        (rows,) = (word for word in words if word.startswith("train.batch_size="))
+        assert int(rows.partition("=")[2]) % training.gpus == 0
