@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,6 @@ import pytest
 from engine.paths import PROGRAM_ROOT
 
 TREES = ("engine", "app")
-MOST_FILES = 25
-"""Files of a room at most."""
 FOREIGN = {"engine": {"app", "gradio", "plotly"}}
 """What no file of a tree may import."""
 
@@ -231,13 +228,6 @@ def test_every_package_has_one_docstring_and_no_code_and_is_listed():
         if len(file.parts) > 2 or file.name != "__init__.py":
             found.add(room_of(module_of(file)))
     assert found == listed
-
-
-def test_no_room_is_crowded_and_no_name_comes_twice_in_a_tree():
-    sizes = Counter(file.parent for file in files() if file.name != "__init__.py")
-    assert {str(room): size for room, size in sizes.items() if size > MOST_FILES} == {}
-    names = Counter((file.parts[0], file.name) for file in files() if file.name != "__init__.py")
-    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_imports_inside_functions_have_a_reason():

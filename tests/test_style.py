@@ -1,5 +1,5 @@
-"""The house's style, as far as a program can read it: docstrings are sentences, tensors have
-shapes, expressions are not nested, and files stay short.
+"""The house's style, as far as a program can read it: tensors have shapes, expressions are not
+nested, and a file has one job.
 
 Ruff, mypy and Biome check the rest. Their rules stand in pyproject.toml and biome.json.
 `python -m tests.test_style engine/plan` prints what a folder still has to mend.
@@ -14,62 +14,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from HanTa.HanoverTagger import HanoverTagger
 
 from engine.paths import PROGRAM_ROOT
 from tests.test_rooms import TREES
 
-LONGEST_FILE = 450
+LONGEST_FILE = 700
+"""A longer file probably has two jobs."""
 LONGEST_LINE = 100
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 TENSORS = {"torch.Tensor", "Tensor", "np.ndarray", "torch.Tensor | None", "np.ndarray | None"}
 SHAPE = re.compile(r"\w*\[[^\]]*\]|scalar|\bshapes?\b")
-FINITE = {
-    *("VVB", "VVZ", "VVD", "VM0"),
-    *("VBB", "VBZ", "VBD", "VDB", "VDZ", "VDD", "VHB", "VHZ", "VHD"),
-}
-"""These are the tags of finite verbs in the tagger's set, which is that of the BNC."""
-OPENERS = {"CJT", "CJS", "PNQ", "DTQ", "AVQ"}
-"""These are the tags of words that open a subordinate clause."""
-COMPARISONS = {"than", "as"}
-VERBS = {"Returns", "Yields", "Copies", "Reads", "Writes", "Runs", "Starts"}
-"""The tagger takes these for nouns in the plural where they begin a docstring."""
-RELATIVE = {"That", "Which", "Whose"}
-"""A docstring that begins with one of these continues the name above it instead of a sentence."""
-
-_tagger = HanoverTagger("morphmodel_en.pgz")
-
-
-def is_sentence(text: str) -> bool:
-    """Whether the first sentence of `text` begins with a capital and has a verb outside of its
-    subordinate clauses.
-    """
-    first = re.split(r"(?<=[.!?])\s", " ".join(text.split()))[0]
-    if not first[:1].isupper() and first[:1] not in "`'\"0123456789":
-        return False
-    if first[-1:] not in ".!?:" or first.split()[0] in RELATIVE:
-        return False
-    if first.split()[0] in VERBS:
-        return True
-    spoken = re.sub(r"``?[^`]+``?|\w*\[[^\]]*\]", "Thing", first)
-    words = re.findall(r"[\w'-]+|[.,:;()]", spoken)
-    open_clauses = 0
-    for word, _, tag in _tagger.tag_sent(words):
-        if tag in OPENERS and word.lower() not in COMPARISONS:
-            open_clauses += 1
-        elif tag in FINITE and open_clauses:
-            open_clauses -= 1
-        elif tag in FINITE:
-            return True
-    return False
-
-
-def fragments(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yields the line and the words of each public docstring that is no sentence."""
-    for line, _, text in _public_docstrings(tree):
-        if not is_sentence(text):
-            yield line, f"a docstring without a main verb: {' '.join(text.split())[:70]!r}"
 
 
 def shapeless(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -124,7 +79,6 @@ def wide_lines(root: Path = PROGRAM_ROOT) -> Iterator[str]:
 
 
 RULES: dict[str, Callable[[ast.Module], Iterator[tuple[int, str]]]] = {
-    "docstrings are sentences": fragments,
     "tensors have shapes": shapeless,
     "expressions are not nested": nested,
 }
@@ -141,35 +95,6 @@ def test_no_file_is_long() -> None:
 
 def test_no_line_is_wide() -> None:
     assert list(wide_lines()) == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Returns the mean loss.",
-        "Returns how many rows there are.",
-        "A step takes this many rows.",
-        "What a step reads is kept until it ends.",
-        "The ids are int32[T].",
-    ],
-)
-def test_sentences_pass(text: str) -> None:
-    assert is_sentence(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "That are answered at each evaluation.",
-        "Of the next piece that is not in a spare buffer.",
-        "Seconds of work, by lane.",
-        "The rows that one step takes.",
-        "returns the mean loss.",
-        "Returns the mean loss",
-    ],
-)
-def test_fragments_are_found(text: str) -> None:
-    assert not is_sentence(text)
 
 
 def test_planted_offences_are_found() -> None:

@@ -12,7 +12,7 @@ import torch
 
 
 @torch.library.custom_op("ramstream::adapted_linear", mutates_args=())
-def adapted_linear(  # noqa: PLR0913  torch reads the schema of an operation from them
+def adapted_linear(  # torch reads the schema of an operation from them
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -39,7 +39,7 @@ def _scaled(one: torch.Tensor, other: torch.Tensor, scaling: float) -> torch.Ten
 
 
 @adapted_linear.register_fake
-def _(  # noqa: PLR0913
+def _(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,  # noqa: ARG001  as in the operation

@@ -370,7 +370,7 @@ class _KeepsInputs(torch.autograd.Function):
     """Computes no attention, and keeps what fused kernels keep: inputs, output and sums."""
 
     @staticmethod
-    def forward(  # noqa: PLR0913  a Function takes its tensors one by one
+    def forward(  # a Function takes its tensors one by one
         ctx: Any,
         query: torch.Tensor,
         key: torch.Tensor,

@@ -102,7 +102,7 @@ def leave_uncompiled() -> None:
     transformers().AttentionInterface.register(DOCUMENTS, torch.compiler.disable(attention))
 
 
-def attention(  # noqa: PLR0913  transformers calls it with these arguments
+def attention(  # transformers calls it with these arguments
     module: nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,

@@ -155,7 +155,7 @@ def write_weights(
     low.copy_(bits.to(torch.int16))
 
 
-def _update_split(  # noqa: PLR0913  an update takes all planes
+def _update_split(  # an update takes all planes
     grad: torch.Tensor,
     high: torch.Tensor,
     low: torch.Tensor,
@@ -172,7 +172,7 @@ def _update_split(  # noqa: PLR0913  an update takes all planes
     exp_avg_sq.copy_(torch.where(apply, v, exp_avg_sq))
 
 
-def _update_float(  # noqa: PLR0913  an update takes all planes
+def _update_float(  # an update takes all planes
     grad: torch.Tensor,
     weight: torch.Tensor,
     exp_avg: torch.Tensor,

@@ -167,7 +167,7 @@ def _blocks(moment: torch.Tensor, start: int, stop: int) -> tuple[torch.Tensor, 
 # ---------------------------------------------------------------- 8 bits
 
 
-def _update_codes(  # noqa: PLR0913  an update takes all planes
+def _update_codes(  # an update takes all planes
     grad: torch.Tensor,
     weights: list[torch.Tensor],
     moments: list[torch.Tensor],
@@ -224,7 +224,7 @@ def _encoded(
 # ---------------------------------------------------------------- bf16
 
 
-def _update_halves(  # noqa: PLR0913  an update takes all planes
+def _update_halves(  # an update takes all planes
     grad: torch.Tensor,
     weights: list[torch.Tensor],
     moments: list[torch.Tensor],

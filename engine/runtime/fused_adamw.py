@@ -156,7 +156,7 @@ def _moments_of(g, m, v, scalars):  # type: ignore[no-untyped-def]  # Triton rea
     return new_m, new_v, tl.load(scalars + 3) * tl.div_rn(new_m, below)
 
 
-def _written(  # type: ignore[no-untyped-def]  # noqa: PLR0913  Triton reads the types
+def _written(  # type: ignore[no-untyped-def]  # Triton reads the types
     high,
     low,
     at,
@@ -216,7 +216,7 @@ def _encoded(  # type: ignore[no-untyped-def]  # Triton reads the types
 # ---------------------------------------------------------------- the kernels
 
 
-def _of_floats(  # type: ignore[no-untyped-def]  # noqa: PLR0913  Triton reads the types
+def _of_floats(  # type: ignore[no-untyped-def]  # Triton reads the types
     grad,
     high,
     low,
@@ -242,7 +242,7 @@ def _of_floats(  # type: ignore[no-untyped-def]  # noqa: PLR0913  Triton reads t
     tl.store(exp_avg_sq + at, tl.where(apply, new_v, v), mask=inside)
 
 
-def _of_halves(  # type: ignore[no-untyped-def]  # noqa: PLR0913  Triton reads the types
+def _of_halves(  # type: ignore[no-untyped-def]  # Triton reads the types
     grad,
     high,
     low,
@@ -278,7 +278,7 @@ def _of_halves(  # type: ignore[no-untyped-def]  # noqa: PLR0913  Triton reads t
     tl.store(exp_avg_sq + at, tl.where(apply, new_v.to(tl.int16), second), mask=inside)
 
 
-def _of_codes(  # type: ignore[no-untyped-def]  # noqa: PLR0913  Triton reads the types
+def _of_codes(  # type: ignore[no-untyped-def]  # Triton reads the types
     grad,
     high,
     low,
