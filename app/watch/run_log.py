@@ -96,13 +96,16 @@ class RunLog:
         told = _told(record.event)
         if told is None:
             return
-        self._step = getattr(record.event, "step", None) or self._step
         if isinstance(record.event, RunStarted):
             self._step = record.event.resumed_step or 0
-        self._add(told[0], record.time, told[1], _level(record.event))
+        if isinstance(record.event, StepSkipped):
+            self._step = record.event.step
+        # An export or an answer may belong to the best step, an earlier one: the run is not there.
+        step = getattr(record.event, "step", None) or self._step
+        self._add(told[0], record.time, told[1], _level(record.event), step)
 
-    def _add(self, kind: str, time: float, text: str, level: str) -> None:
-        self._entries.append(_entry(kind, time, self._step, text, level))
+    def _add(self, kind: str, time: float, text: str, level: str, step: int | None = None) -> None:
+        self._entries.append(_entry(kind, time, self._step if step is None else step, text, level))
         if kind == "message":
             self._messages.add(text)
 

@@ -6,6 +6,7 @@ from app.watch.run_log import RunLog
 from engine.runs.events import (
     ControlReceived,
     EvalFinished,
+    ExportWritten,
     LogLine,
     RunEnded,
     RunStarted,
@@ -38,6 +39,13 @@ def test_nothing_is_lost_and_steps_are_told(tmp_path):
         "Failed: It diverged.",
     ]
     assert [(entry["level"], entry["step"]) for entry in new] == [("warning", 4), ("error", 4)]
+
+
+def test_an_export_of_an_earlier_step_does_not_move_the_run(tmp_path):
+    path = tmp_path / "events.jsonl"
+    exported = ExportWritten(step=5, path="export", bytes=10)
+    write_events(path, records([StepFinished(step=9), exported, RunEnded("finished", "")]))
+    assert [entry["step"] for entry in RunLog(path).entries()["entries"]] == [5, 9]
 
 
 def test_requests_changes_states_and_a_resume_are_entries(tmp_path):
