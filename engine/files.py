@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import uuid
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,23 @@ def write_whole(path: Path, content: str | bytes, durable: bool = True) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def open_to_others(folder: Path) -> None:
+    """Gives the files in `folder` the mode that any new file gets there, from the umask or from the
+    folder's access list.
+
+    Libraries that write a file under another name first, such as safetensors, make it readable by
+    its owner alone. Raises OSError.
+    """
+    # Asking for the umask would change it for a moment, in every thread.
+    trial = folder / f".{uuid.uuid4().hex}.mode"
+    trial.touch(exist_ok=False)
+    mode = stat.S_IMODE(trial.stat().st_mode)
+    trial.unlink()
+    for file in folder.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            file.chmod(mode)
 
 
 def file_size(path: Path) -> int:

@@ -14,20 +14,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from torch import nn
 
 from engine.checkpoints.checkpoint import CheckpointInfo
 from engine.checkpoints.earlier_run import stands_beside_source
 from engine.checkpoints.export_adapter import save_adapter
-from engine.checkpoints.export_parts import name_files, parts_of, write_parts
+from engine.checkpoints.export_parts import parts_of, write_parts
 from engine.checkpoints.open_for_sampling import open_checkpoint
 from engine.checkpoints.untouched_weights import Source
+from engine.checkpoints.weight_files import WeightFiles
 from engine.config.adapters import Adapters
 from engine.config.export_choice import AS_CONFIGURED, ExportChoice, written_dtype
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
-from engine.files import disk_free
+from engine.files import disk_free, open_to_others
 from engine.home.model_card import CARD, Exported, model_card
 from engine.home.modelfile import MODELFILE, modelfile
 from engine.host.host_store import HostStore
@@ -44,12 +46,11 @@ from engine.progress import Progress, saying, untold
 from engine.runs.folder import open_run
 from engine.runs.following import Follower, catch_up
 from engine.runs.snapshot import RunSnapshot
-from engine.stored.tensor_files import read_header
 from engine.summaries.benchmark_results import latest, read_benchmarks
 
-FILE_SIZE, _FILE_BYTES = "2GB", 2_000_000_000
-"""A weight file has at most this size. While one is being written, the program does nothing else
-and cannot be interrupted.
+FILE_BYTES = 2_000_000_000
+"""A weight file has at most some bytes more than this, but for one large tensor. While one is being
+written, the program does nothing else and cannot be interrupted.
 """
 
 
@@ -79,9 +80,11 @@ class TrainedModel:
         item = TORCH_DTYPES[self.written_dtype].itemsize
         if self.adapters is not None:
             return self.model.trained_count * item
-        exact = sum(layout.exact_numel for layout in self.model.layouts)
+        specs = [spec for layout in self.model.layouts for spec in layout.parameters]
+        count = sum(spec.numel for spec in specs if not spec.adapter)
+        exact = sum(spec.numel for spec in specs if spec.exact)
         untouched = 0 if self.whole is None else self.whole.untouched_bytes
-        return self.model.parameter_count * item + 2 * exact + untouched
+        return count * item + exact * (torch.float32.itemsize - item) + untouched
 
     @cached_property
     def whole(self) -> Source | None:
@@ -195,6 +198,7 @@ def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold
             (partial / MODELFILE).write_text(text, encoding="utf-8")
         if trained.card:
             (partial / CARD).write_text(trained.card, encoding="utf-8")
+        open_to_others(partial)
         written(1.0)
         if folder.is_dir():  # an empty folder, or an earlier export of the run
             shutil.rmtree(folder)
@@ -245,7 +249,7 @@ def _save(
         return
     if trained.written_dtype != model.dtype or store.settled or is_merged:
         parts = parts_of(model, store, whole)
-        name_files(folder, write_parts(whole, parts, folder, FILE_SIZE, written))
+        write_parts(whole, parts, folder, FILE_BYTES, written).finish()
         return
     for unit in model.units:
         for spec in unit.layout.parameters:
@@ -257,7 +261,11 @@ def _save(
             )
     whole.tie_weights()
     with told_progress(written):
-        whole.save_pretrained(folder, max_shard_size=FILE_SIZE)
+        whole.save_pretrained(folder, max_shard_size=FILE_BYTES)
+    files = WeightFiles(folder, FILE_BYTES)
+    for file in sorted(folder.glob("*.safetensors")):
+        files.take(file, undivided=True)
+    files.finish()
 
 
 def _save_beside(
@@ -277,9 +285,9 @@ def _save_beside(
         written(share * of_trained)
 
     parts = parts_of(trained.model, trained.store, whole)
-    files = write_parts(whole, parts, folder, FILE_SIZE, told)
-    source.refuse_other_layout([name for file in files for name in read_header(file)])
-    for file in source.write_untouched(folder, _FILE_BYTES):
-        files.append(file)
+    files = write_parts(whole, parts, folder, FILE_BYTES, told)
+    source.refuse_other_layout(files.names)
+    for file in source.write_untouched(folder, FILE_BYTES):
+        files.take(file)
         written(share)
-    name_files(folder, files)
+    files.finish()

@@ -1,11 +1,9 @@
 """An export in another dtype than the planes, or of units that live on the device, is written part
-by part, since a copy of the whole model would take more memory than training. `write_parts`
-and `name_files` write the parts as one Hugging Face folder.
+by part, since a copy of the whole model would take more memory than training.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -14,10 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from engine.checkpoints.adapter_weights import merged
+from engine.checkpoints.weight_files import WeightFiles
 from engine.host.host_store import HostStore
-from engine.hub.hub_cache import INDEX, WEIGHTS
+from engine.hub.hub_cache import INDEX
 from engine.model.units import TORCH_DTYPES, StreamedModel
-from engine.stored.tensor_files import read_header
 
 _PART_BYTES = 256 << 20
 """A part has the weights of whole units. It ends with the unit that makes it larger than this."""
@@ -61,46 +59,25 @@ def write_parts(
     whole: Any,
     parts: Iterable[tuple[dict[str, Tensor], float]],
     folder: Path,
-    file_size: str,
+    most_bytes: int,
     written: Callable[[float], None],
-) -> list[Path]:
+) -> WeightFiles:
     """Writes the weights in `parts`, and the configuration of the transformers model `whole`, into
-    `folder`. No weight file is larger than `file_size`. `written` is called with the share that is
-    done after each part. Returns the weight files, which `name_files` gives their names.
+    `folder`. `written` is called with the share that is done after each part. Returns the weight
+    files, each of at most `most_bytes`, which are not finished: others may join them.
 
     transformers writes each part as if it were a model, which undoes what reading has changed, such
     as the stacking of experts. Everything that belongs together there is in one unit.
     """
-    files: list[Path] = []
-    for weights, share in parts:
+    files = WeightFiles(folder, most_bytes)
+    for number, (weights, share) in enumerate(parts):
         part = folder / _PART
-        whole.save_pretrained(part, state_dict=weights, max_shard_size=file_size)
+        whole.save_pretrained(part, state_dict=weights, max_shard_size=most_bytes)
         for file in sorted(part.iterdir()):
             if file.suffix == ".safetensors":
-                files.append(folder / f"{_PART}-{len(files)}")
-                file.replace(files[-1])
+                files.take(file.replace(folder / f"{_PART}-{number}-{file.name}"))
             elif file.name != INDEX:
                 file.replace(folder / file.name)
         shutil.rmtree(part)
         written(share)
     return files
-
-
-def name_files(folder: Path, files: list[Path]) -> None:
-    """Gives the weight files the names that transformers expects, and writes their index."""
-    if len(files) == 1:
-        files[0].replace(folder / WEIGHTS)
-        return
-    stem, _, suffix = WEIGHTS.rpartition(".")
-    places: dict[str, str] = {}
-    size = 0
-    for number, file in enumerate(files, 1):
-        name = f"{stem}-{number:05d}-of-{len(files):05d}.{suffix}"
-        header = read_header(file)
-        for tensor, entry in header.items():
-            places[tensor] = name
-            start, stop = entry["data_offsets"]
-            size += stop - start
-        file.replace(folder / name)
-    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

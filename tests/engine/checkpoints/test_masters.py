@@ -196,21 +196,6 @@ def test_a_checkpoint_in_bf16_alone_is_read_in_bf16(stored, tmp_path):
     assert reading_dtype(folder) == torch.float32
 
 
-def test_a_large_export_in_float32_is_written_in_parts(poured, tmp_path, monkeypatch):
-    monkeypatch.setattr("engine.checkpoints.export_parts._PART_BYTES", 1)
-    source = save_family(tmp_path / "source", "mixtral")
-    model, store = poured(source)
-    folder = exported(model, store, source, "float32")
-    files = sorted(path.name for path in folder.glob("*.safetensors"))
-    assert len(files) == len(model.units) and files[0] == "model-00001-of-00006.safetensors"
-    assert not list(folder.glob(".part*"))
-    for (name, ours), (other, theirs) in zip(
-        load_plain(folder, torch.float32).named_parameters(),
-        load_plain(source, torch.float32).named_parameters(),
-    ):
-        assert name == other and torch.equal(ours, theirs)
-
-
 def test_an_unknown_dtype_of_an_export_is_refused():
     with pytest.raises(ConfigError, match=r"'int8' is unknown; give auto, bfloat16, float32\."):
         ExportChoice(dtype="int8")

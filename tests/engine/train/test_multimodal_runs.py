@@ -4,7 +4,6 @@ whole model again.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -95,8 +94,7 @@ def test_an_export_is_the_whole_model_again(tmp_path, family):
         (_, typed), *_ = what_to_type(export, "tiny")
         for text in (card, typed):
             assert f"import AutoProcessor, {type(whole).__name__}" in text
-        index = json.loads((export / "model.safetensors.index.json").read_text("utf-8"))
-        assert index["weight_map"].keys() == before.keys()
+        assert [file.name for file in export.glob("model*")] == ["model.safetensors"]
 
 
 def test_an_export_keeps_the_names_and_the_layout_of_its_source(tmp_path):
