@@ -63,7 +63,9 @@ def fixed_bytes(
     slots, resident = block_slot_bytes(shape, choices)
     settled = shape.settled_on(choices.ranks)[choices.settled_units]
     shape = shape.padded(choices.ranks)
-    sums = _sum_numel(shape, choices) + _shard_numel(shape, choices) + len(shape.units) + 3
+    sums = 4 * (_sum_numel(shape, choices) + _shard_numel(shape, choices))
+    norms = 8 * (len(shape.units) + 1)  # in fp64, with the loss
+    clip = 8
     of_token = choices.attention_bytes if choices.attention_blocks else 0
     tokens = boundary_numel // shape.hidden_width
     ring_bytes = with_room(boundary_numel * shape.item_bytes, of_token, tokens)
@@ -72,7 +74,7 @@ def fixed_bytes(
         MemoryItem.OUTER_SLOTS: _outer_slot_bytes(shape, choices),
         MemoryItem.RESIDENT_BLOCKS: resident,
         MemoryItem.SETTLED_UNITS: settled,
-        MemoryItem.GRADIENT_SUMS: 4 * sums,
+        MemoryItem.GRADIENT_SUMS: sums + norms + clip,
         _staging(choices): _staging_bytes(shape, choices),
         MemoryItem.OPTIMIZER_STATES: _update_buffer_bytes(shape, choices),
         MemoryItem.BOUNDARY_RINGS: _rings(choices) * ring_bytes,

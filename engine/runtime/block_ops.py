@@ -192,8 +192,8 @@ def _summary(context: OpContext, _op: Summary, step: StepUnderWay) -> None:
     norms = state.totals if context.plan.is_shared else state.norms
     clip.copy_(clip_of(norms, step.inputs.max_grad_norm, clip))
     # The target is pinned memory, so the launching thread does not wait. `clip` waits for this op.
-    context.summary[:-1].copy_(norms, non_blocking=True)
-    context.summary[-1:].copy_(clip[:1], non_blocking=True)
+    context.summary.copy_(norms, non_blocking=True)
+    context.clip_factor.copy_(clip[:1], non_blocking=True)
     sums = step.sums_in_order()
     if sums is not None:
         context.host_sums(len(sums)).copy_(sums, non_blocking=True)
@@ -215,7 +215,7 @@ def _applied(_context: OpContext, _op: Applied, _step: StepUnderWay) -> None:
 
 
 def _clip(context: OpContext, _op: Clip, step: StepUnderWay) -> None:
-    *squares, loss, factor = context.summary.tolist()
+    *squares, loss = context.summary.tolist()
     grad_norm = math.nan
     if all(math.isfinite(square) for square in squares):
         grad_norm = math.sqrt(math.fsum(squares))
@@ -229,6 +229,7 @@ def _clip(context: OpContext, _op: Clip, step: StepUnderWay) -> None:
                 what,
             )
     # The factor is the device's, so that every unit gets the same, wherever it is updated.
+    factor = context.clip_factor.item()
     unit_norms = [math.sqrt(square) for square in squares]
     sums = context.host_sums(step.inputs.lines).tolist() if step.inputs.lines else []
     step.finish(StepResult(loss, grad_norm, unit_norms, factor, sums))

@@ -51,13 +51,12 @@ def clip_of(norms: torch.Tensor, max_grad_norm: float | None, before: torch.Tens
     """Returns float32 [2] on the device of `norms`: the clip factor of the gradients, and a flag
     that is 1 where loss and norm are finite and 0 otherwise.
 
-    `norms` [units + 1] holds the squared gradient norms of the units, followed by the loss. The
-    factor is that of torch's `clip_grad_norm_`. The device does not wait for the host. So it may
-    compute a step after one that was not applied: where the flag of the step `before` is 0, this
-    one is 0, too.
+    `norms`, float64 [units + 1], holds the squared gradient norms of the units, followed by the
+    loss. The factor is that of torch's `clip_grad_norm_`. The device does not wait for the host. So
+    it may compute a step after one that was not applied: where the flag of the step `before` is 0,
+    this one is 0, too.
     """
-    squares = norms[:-1].double()
-    norm = squares.sum().sqrt()
+    norm = norms[:-1].sum().sqrt()
     if max_grad_norm is None:
         factor = torch.ones_like(norm)
     else:

@@ -124,8 +124,8 @@ class DeviceState:
         """The float32 [2] are the clip factor of the step and a flag: 1 if the step may be applied,
         else 0.
         """
-        self.norms = torch.zeros(len(model.units) + 1, dtype=torch.float32, device=device)
-        """The float32 [units + 1] are the squared gradient norm of each unit, followed by the
+        self.norms = torch.zeros(len(model.units) + 1, dtype=torch.float64, device=device)
+        """The float64 [units + 1] are the squared gradient norm of each unit, followed by the
         loss. With several ranks they are those of this rank's shards.
         """
         self.totals = torch.zeros_like(self.norms)

@@ -287,7 +287,7 @@ def pass_groups(rows: Sequence[Sequence[int]], most_tokens: int = PASS_TOKENS) -
 
 
 def summed(total: float, losses: Sequence[torch.Tensor]) -> float:
-    """Returns `total` plus float32 scalars, added in double precision and in their order."""
+    """Returns `total` plus scalars, added in double precision and in their order."""
     for loss in torch.stack(list(losses)).tolist():
         total += loss
     return total

@@ -73,6 +73,26 @@ def add_shared(context: OpContext, unit: Unit, gradients: Gradients) -> None:
             total[offset : offset + spec.numel].view(spec.shape).add_(gradient)
 
 
+SUMMED = 4096
+"""On the CPU, this many squares are added in fp32; their sums are added in fp64."""
+
+
+def squared_norm(values: torch.Tensor) -> torch.Tensor:
+    """Returns the sum of the squares of float32 `values` [n], a scalar that is right to 1e-7. It
+    has the same bits for any number of threads.
+    """
+    if values.device.type != "cpu":
+        # On a GPU, torch adds in a tree: no thread adds more than a few hundred squares in a row.
+        return torch.linalg.vector_norm(values).square()
+    # On the CPU, each lane of a vector register adds its share of all squares in a row. From some
+    # millions on, a square is lost in the rounding of the sum that it is added to.
+    rows = len(values) // SUMMED
+    whole, rest = values.split([rows * SUMMED, len(values) - rows * SUMMED])
+    norms = torch.linalg.vector_norm(whole.view(rows, SUMMED), dim=1)
+    of_rest = torch.linalg.vector_norm(rest)
+    return norms.double().square().sum() + of_rest.double().square()
+
+
 def add_squares(context: OpContext, unit: str, grad: torch.Tensor, start: int) -> None:
     """Adds the squared norm of `grad` [n] to that of the unit, in which `grad` begins at `start`.
 
@@ -83,7 +103,7 @@ def add_squares(context: OpContext, unit: str, grad: torch.Tensor, start: int) -
     size = context.plan.embed_piece if unit == EMBED else 0
     # The head of some tied models has no parameters, but a norm.
     for begin, end in cut(len(grad), size) if size and len(grad) else [(0, len(grad))]:
-        square = torch.linalg.vector_norm(grad[begin:end]).square()
+        square = squared_norm(grad[begin:end])
         if start + begin == 0:
             norm.copy_(square)
         else:

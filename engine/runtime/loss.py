@@ -108,13 +108,14 @@ def chunked_loss(
     chunks: LossChunks,
     tail: TailGradients,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Returns the scaled sum of cross-entropies (scalar), smoothed and weighted as `targets` say,
-    and its gradient with respect to `hidden` [rows, tokens, width], the last block's output. The
-    gradient is None where `tail` asks for none.
+    """Returns the scaled sum of cross-entropies (a float64 scalar), smoothed and weighted as
+    `targets` say, and its gradient with respect to `hidden` [rows, tokens, width], the last block's
+    output. The gradient is None where `tail` asks for none.
     """
     states = hidden.detach().reshape(-1, hidden.shape[-1])
     selected = states.index_select(0, targets.index)
-    total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    # A long micro-batch has so many chunks that a sum in fp32 would lose digits.
+    total = torch.zeros((), dtype=torch.float64, device=hidden.device)
     size, labels, weights = chunks.size, targets.labels, targets.weights
     plain_loss = _loss_of(targets)
     compiled_loss = compiled_function(plain_loss, "The loss") if chunks.compiled else None
@@ -157,9 +158,9 @@ def chunked_loss(
 def loss_without_gradients(
     skeleton: Skeleton, hidden: torch.Tensor, targets: LossTargets, chunks: LossChunks
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the scaled and weighted sum of cross-entropies (scalar) for `hidden` [rows, tokens,
-    width], and the cross-entropy of each position in `targets`, float32 [n], without scale and
-    weight.
+    """Returns the scaled and weighted sum of cross-entropies (a float64 scalar) for `hidden` [rows,
+    tokens, width], and the cross-entropy of each position in `targets`, float32 [n], without scale
+    and weight.
     """
     selected = hidden.detach().reshape(-1, hidden.shape[-1]).index_select(0, targets.index)
     size, labels = chunks.size, targets.labels
@@ -172,7 +173,7 @@ def loss_without_gradients(
             loss_of = compiled_loss
             selected, labels = filled_up(selected, labels, size)
     count = len(targets.index)
-    total = torch.zeros((), dtype=torch.float32, device=selected.device)
+    total = torch.zeros((), dtype=torch.float64, device=selected.device)
     each = torch.empty(count, dtype=torch.float32, device=selected.device)
     with torch.no_grad():
         for start in range(0, count, size):

@@ -66,10 +66,10 @@ class OpContext:
         """Each block has this index among the blocks."""
         self.lowest_block = min(self.positions[self.lowest] - 1, len(self.block_positions))
         """`lowest` has this index among the blocks: -1 for the embed unit."""
-        self.summary = parts.backend.host_buffer(len(parts.model.units) + 2, torch.float32)
-        """The host reads `DeviceState.norms`, float32 [units + 1], and the clip factor from this
-        pinned copy.
-        """
+        self.summary = parts.backend.host_buffer(len(parts.model.units) + 1, torch.float64)
+        """Pinned copy from which the host reads `DeviceState.norms`, float64 [units + 1]."""
+        self.clip_factor = parts.backend.host_buffer(1, torch.float32)
+        """Pinned copy from which the host reads the clip factor, float32 [1]."""
         self._sums: torch.Tensor | None = None
 
     def host_sums(self, lines: int) -> torch.Tensor:

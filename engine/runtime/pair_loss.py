@@ -41,7 +41,7 @@ class PairResult:
     """A `PairResult` is what a micro-batch of pairs gives in training."""
 
     loss: torch.Tensor
-    """It adds this to the loss of the step: a float32 scalar."""
+    """It adds this to the loss of the step: a float64 scalar."""
     gradient: torch.Tensor | None
     """The hidden states [lines, tokens, width] have this gradient; None where none is wanted."""
     sums: torch.Tensor
@@ -66,7 +66,7 @@ def loss_of_pairs(
         part = _part(batch, batch.pairs, group)
         found.append(_loss_of_group(skeleton, hidden[group.lines], part, chunks, (tail, own)))
     losses, sums = zip(*found)
-    return PairResult(torch.stack(losses).sum(), gradient, torch.cat(sums))
+    return PairResult(torch.stack(losses).sum(dtype=torch.float64), gradient, torch.cat(sums))
 
 
 @dataclass(frozen=True)

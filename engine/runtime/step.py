@@ -295,7 +295,7 @@ class StepUnderWay:
     _attention: dict[tuple[str, int], KeptCalls] = field(default_factory=dict)
     """The calls of attention whose results a block keeps are here, by (unit, micro-batch)."""
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
-    """In a pass without gradients, each micro-batch has its loss here, a float32 scalar on the
+    """In a pass without gradients, each micro-batch has its loss here, a float64 scalar on the
     device.
     """
     position_losses: dict[int, torch.Tensor] = field(default_factory=dict)

@@ -256,8 +256,8 @@ class InMemoryTraining:
         self.ids = torch.zeros(settings.rows, settings.length + 1, dtype=torch.int64, device=device)
         """The rows of a step, int64 [rows, tokens + 1]."""
         self._targets = torch.arange(settings.rows * settings.length, device=device)
-        self.norms = torch.zeros(len(self.states) + 1, dtype=torch.float32, device=device)
-        """Squared norms of the units' gradients, then the loss, float32 [units + 1]."""
+        self.norms = torch.zeros(len(self.states) + 1, dtype=torch.float64, device=device)
+        """Squared norms of the units' gradients, then the loss, float64 [units + 1]."""
         self.clip = torch.ones(2, dtype=torch.float32, device=device)
         self._tables = moment_tables(device)
         self._scalars = torch.zeros(8, dtype=torch.float32, device=device)
