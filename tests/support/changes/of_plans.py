@@ -228,8 +228,8 @@ PLANS = (
     Change(
         "slots-of-ranks-not-padded",
         "engine/fit/buffer_sizes.py",
-        "    shape = shape.padded(choices.ranks)\n    sums = _sum_numel",
-        "    sums = _sum_numel",
+        "    shape = shape.padded(choices.ranks)\n    sums = 4 * (_sum_numel",
+        "    sums = 4 * (_sum_numel",
         "The report counts slots and sums without the padding of shards.",
         (f"{GPU_TESTS}::test_fixed_buffers_of_each_rank_are_its_device_state_to_the_byte",),
     ),

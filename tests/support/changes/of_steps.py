@@ -18,6 +18,7 @@ LAWS = "tests/engine/plan/test_laws.py"
 DROPOUT = "tests/engine/runtime/test_dropout.py"
 CLIPPING = "tests/engine/runtime/test_clipping.py"
 FAMILIES = "tests/engine/model/test_families.py"
+NORMS = "tests/engine/runtime/test_norms.py"
 COMPILED = "tests/engine/runtime/test_compiled.py"
 
 STEPS = (
@@ -37,6 +38,22 @@ STEPS = (
         "        add_squares(context, op.unit, grad.to(staging.dtype).float(), start)",
         "The norm is taken of the gradient after its rounding to bf16.",
         (BF16,),
+    ),
+    Change(
+        "squares-of-a-unit-added-in-a-row",
+        SUMS,
+        'if values.device.type != "cpu":',
+        'if values.device.type != "meta":',
+        "On the CPU, the squares of a whole unit are added in fp32, as torch's vector_norm adds them.",
+        (NORMS,),
+    ),
+    Change(
+        "loss-of-many-chunks-added-in-fp32",
+        LOSS,
+        "total = torch.zeros((), dtype=torch.float64, device=hidden.device)",
+        "total = torch.zeros((), dtype=torch.float32, device=hidden.device)",
+        "The losses of the chunks of a micro-batch are added up in fp32.",
+        (NORMS,),
     ),
     Change(
         "loss-of-bf16-logits",
@@ -173,7 +190,7 @@ STEPS = (
     Change(
         "evaluation-loss-summed-in-bf16",
         LOSS,
-        "total = torch.zeros((), dtype=torch.float32, device=selected.device)",
+        "total = torch.zeros((), dtype=torch.float64, device=selected.device)",
         "total = torch.zeros((), dtype=selected.dtype, device=selected.device)",
         "Without gradients, the losses of chunks are added up in the model's dtype.",
         (BF16,),
