@@ -44,7 +44,7 @@ STEPS = (
         SUMS,
         'if values.device.type != "cpu":',
         'if values.device.type != "meta":',
-        "On the CPU, the squares of a whole unit are added in fp32, as torch's vector_norm adds them.",
+        "On the CPU, squares of a whole unit are added in fp32, as torch's vector_norm does.",
         (NORMS,),
     ),
     Change(
