@@ -5,6 +5,7 @@ This module imports `lm_eval`, which may not be installed.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -16,6 +17,9 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from engine.benchmarks.answering import WantedAnswers
 from engine.benchmarks.scoring import Continuation, score
+from engine.data.dates import fixed_date
+from engine.data.template import Template
+from engine.data.template_process import Chat
 from engine.errors import DataError, first_line
 from engine.progress import Progress, saying
 from engine.sampling.generate import AnswerLimits
@@ -63,6 +67,10 @@ class StreamedLM(TemplateLM):
     @property
     def tokenizer(self) -> Any:
         return self.talker.voice.tokenizer
+
+    @functools.cached_property
+    def _template(self) -> Template:
+        return Template(self.tokenizer)
 
     @property
     def tokenizer_name(self) -> str:
@@ -202,10 +210,11 @@ class StreamedLM(TemplateLM):
         """
         try:
             return self.tokenizer.apply_chat_template(
-                chat_history,
+                self._template.formed(Chat(list(chat_history))),
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=not add_generation_prompt,
+                **fixed_date(self.tokenizer),
             )
         except Exception as error:  # a template is a program of its own
             raise DataError(

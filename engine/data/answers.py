@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.data.kept_turns import REASONING_KEYS
+from engine.data.message_forms import REASONING_KEYS
 from engine.data.rendered import common_prefix
 from engine.data.template import Template
 from engine.data.template_process import Chat, Refusal
+from engine.examples.example import Message
 
 PROBES = ("A1b2C", "Z9y8X")
 """These contents occur in no template. They begin and end with different characters."""
@@ -74,16 +75,23 @@ def starts_by_content(template: Template, asked: list[tuple[Chat, int, Texts]]) 
     """
     chats: list[Chat] = []
     for chat, place, _ in asked:
-        answer = {
-            key: value
-            for key, value in chat.messages[place].items()
-            if key not in (*REASONING_KEYS, "tool_calls")
-        }
-        before = chat.messages[:place]
-        chats += [Chat([*before, answer | {"content": probe}], chat.tools) for probe in PROBES]
+        before, answer = chat.messages[:place], chat.messages[place]
+        thinks = template.writes_reasoning(bool(chat.tools))
+        chats += [Chat([*before, _probed(answer, probe, thinks)], chat.tools) for probe in PROBES]
     written = template.write(chats, generation=False)
     pairs = zip(written[::2], written[1::2])
     return [_start(texts, *pair) for (_, _, texts), pair in zip(asked, pairs)]
+
+
+def _probed(answer: Message, probe: str, thinks: bool) -> Message:
+    """Returns an answer with the probe in place of what it begins with: its reasoning, if the
+    template writes it, or its content, behind which nothing stands.
+    """
+    thoughts = [key for key in REASONING_KEYS if answer.get(key)]
+    if thoughts and thinks:
+        return answer | dict.fromkeys(thoughts, probe)
+    left_out = {*thoughts, "tool_calls"}
+    return {key: value for key, value in answer.items() if key not in left_out} | {"content": probe}
 
 
 def _start(texts: Texts, first: str | Refusal, second: str | Refusal) -> int | None:
@@ -103,9 +111,15 @@ def _start(texts: Texts, first: str | Refusal, second: str | Refusal) -> int | N
     # What a template writes before an answer may depend on the answer: a space before a text and
     # none before a call, or an empty block of reasoning.
     shared = common_prefix(header, text)
-    behind = _behind_prompt(shared, texts.before) if isinstance(texts.before, str) else None
-    if behind is not None:
-        return len(shared) - len(behind)
+    if isinstance(texts.before, str):
+        begun = common_prefix(texts.before, text)
+        # The model itself writes what the prompt lacks, such as the end of an empty block of
+        # reasoning: <think></think> where the prompt is <think> and a line end.
+        if len(begun) < len(shared) and texts.before[len(begun) :].isspace():
+            return len(begun)
+        behind = _behind_prompt(shared, texts.before)
+        if behind is not None:
+            return len(shared) - len(behind)
     return len(header) if shared == header else None
 
 

@@ -9,21 +9,23 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import markupsafe
 
+from engine.data.message_forms import REASONING_KEYS
 from engine.data.template_process import Chat
 from engine.examples.example import Message
 
-REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 USED_KEYS = frozenset(("role", "content", "tool_calls", *REASONING_KEYS))
 """These keys of a turn are looked for by what they hold."""
 _NO_WORD = re.compile(r"[\W_]+")
 _COPIED = 20
 """An earlier turn of so many characters is not found in an answer by chance."""
+_TOLD = 8
+"""A description of so many characters is not found in a template's own words by chance."""
 _COUNTED = 200
 """A text of fewer characters may stand in the text of another turn, so its places are counted."""
 _LONG = 1 << 20
@@ -47,10 +49,11 @@ class Lost:
         return len(self.roles) + self.tools
 
 
-def lost_from(text: str, chat: Chat, answer: int | None) -> Lost:
+def lost_from(text: str, chat: Chat, answer: int | None, writes_tools: Callable[[], bool]) -> Lost:
     """Returns what of `chat` is missing from `text`. `answer` is the place of the answer that ends
     the text, which `missing_of_answer` checks, or None. The text is without special tokens, as part
-    of their names might be taken for a turn.
+    of their names might be taken for a turn. `writes_tools` tells whether the template has written
+    the tools, where the text alone does not show it.
     """
     written = _Written(text)
     said = [_said(message) for message in chat.messages]
@@ -58,7 +61,9 @@ def lost_from(text: str, chat: Chat, answer: int | None) -> Lost:
     roles: list[str] = []
     answers = 0
     for place, message in enumerate(chat.messages):
-        if place == answer or written.holds(said[place]):
+        if place == answer or (
+            written.holds(said[place]) and all(map(written.holds, _thoughts(message)))
+        ):
             found.append(said[place])
         elif message["role"] == "assistant":
             answers += 1
@@ -72,8 +77,35 @@ def lost_from(text: str, chat: Chat, answer: int | None) -> Lost:
         times = text.count(said[place]) if 0 < len(said[place]) < _COUNTED else 0
         if 0 < times < sum(other.count(said[place]) for other in found):
             roles.append(message["role"])
-    has_tools = all(written.holds(name) for name in _names(chat.tools or []))
-    return Lost(tuple(roles), answers, not has_tools)
+    return Lost(tuple(roles), answers, not _has_tools(written, chat, writes_tools))
+
+
+def _has_tools(written: _Written, chat: Chat, writes_tools: Callable[[], bool]) -> bool:
+    """Returns whether a text has the tools of a chat. Their names may stand in it because somebody
+    calls them or uses the words, so a description shows it that nobody has said, or the template.
+    """
+    names = list(tool_names(chat.tools or []))
+    if not all(map(written.holds, names)):
+        return False
+    turns = _Written("\n".join(map(_all_of, chat.messages)))
+    if not any(map(turns.holds, names)):
+        return True
+    told = [text for text in _descriptions(chat.tools or []) if not turns.holds(text)]
+    return any(map(written.holds, told)) or writes_tools()
+
+
+def _thoughts(message: Message) -> Iterator[str]:
+    """Yields the reasoning of an answer, without white space around it."""
+    for key in REASONING_KEYS:
+        if message["role"] == "assistant" and message.get(key):
+            yield str(message[key]).strip()
+
+
+def _all_of(message: Message) -> str:
+    """Returns all text of a turn: what is said, thought and called."""
+    parts = [_said(message), *_thoughts(message)]
+    calls = message.get("tool_calls")
+    return "\n".join([*parts, json.dumps(calls, ensure_ascii=False, default=str) if calls else ""])
 
 
 def _said(message: Message) -> str:
@@ -118,13 +150,40 @@ def _escaped(said: str) -> Iterator[str]:
     yield str(markupsafe.escape(said))
 
 
-def _names(tools: list[Any]) -> Iterator[str]:
+def tool_names(tools: list[Any]) -> Iterator[str]:
     """Yields the names of the functions that `tools` describe."""
     for tool in tools:
         function = tool.get("function", tool)
         name = function.get("name") if isinstance(function, dict) else None
         if isinstance(name, str) and name.strip():
             yield name
+
+
+def renamed_tools(tools: list[Any], names: list[str]) -> list[Any]:
+    """Returns tools with other names, one for each that `tool_names` yields."""
+    others = iter(names)
+    found = []
+    for tool in tools:
+        if next(tool_names([tool]), None) is None:
+            found.append(tool)
+        elif isinstance(tool.get("function"), dict):
+            found.append(tool | {"function": tool["function"] | {"name": next(others)}})
+        else:
+            found.append(tool | {"name": next(others)})
+    return found
+
+
+def _descriptions(value: Any) -> Iterator[str]:
+    """Yields every description in nested schemas that is long enough to be known by its text."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key == "description" and isinstance(item, str) and len(item.strip()) >= _TOLD:
+                yield item
+            else:
+                yield from _descriptions(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _descriptions(item)
 
 
 def missing_of_answer(answer: Message, written: str) -> tuple[str, str] | None:

@@ -26,6 +26,8 @@ from engine.data.kept_turns import (
     is_more_than_answer,
     lost_from,
     missing_of_answer,
+    renamed_tools,
+    tool_names,
     unused_keys,
 )
 from engine.data.rendered import Handling, Rendered, Skipped
@@ -53,6 +55,11 @@ _AFTER_PROMPT = (
     "template leaves out an earlier turn once the answer is there"
 )
 _WEIGHTED = "The losses of an answer are multiplied by the weight that its row gives it"
+_DEVELOPER = (
+    "A developer turn is written as a system turn: the chat template does not know its role"
+)
+_TOOL_PROBE = "Q7x"
+"""Names of tools that begin so stand in no conversation."""
 _MOST_WRITTEN = 2_000_000
 """A conversation has at most this many turns times answers: for each answer, the template writes
 all turns before it.
@@ -172,10 +179,10 @@ class ChatRenderer:
 
     def _job(self, conversation: Conversation) -> _Job | Skipped:
         """Replaces the special tokens that were typed, and chooses the answers."""
+        turns = self.template.apart(conversation.messages, bool(conversation.tools))
         try:
             messages = [
-                self._stand_in(message, message["role"] == "assistant")
-                for message in conversation.messages
+                self._stand_in(message, message["role"] == "assistant") for message in turns
             ]
             tools = self._stand_in(conversation.tools, answer=False)
         except ReservedText:
@@ -183,6 +190,8 @@ class ChatRenderer:
         chat = Chat(messages, tools)
         for key in sorted(unused_keys(chat, self.template.sources)):
             self.warn(f"The key {key} of a turn is not used: the chat template does not name it")
+        if self.template.renames_developer(chat):
+            self.warn(_DEVELOPER)
         if self._handling.train_on == "all":
             return self._job_of_all(conversation, chat)
         answers = self._trained_answers(conversation, chat)
@@ -383,16 +392,31 @@ class ChatRenderer:
             if lost.context and self._helps(answer, job.chat):
                 self.warn(_AFTER_PROMPT)
                 shown = answer.after_prompt()
-                lost = self._lost(shown.text, own, answer.place)
+                asked = own.until(answer.place)
+                lost = self._lost(shown.text, own, answer.place, asked)
             self._tell(lost)
             self._tell_otherwise([shown])
             span = (shown.start, shown.end)
             documents.append(self._rendered(shown.text, {span: job.weight(answer)}, span))
         return documents
 
-    def _lost(self, text: str, chat: Chat, answer: int | None) -> Lost:
-        """Returns what of `chat` is missing from `text`, which ends with the answer at a place."""
-        return lost_from(self._without_special(text), chat, answer)
+    def _lost(self, text: str, chat: Chat, answer: int | None, asked: Chat | None = None) -> Lost:
+        """Returns what of `chat` is missing from `text`, which ends with the answer at a place.
+        `asked` is the chat whose prompt the text begins with, or None if it is written as a whole.
+        """
+        return lost_from(
+            self._without_special(text),
+            chat,
+            answer,
+            lambda: self._writes_tools(asked or chat, generation=asked is not None),
+        )
+
+    def _writes_tools(self, chat: Chat, generation: bool) -> bool:
+        """Returns whether the template writes the tools of a chat, as tools of other names show."""
+        names = [f"{_TOOL_PROBE}{number}z" for number, _ in enumerate(tool_names(chat.tools or []))]
+        renamed = Chat(chat.messages, renamed_tools(chat.tools or [], names))
+        (text,) = self.template.write([renamed], generation)
+        return isinstance(text, Refusal) or all(name in text for name in names)
 
     def _without_special(self, text: str) -> str:
         """Returns a text without the special tokens of the template."""
@@ -406,7 +430,8 @@ class ChatRenderer:
         """
         if answer.prompt is None:
             return False
-        in_prompt = self._lost(answer.prompt, chat.until(answer.place), None)
+        asked = chat.until(answer.place)
+        in_prompt = self._lost(answer.prompt, asked, None, asked)
         in_text = self._lost(answer.text, chat.until(answer.place + 1), answer.place)
         return in_prompt.context < in_text.context
 

@@ -29,6 +29,7 @@ import numpy as np
 from engine.data.answers import PROBES
 from engine.data.template import Template
 from engine.data.template_process import Chat
+from engine.examples.example import Arguments
 
 _ROLES = ("user", "assistant", "system", "tool")
 _FIRST_LITERAL = 0x108000
@@ -100,6 +101,9 @@ class ControlTokens:
         model learns to write. Raises ReservedText for text that already contains a stand-in
         character.
         """
+        if isinstance(value, Arguments):
+            text = self.stand_in(value.text, answer)
+            return Arguments(self.stand_in(dict(value), answer), text)
         if isinstance(value, dict):
             return {
                 self.stand_in(key, answer): self.stand_in(item, answer)

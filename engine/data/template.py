@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 from engine.data.dates import fixed_date
+from engine.data.habits import Habits, Reasoning
+from engine.data.message_forms import REASONING_KEYS
 from engine.data.template_process import Asked, Chat, Refusal, template_process
 from engine.examples.example import Message
 
@@ -13,12 +16,13 @@ _EMPTY = Refusal("there is no turn")
 
 
 class Template:
-    """A `Template` applies the chat template of `tokenizer` as the library would, on a fixed
-    date.
+    """A `Template` applies the chat template of `tokenizer` as the library would, on a fixed date,
+    to conversations in the form that this template wants.
     """
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
+        self._habits: dict[bool, Habits] = {}
 
     @property
     def available(self) -> bool:
@@ -30,6 +34,32 @@ class Template:
         templates = self._tokenizer.chat_template
         return list(templates.values()) if isinstance(templates, dict) else [templates or ""]
 
+    def apart(self, messages: Sequence[Message], has_tools: bool) -> list[Message]:
+        """Returns messages with the reasoning of answers as a key of its own, if the template
+        writes reasoning. Raises DataError when the template exceeds the limits of
+        `template_process.py`.
+        """
+        habits = self._habits_of(has_tools)
+        return list(messages) if habits is None else list(map(habits.apart, messages))
+
+    def writes_reasoning(self, has_tools: bool) -> bool:
+        """Returns whether the template writes the reasoning of answers."""
+        habits = self._habits_of(has_tools)
+        way = None if habits is None else habits.reasoning
+        return way is not None and not way.is_left_out
+
+    def renames_developer(self, chat: Chat) -> bool:
+        """Returns whether a turn of the developer in a chat is written as the system's."""
+        if all(message["role"] != "developer" for message in chat.messages):
+            return False
+        habits = self._habits_of(bool(chat.tools))
+        return habits is not None and habits.renames_developer
+
+    def formed(self, chat: Chat) -> list[Message]:
+        """Returns the messages of a chat in the form that the template wants."""
+        habits = self._habits_of(bool(chat.tools))
+        return chat.messages if habits is None else habits.in_form([chat])[0].messages
+
     def write(self, chats: list[Chat], generation: bool) -> list[str | Refusal]:
         """Returns the template's text for each chat, or its refusal. `generation` adds the
         beginning of an answer. Raises DataError when the template exceeds the limits of
@@ -40,34 +70,78 @@ class Template:
             places = [place for place, chat in enumerate(chats) if _is_written(chat, has_tools)]
             if not places:
                 continue
-            try:
-                asked = self._asked([chats[place] for place in places], generation)
-            except ValueError as error:  # there are several templates and none is the default
-                texts: list[str | Refusal] = [Refusal(str(error))] * len(places)
+            habits = self._habits_of(has_tools)
+            asked = [chats[place] for place in places]
+            if habits is None:
+                texts = self._raw(asked, generation)
             else:
-                texts = template_process().write(asked)
+                texts = self._raw(habits.in_form(asked), generation)
+                if not generation:
+                    texts = self._with_reasoning(asked, texts, habits)
             for place, text in zip(places, texts):
                 found[place] = text
         return found
 
-    def _asked(self, chats: list[Chat], generation: bool) -> Asked:
-        """Returns the request for chats that all have tools, or all have none: a tokenizer may have
-        a template of its own for tools.
+    def _with_reasoning(
+        self, chats: list[Chat], texts: list[str | Refusal], habits: Habits
+    ) -> list[str | Refusal]:
+        """Returns the texts with the reasoning of each last answer, where the prompt begins it and
+        the template leaves it out.
         """
-        variables = fixed_date(self._tokenizer, chats[0].tools)
+        places = [place for place, chat in enumerate(chats) if _thought(chat)]
+        way = habits.reasoning if places else None
+        if way is None or not way.is_left_out:
+            return texts
+        asked = [chats[place].until(len(chats[place].messages) - 1) for place in places]
+        prompts = self._raw(habits.in_form(asked), True)
+        found = list(texts)
+        for place, prompt in zip(places, prompts):
+            text = texts[place]
+            if isinstance(text, str) and isinstance(prompt, str):
+                found[place] = _joined(text, prompt, _thought(chats[place]), way)
+        return found
+
+    def _habits_of(self, has_tools: bool) -> Habits | None:
+        """Returns the habits of the template, or None if there is no template for such chats."""
+        if has_tools not in self._habits:
+            tools: list[Any] | None = [{}] if has_tools else None
+            try:
+                code = self._tokenizer.get_chat_template(tools=tools)
+            except ValueError:
+                return None
+            self._habits[has_tools] = Habits(self._raw, code, has_tools)
+        return self._habits[has_tools]
+
+    def _raw(self, chats: list[Chat], generation: bool) -> list[str | Refusal]:
+        """Returns the texts of chats as they are, which all have tools, or all have none: a
+        tokenizer may have a template of its own for tools.
+        """
+        try:
+            variables = fixed_date(self._tokenizer, chats[0].tools)
+        except ValueError as error:  # there are several templates and none is the default
+            return [Refusal(str(error))] * len(chats)
         template = variables.pop("chat_template")
-        # The library leaves out keys without a value too, because many templates write "None".
-        without = [Chat(list(map(_without_nothing, chat.messages)), chat.tools) for chat in chats]
-        return Asked(
-            template, {**self._tokenizer.special_tokens_map, **variables}, without, generation
-        )
+        variables = {**self._tokenizer.special_tokens_map, **variables}
+        return template_process().write(Asked(template, variables, chats, generation))
 
 
 def _is_written(chat: Chat, has_tools: bool) -> bool:
     return bool(chat.messages) and bool(chat.tools) is has_tools
 
 
-def _without_nothing(message: Message) -> Message:
-    if None not in message.values():
-        return message  # the same object is sent once, however many chats have it
-    return {key: value for key, value in message.items() if value is not None}
+def _thought(chat: Chat) -> str:
+    """Returns the reasoning of the answer that ends a chat, or an empty text."""
+    last = chat.messages[-1] if chat.messages else {}
+    if last.get("role") != "assistant":
+        return ""
+    return str(next((last[key] for key in REASONING_KEYS if last.get(key)), ""))
+
+
+def _joined(text: str, prompt: str, thought: str, way: Reasoning) -> str:
+    """Returns the text of an answer with its reasoning, which follows the prompt as a model writes
+    it.
+    """
+    begun = prompt.removesuffix(way.opening)
+    if not text.startswith(begun):
+        return text
+    return begun + way.opening + thought.strip("\n") + way.closing + text[len(begun) :]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.errors import DataError
+from engine.examples.example import Arguments
 from engine.examples.values import in_words, parsed_json, parsed_list, valid_tree
 
 _MOST_QUOTES = 8
@@ -46,12 +47,15 @@ def _arguments(value: Any, place: str) -> Any:
     """Returns the object that the arguments of a call are. Some programs write them as JSON text,
     and some write that text as JSON text again. Other texts are returned unchanged.
     """
-    inner = value
+    inner, text = value, None
     for _ in range(_MOST_QUOTES):
         if not isinstance(inner, str):
             break
-        inner = parsed_json(inner)
-    return valid_tree(inner, place) if isinstance(inner, dict) else value
+        inner, text = parsed_json(inner), inner
+    if not isinstance(inner, dict):
+        return value
+    arguments = valid_tree(inner, place)
+    return arguments if text is None else Arguments(arguments, text)
 
 
 def spoken_calls(text: str, place: str) -> list[Any] | None:

@@ -14,6 +14,17 @@ Message = dict[str, Any]
 """
 
 
+class Arguments(dict[str, Any]):
+    """The arguments of a call that a row gave as JSON text, which some templates write as it is."""
+
+    def __init__(self, values: Mapping[str, Any], text: str):
+        super().__init__(values)
+        self.text = text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Arguments, (dict(self), self.text)
+
+
 @dataclass(frozen=True)
 class Conversation:
     """A conversation holds turns in the form that chat templates expect."""

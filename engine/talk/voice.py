@@ -79,17 +79,18 @@ class Voice:
 
     def _written(self, messages: list[Message]) -> str:
         """Returns the conversation as the chat template writes it."""
+        template = self._encoder.renderer.template
         try:
             stood_in = [
                 self._encoder.renderer.control.stand_in(message, message["role"] == "assistant")
-                for message in messages
+                for message in template.apart(messages, has_tools=False)
             ]
         except ReservedText:
             raise DataError(
                 "The message holds private-use characters that stand for special tokens here; "
                 "leave them out."
             ) from None
-        written = self._encoder.renderer.template.write([Chat(stood_in)], generation=True)[0]
+        written = template.write([Chat(stood_in)], generation=True)[0]
         if isinstance(written, Refusal):
             raise DataError(
                 f"The model's chat template refuses this conversation ({written.words.rstrip('.')}"

@@ -171,7 +171,7 @@ def test_answers_beyond_the_longest_row_are_counted_where_turns_are_trained_one_
 
 
 def test_dropped_reasoning_of_the_answer_itself_is_refused(tmp_path):
-    tokenizer = made.byte_level_tokenizer(made.R1)
+    tokenizer = made.byte_level_tokenizer(made.R1.replace("<think>\\n", ""))
     turns = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "<think>\nwhy\n</think>\nhe"},

@@ -317,7 +317,7 @@ _QWEN = {
 FAMILIES = [
     Family("qwen", SHORT_QWEN, _short_qwen, mentioned=_CALL_TOKENS, **_QWEN),
     Family("qwen25", QWEN25, _qwen25, mentioned=_CALL_TOKENS, **_QWEN),
-    Family("qwen3", QWEN3, _qwen3, mentioned=(*_THINK, *_CALL_TOKENS), **_QWEN),
+    Family("qwen3", QWEN3, _qwen3, thinks="key", mentioned=(*_THINK, *_CALL_TOKENS), **_QWEN),
     Family(
         "smollm2",
         SMOLLM2,

@@ -49,6 +49,7 @@ def expected(
     untrained: frozenset[int] = frozenset(),
 ) -> Expected:
     """Returns the documents of a conversation."""
+    messages = [_apart(family, message) for message in _with_systems(family, messages)]
     try:
         answers = _answers(family, messages, tools, untrained)
     except Refused as refusal:
@@ -68,6 +69,42 @@ def expected(
         found.documents.append((document, frozenset([answer.place])))
         found.lost.update(role for role, _ in _missing(messages, tools, document, answer.place))
     return found
+
+
+def _with_systems(family: Family, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Turns of developers are the system's, whose role no template here knows, where the template
+    writes a system turn at all.
+    """
+    turns = [{"role": role, "content": "a"} for role in ("system", "user", "assistant")]
+    try:
+        says = {part.says for part in family.page(turns, None)}
+    except Refused:
+        return messages
+    if 0 not in says:
+        return messages
+    return [
+        message | {"role": "system", "said_by": "developer"}
+        if message["role"] == "developer"
+        else message
+        for message in messages
+    ]
+
+
+def _apart(family: Family, message: dict[str, Any]) -> dict[str, Any]:
+    """Reasoning between its tags in an answer is a key of its own, where the template knows it."""
+    known = message["role"] != "assistant" or any(message.get(key) for key in REASONING)
+    if known or not family.thinks:
+        return message
+    text = message["content"].lstrip()
+    before, closed, rest = text.partition("</think>")
+    _, opened, reasoning = before.partition("<think>")
+    begins = text.startswith("<think>")
+    if not closed or not (begins or (family.thinks == "prompt" and not opened)):
+        return message
+    reasoning = (reasoning if begins else before).strip("\n")
+    if not reasoning:
+        return message if family.thinks == "key" else message | {"content": rest.lstrip("\n")}
+    return message | {"content": rest.lstrip("\n"), "reasoning_content": reasoning}
 
 
 def _answers(
@@ -141,7 +178,7 @@ def _missing(
     says = {part.says for part in parts}
     for place, message in enumerate(messages[:end]):
         if message["role"] != "assistant" and message["content"].strip() and place not in says:
-            yield message["role"], place
+            yield message.get("said_by", message["role"]), place
     if tools and not all(f'"name": "{tool["function"]["name"]}"' in _text(parts) for tool in tools):
         yield "tools", -1
 

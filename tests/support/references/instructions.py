@@ -297,6 +297,12 @@ def _deepseek_r1(page: Page, messages: list[dict], tools: list | None, prompt: b
             after_tool = False
         elif message["role"] == "assistant":
             page.wrote("<｜tool▁outputs▁end｜>" if after_tool else "<｜Assistant｜>")
+            reasoning = message.get("reasoning_content")
+            if reasoning and place + 1 == len(messages) and not prompt:
+                # The template leaves it out, and its prompt begins it, but behind a tool's output.
+                page.wrote("<think>\n", place if after_tool else None)
+                page.said(reasoning.strip("\n"), place, answer=True)
+                page.wrote("\n</think>\n\n", place)
             page.said(message["content"].split("</think>")[-1], place, answer=True)
             page.wrote("<｜end▁of▁sentence｜>", place)
             after_tool = False
@@ -360,6 +366,7 @@ FAMILIES = [
         _DEEPSEEK,
         added=(*_R1, "<think>", "</think>"),
         mentioned=(*_R1, "<think>", "</think>"),
+        thinks="prompt",
         **_DEEPSEEK_MARKS,
     ),
 ]
