@@ -31,6 +31,8 @@ Reading = Literal["examples", "pairs", "labels"]
 TypedTokens = Literal["text", "tokens"]
 LongTexts = Literal["continue", "cut", "skip"]
 
+CHAT_ROLES = ("user", "assistant", "system", "tool", "developer")
+"""The roles of chat templates."""
 MOST_PASSES = 1000
 """One epoch makes at most this many passes over the examples of one source among several."""
 
@@ -165,6 +167,16 @@ class DataConfig:
     that the tokenizer has are not added again.
     """
 
+    roles: tuple[str, ...] = ()
+    """Names of roles that are in no table, each with what it is, such as customer=user or
+    agent=assistant. A role that the chat template itself knows is named as itself: critic=critic.
+    """
+
+    unused_flags: tuple[str, ...] = ()
+    """These keys of rows and turns are true or false, or 0 or 1, and say nothing of what is
+    trained. A run refuses any such key that it does not know and that is not named here.
+    """
+
     eval_fraction: float = 0.02
     """This share of the examples is held out for evaluation; 0 holds none out."""
 
@@ -235,6 +247,20 @@ class DataConfig:
                 "data.max_seq_len; choose a smaller overlap or longer rows.",
             )
         self._check_added_tokens()
+        self._check_roles()
+
+    def _check_roles(self) -> None:
+        names = [pair.partition("=")[0].strip() for pair in self.roles]
+        for name, pair in zip(names, self.roles):
+            role = pair.partition("=")[2].strip()
+            if not name or role not in (*CHAT_ROLES, name):
+                raise ConfigError(
+                    "data.roles",
+                    f"{pair!r} does not say what a role is; write NAME=ROLE with the role "
+                    f"{', '.join(CHAT_ROLES)}, or the name again if the chat template has it.",
+                )
+            if names.count(name) > 1:
+                raise ConfigError("data.roles", f"{name} is named twice; name it once.")
 
     def _check_added_tokens(self) -> None:
         named: set[str] = set()

@@ -67,6 +67,8 @@ def key_of(identity: Identity, config: DataConfig, tokenizer: Any) -> str:
         config.lost_turns,
         config.typed_tokens,
         config.add_tokens,
+        config.roles,
+        config.unused_flags,
         config.long_texts,
         config.overlap,
         config.eval_fraction,

@@ -14,6 +14,7 @@ from engine.data.shown_rows import Opened, shown_rows
 from engine.errors import DataError
 from engine.examples.choose_columns import columns_to_choose, kind_of
 from engine.examples.formats import ROWS_TO_DETECT, ColumnMap, map_columns
+from engine.examples.unknown_flags import UnknownFlags
 from engine.paths import resolve_source
 from engine.sources.json_files import Row
 from engine.sources.open_source import Source, open_source, refuse_missing_file
@@ -30,7 +31,9 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
     source. It then has `mix`: `sources` (as in `data.source`), the `place` of this source among
     them, its `name`, and the `format` of the mix.
 
-    If rows cannot be read with their mapping, the result is `error`, a sentence, and `mapping`.
+    If rows cannot be read with their mapping, the result is `error`, a sentence, and `mapping`;
+    where keys may be flags, also `unused_flags`, what `data.unused_flags` is once a person has
+    confirmed that they are none.
     Raises DataError if there are no rows to choose columns from.
     """
     opened: list[Opened] = []
@@ -49,7 +52,10 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
         one_is_refused = any(mapping["refused"] for _, mapping in looked_at)
         if not all_were_read and not one_is_refused:
             raise  # a source cannot be opened, or has no rows
-        return {"error": str(error), "mapping": _to_choose(config, looked_at)}
+        found: dict[str, Any] = {"error": str(error), "mapping": _to_choose(config, looked_at)}
+        if isinstance(error, UnknownFlags):
+            found["unused_flags"] = [*config.unused_flags, *error.names]
+        return found
 
 
 def _mapped(
@@ -59,7 +65,7 @@ def _mapped(
     guess. Fills in the rest of `mapping`. Raises DataError if the rows cannot be read.
     """
     try:
-        columns = map_columns(part.format, first, source, part.columns, part.reads)
+        columns = _map(part, first, source, part.format, part.columns)
     except DataError as error:
         mapping["refused"] = True
         if mapping["state"] != "guess":
@@ -67,9 +73,23 @@ def _mapped(
         if part.columns.named() or part.format != AUTO:
             mapping["why"] = str(error)
         guessed = DataColumns(**mapping["chosen"])
-        columns = map_columns(AUTO, first, source, guessed, part.reads)
+        columns = _map(part, first, source, AUTO, guessed)
     mapping |= {"kind": kind_of(columns), "chosen": columns.columns}
     return columns
+
+
+def _map(
+    part: DataConfig, first: list[Row], source: Source, wanted: str, named: DataColumns
+) -> ColumnMap:
+    return map_columns(
+        wanted,
+        first,
+        source,
+        named,
+        part.reads,
+        roles=part.roles,
+        unused_flags=part.unused_flags,
+    )
 
 
 def _to_choose(
@@ -144,7 +164,9 @@ def check_first_rows(config: DataConfig) -> None:
         if resolve_source(part.only_source) is not None:
             source, read = _first(part, ROWS_TO_DETECT)
             first = [row for _, row, _ in read]
-            map_columns(part.format, first, source, part.columns, part.reads)
+            columns = _map(part, first, source, part.format, part.columns)
+            for _, row, where in read:
+                columns.refuse_flags(row, where)
 
 
 def _first(part: DataConfig, count: int) -> tuple[Source, list[Numbered]]:

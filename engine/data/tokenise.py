@@ -127,7 +127,15 @@ def _tokenise(
     first = [row for _, row in itertools.islice(source.read(), ROWS_TO_DETECT)]
     if not first:
         raise DataError(f"{source.name} has no rows; give a data set with at least one.")
-    mapped = map_columns(config.format, first, source, config.columns, config.reads)
+    mapped = map_columns(
+        config.format,
+        first,
+        source,
+        config.columns,
+        config.reads,
+        roles=config.roles,
+        unused_flags=config.unused_flags,
+    )
     tally = Tally(source.name, mapped)
     sides = _Sides(writer, tally, _held_out(source.total or 0, config.eval_fraction))
     texts = TextRows(config) if mapped.format == "text" else None

@@ -138,7 +138,9 @@ def _may_be(part: str, value: Any) -> bool:
         return is_blank(value) or isinstance(value, str | list | tuple | dict)
     if part == "prompt":
         return is_text_or_turns(value) or is_blank(value)
-    if part in ("input", "system"):
+    if part == "system":
+        return is_text(value) or isinstance(value, list | tuple | dict)
+    if part == "input":
         return is_text(value) or isinstance(value, dict)
     return True
 

@@ -15,8 +15,11 @@ Names = tuple[str, ...]
 
 TURNS: Names = ("messages", "conversations", "conversation", "chat", "items")
 """Columns with these names hold the turns of a conversation."""
-SYSTEM: Names = ("system", "system_prompt")
-TOOLS: Names = ("tools", "functions")
+SYSTEM: Names = (
+    *("system", "system_prompt", "systemprompt", "system_message", "systemmessage"),
+    *("system_instruction", "systeminstruction"),
+)
+TOOLS: Names = ("tools", "functions", "toolconfig", "tool_config")
 
 
 @dataclass(frozen=True)

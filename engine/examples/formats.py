@@ -9,7 +9,9 @@ The formats themselves are in the files `of_*.py`, and in one list in `all_forma
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from engine.config.data_settings import DataColumns, Reading
@@ -23,13 +25,17 @@ from engine.examples.of_preferences import REFERENCES
 from engine.examples.of_trees import FLAT, is_flat
 from engine.examples.refused import (
     WITH_ANSWERS,
+    answer_flags,
     classes,
     refuse_marked,
     refuse_row,
     refuse_weights,
 )
+from engine.examples.roles import own_roles
 from engine.examples.row_parts import Parts
-from engine.examples.values import listed
+from engine.examples.turns import Said
+from engine.examples.unknown_flags import KeySurvey, refuse_unknown_flags
+from engine.examples.values import listed, without_nulls
 from engine.sources.json_files import Row
 from engine.sources.open_source import Source
 
@@ -80,6 +86,16 @@ class ColumnMap:
     """Both answers of a row are read, the chosen and the rejected one."""
     label: str | None = None
     """This column marks the answer of a row as good or bad; None where none is read."""
+    answer_flags: tuple[str, ...] = ()
+    """These columns say which answers of a row are trained."""
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """The role of each name in `data.roles`."""
+    unused_flags: tuple[str, ...] = ()
+    """These keys say nothing of training, as `data.unused_flags` says."""
+    possible_flags: tuple[str, ...] = ()
+    """These keys of the first rows may be flags: rows that have one are refused."""
+    figures: tuple[str, ...] = ()
+    """These keys (`KeySurvey.figures`) are 0 or 1 in some rows and something else in others."""
 
     def meaning(self) -> dict[str, str]:
         """Returns a description of how each column is used."""
@@ -87,11 +103,12 @@ class ColumnMap:
         if self.pairs:
             meanings |= {"chosen": "the better answer", "rejected": "the worse answer"}
         said = {column: meanings[part] for part, column in self.columns.items()}
+        said |= dict.fromkeys(self.answer_flags, "says which answers are trained")
         return said | ({self.label: "says whether the answer is good"} if self.label else {})
 
     def known_columns(self) -> frozenset[str]:
         """Returns the columns of the first rows, used or not. Others appear in later rows."""
-        return frozenset([*self.columns.values(), *self.unused])
+        return frozenset([*self.columns.values(), *self.unused, *self.answer_flags])
 
     def example(self, row: Row, where: str) -> Example | None:
         """Returns the row as an example, or None if the row is empty. `where` names the row in
@@ -99,28 +116,66 @@ class ColumnMap:
         row must not be trained, and BrokenText for text that is not valid Unicode.
         """
         made = FORMATS[self.format]
-        left_out = {*self.classes, self.label}
+        self.refuse_flags(row, where)
+        left_out = {*self.classes, *self.unused_flags, self.label}
         unread = {column: row[column] for column in row if column not in left_out}
         refuse_row(unread, self.columns.values(), self.format, where)
         read = made.read_pair if self.pairs and made.read_pair is not None else made.read
-        example = read(Parts(row, self.columns, where, made.needs))
+        said = Said(self.roles, self._known_flags)
+        whole = {column: without_nulls(value) for column, value in row.items()}
+        example = read(Parts(whole, self.columns, where, made.needs, said))
         if self.label is not None and isinstance(example, Conversation | Pair):
             example = Labelled(example, is_good(row, self.label, where))
         refuse_weights(example, where)
         return example
+
+    def refuse_flags(self, row: Row, where: str) -> None:
+        """Raises UnknownFlags if the row, which `where` names, has a key that may be a flag and
+        that nobody has looked at.
+        """
+        refuse_unknown_flags(
+            row,
+            self.columns,
+            self._used,
+            self._known_flags,
+            self._figures,
+            self.possible_flags,
+            where,
+        )
+
+    @cached_property
+    def _used(self) -> frozenset[str]:
+        label = [self.label] if self.label is not None else []
+        return frozenset([*self.columns.values(), *label])
+
+    @cached_property
+    def _known_flags(self) -> frozenset[str]:
+        return frozenset(self.unused_flags)
+
+    @cached_property
+    def _figures(self) -> frozenset[str]:
+        return frozenset(self.figures)
 
 
 # ---------------------------------------------------------------------- which column is which
 
 
 def map_columns(
-    wanted: str, rows: list[Row], source: Source, columns: DataColumns, reads: Reading = "examples"
+    wanted: str,
+    rows: list[Row],
+    source: Source,
+    columns: DataColumns,
+    reads: Reading = "examples",
+    *,
+    roles: Sequence[str] = (),
+    unused_flags: Sequence[str] = (),
 ) -> ColumnMap:
     """Finds the columns of format `wanted` or, for `auto`, the format that fits the columns. `rows`
     are the first few rows of the source, and `columns` are the columns that the user named. `reads`
-    says what rows become. Raises DataError when the wanted format, or any format for `auto`, does
-    not fit, for a named column that does not exist, for rows that must not be trained as they
-    stand, and for rows of one answer, or without a mark, where `reads` wants that.
+    says what rows become; `roles` and `unused_flags` are those of the settings. Raises DataError
+    when the wanted format, or any format for `auto`, does not fit, for a named column that does not
+    exist, for rows that must not be trained as they stand, and for rows of one answer, or without a
+    mark, where `reads` wants that.
     """
     pairs = reads == "pairs"
     names = first_values(rows)
@@ -148,15 +203,34 @@ def map_columns(
         refuse_marked(rows, found.values(), source.name)
     if pairs and made.read_pair is None:
         raise _no_pairs(name, names, source)
-    used = {*found.values(), label}
-    unused = [column for column in names if column not in used]
+    used = {*found.values(), *([label] if label is not None else [])}
+    said = answer_flags(rows, {*used, *unused_flags}, name)
+    unused = [column for column in names if column not in used and column not in said]
     note = (made.pair_note if pairs else made.note).format_map(found)
     if pairs and all(column in names for column in REFERENCES):
         unused = [column for column in unused if column not in REFERENCES]
         note += f" The columns {listed(REFERENCES)} say what answers are compared with."
     is_detected = wanted == AUTO and not named
     notes = (note,) if note else ()
-    return ColumnMap(name, is_detected, found, unused, notes, classes(rows), pairs, label)
+    keys = KeySurvey()
+    for row in rows:
+        keys.add(row)
+    possible = [flag for flag in keys.possible(found, used) if flag not in unused_flags]
+    return ColumnMap(
+        name,
+        is_detected,
+        found,
+        unused,
+        notes,
+        classes(rows),
+        pairs,
+        label,
+        said,
+        own_roles(roles),
+        tuple(unused_flags),
+        tuple(possible),
+        tuple(keys.figures()),
+    )
 
 
 def _no_pairs(name: str, names: dict[str, Any], source: Source) -> DataError:

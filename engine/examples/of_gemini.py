@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, TypeGuard
 
 from engine.errors import DataError
 from engine.examples.calls import read_tools
 from engine.examples.example import Example
-from engine.examples.format import TOOLS, Format
+from engine.examples.flags import take_weight
+from engine.examples.format import SYSTEM, TOOLS, Format
+from engine.examples.roles import role_of
 from engine.examples.row_parts import Parts
-from engine.examples.turns import Turn, conversation, with_system
-from engine.examples.values import in_words, is_blank, valid_text, valid_tree
+from engine.examples.turns import Said, Turn, conversation, with_system
+from engine.examples.values import in_words, is_blank, listed, parsed_list, valid_text, valid_tree
 from engine.sources.not_trained import WITHOUT
-
-_ROLES = {"user": "user", "model": "assistant", "function": "tool", "system": "system"}
 
 
 def _read_gemini(parts: Parts) -> Example | None:
@@ -27,45 +28,51 @@ def _read_gemini(parts: Parts) -> Example | None:
             f"write {parts.needs}."
         )
     turns: list[Turn] = []
-    for number, turn in enumerate(value, 1):
-        turns += _gemini_turns(turn, "user", f"turn {number} of {parts.place('messages')}")
-    system = parts.optional("system")
-    if isinstance(system, str):
-        turns = with_system(valid_text(system), turns)
-    elif not is_blank(system):
-        turns = [*_gemini_turns(system, "system", parts.place("system")), *turns]
+    for number, turn in enumerate(value):
+        place = f"turn {number + 1} of {parts.place('messages')}"
+        made = _gemini_turns(turn, place, parts.said)
+        turns += [replace(one, numbers=(number,)) for one in made]
+    turns = with_system(parts.system(), parts.weighted(turns, len(value)))
     return conversation(turns, tools=_gemini_tools(parts))
 
 
-def _gemini_turns(turn: Any, role: str, place: str) -> list[Turn]:
+def _gemini_turns(turn: Any, place: str, said: Said) -> list[Turn]:
     """Returns the messages of a turn {role, parts}: one, and one for each result of a function.
-    Without a role it has the given one.
+    Without a role it is the user's.
     """
-    parts = turn.get("parts") if isinstance(turn, dict) else None
+    keys = {}
+    if isinstance(turn, dict) and all(isinstance(key, str) for key in turn):
+        keys = {key: inner for key, inner in turn.items() if inner is not None}
+    parts = keys.pop("parts", None)
     if isinstance(parts, dict):
         parts = [parts]
-    name = turn.get("role") or role if isinstance(turn, dict) else None
-    if not isinstance(parts, list | tuple) or not isinstance(name, str) or name not in _ROLES:
+    name = keys.pop("role", None) or "user"
+    if not isinstance(parts, list | tuple) or not isinstance(name, str):
         raise DataError(
             f"There is no turn of user or model in {place}; write every turn as {{role, parts}}."
         )
-    other = set(turn) - {"role", "parts"}
-    if other:
-        raise DataError(f"There is an unknown key beside role and parts in {place}; remove it.")
-    role = "system" if role == "system" else _ROLES[name]
-    said: dict[str, str] = {"content": "", "reasoning_content": ""}
+    role, _ = role_of(valid_text(name), place, said.roles)
+    for key in said.unused & set(keys):
+        del keys[key]
+    weight = take_weight(keys, role == "assistant", place)
+    if keys:
+        raise DataError(
+            f"There is an unknown key beside role and parts in {place} ({listed(keys)}); remove it."
+        )
+    texts: dict[str, str] = {"content": "", "reasoning_content": ""}
     calls: list[Any] = []
     results: list[Turn] = []
     for part in parts:
-        _add_gemini(part, said, calls, results, place)
-    message: dict[str, Any] = {"role": role, "content": said["content"]}
-    if said["reasoning_content"]:
-        message["reasoning_content"] = said["reasoning_content"]
+        _add_gemini(part, texts, calls, results, place)
+    message: dict[str, Any] = {"role": role, "content": texts["content"]}
+    if texts["reasoning_content"]:
+        message["reasoning_content"] = texts["reasoning_content"]
     if calls:
         message["tool_calls"] = calls
-    if results and not said["content"] and not calls:
+    if results and not texts["content"] and not calls:
         return results
-    return [*results, Turn(message)]
+    made = Turn(message, 1.0 if weight is None else weight, weight is not None)
+    return [*results, made]
 
 
 def _add_gemini(
@@ -76,7 +83,8 @@ def _add_gemini(
     if isinstance(part, dict):
         keys = {key: value for key, value in part.items() if value is not None}
     thought = keys.pop("thought", False) is True
-    keys.pop("thoughtSignature", None)
+    for signature in ("thoughtSignature", "thought_signature"):
+        keys.pop(signature, None)
     kind, value = next(iter(keys.items()), (None, None))
     if kind == "text" and isinstance(value, str):
         said["reasoning_content" if thought else "content"] += valid_text(value)
@@ -104,10 +112,12 @@ def _is_named(value: Any) -> TypeGuard[dict[str, Any]]:
 
 def _gemini_tools(parts: Parts) -> list[Any] | None:
     """Returns the function declarations of a row as tools."""
-    value = parts.optional("tools")
-    if is_blank(value):
+    if "tools" not in parts.columns:
         return None
+    value = parsed_list(parts.optional("tools"))
     place = f"The column {parts.place('tools')}"
+    if is_blank(value) or isinstance(value, str):
+        return read_tools(value, place)
     found: list[Any] = []
     for tool in value if isinstance(value, list | tuple) else [value]:
         declared = None
@@ -132,7 +142,7 @@ def _lower_types(value: Any) -> Any:
 GEMINI = Format(
     name="gemini",
     required={"messages": ("contents",)},
-    optional={"system": ("systemInstruction", "system_instruction"), "tools": TOOLS},
+    optional={"system": SYSTEM, "tools": TOOLS},
     read=_read_gemini,
     looks_like=lambda first: _is_gemini(first["messages"]),
     needs="a column contents: a list of {role, parts}",

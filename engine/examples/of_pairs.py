@@ -36,7 +36,7 @@ def _pair(parts: Parts, separator: str) -> Example | None:
     """Returns a question and its answer or, with earlier turns or tools, a conversation."""
     prompt = joined_prompt(parts)
     completion = parts.text("completion")
-    system = parts.optional_text("system")
+    system = parts.system()
     history = parts.history()
     tools = parts.tools()
     if not completion.strip():
@@ -51,7 +51,7 @@ def _pair(parts: Parts, separator: str) -> Example | None:
 def _of_turns(parts: Parts) -> Example | None:
     """Reads a row whose prompt or completion is a list of turns. The prompt is only context."""
     prompt = [*parts.history(), *parts.turns_or_text("prompt", "user")]
-    before = with_system(parts.optional_text("system"), prompt)
+    before = with_system(parts.system(), prompt)
     after = parts.turns_or_text("completion", "assistant")
     return conversation(before + after, len(before), parts.tools()) if after else None
 

@@ -30,7 +30,7 @@ def _read_preference(parts: Parts) -> Example | None:
         before = _prompt(parts)
     else:  # the whole conversation, which shares its begin with the rejected one
         before, chosen = _divided(parts, chosen)
-    before = with_system(parts.optional_text("system"), [*parts.history(), *before])
+    before = with_system(parts.system(), [*parts.history(), *before])
     return conversation(before + chosen, len(before), parts.tools())
 
 
@@ -43,7 +43,7 @@ def _read_pair(parts: Parts) -> Preference | None:
     else:
         before, chosen = _divided(parts, chosen)
         rejected = _behind(parts, before, rejected)
-    before = with_system(parts.optional_text("system"), [*parts.history(), *before])
+    before = with_system(parts.system(), [*parts.history(), *before])
     tools = parts.tools()
     best = conversation(before + chosen, len(before), tools)
     assert best is not None  # it has the chosen answer at least

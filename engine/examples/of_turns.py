@@ -5,25 +5,14 @@ from __future__ import annotations
 from engine.examples.example import Example
 from engine.examples.format import SYSTEM, TOOLS, TURNS, Format
 from engine.examples.row_parts import Parts
-from engine.examples.turns import (
-    conversation,
-    has_turns,
-    role_turn,
-    sharegpt_turn,
-    with_system,
-)
+from engine.examples.turns import conversation, has_turns, with_system
 
 _OPTIONAL = {"system": SYSTEM, "tools": TOOLS}
 _MEANINGS = {"system": "the system turn, where the turns have none of their own"}
 
 
-def _read_messages(parts: Parts) -> Example | None:
-    turns = with_system(parts.optional_text("system"), parts.turns("messages", role_turn))
-    return conversation(turns, tools=parts.tools())
-
-
-def _read_sharegpt(parts: Parts) -> Example | None:
-    turns = with_system(parts.optional_text("system"), parts.turns("messages", sharegpt_turn))
+def _read_conversation(parts: Parts) -> Example | None:
+    turns = with_system(parts.system(), parts.turns("messages"))
     return conversation(turns, tools=parts.tools())
 
 
@@ -31,7 +20,7 @@ MESSAGES = Format(
     name="messages",
     required={"messages": TURNS},
     optional=_OPTIONAL,
-    read=_read_messages,
+    read=_read_conversation,
     looks_like=lambda first: has_turns(first["messages"], "role"),
     needs="a column messages: a list of {role, content}",
     weak=frozenset({"chat", "items"}),
@@ -41,7 +30,7 @@ SHAREGPT = Format(
     name="sharegpt",
     required={"messages": ("conversations", "conversation", "messages", "chat", "items")},
     optional=_OPTIONAL,
-    read=_read_sharegpt,
+    read=_read_conversation,
     looks_like=lambda first: has_turns(first["messages"], "from"),
     needs="a column conversations: a list of {from, value}",
     weak=frozenset({"chat", "items"}),

@@ -10,18 +10,20 @@ from collections.abc import Collection
 from typing import Any
 
 from engine.errors import DataError
+from engine.examples import flags
 from engine.examples.example import Example, Labelled, Pair, Preference
+from engine.examples.roles import plain_name
 from engine.examples.values import is_blank, legible, parsed_json, shown
 from engine.sources.json_files import Row
 from engine.sources.not_trained import MARKS, MEDIA_COLUMNS, WITHOUT, medium
 
-_WEIGHTS = ("weight", "loss_weight", "sample_weight")
-_FLAGS = ("train", "training")
 _MARK = "kto_tag"
 _OR_KTO = "or learn from the marks with preference.objective kto"
 _LABEL = "label"
 _LONGEST_CELL = 20
 """A cell of a table with a number has at most this many characters."""
+WITH_TURNS = ("messages", "sharegpt", "gemini")
+"""Rows of these formats have several answers, of which a column may say which are trained."""
 WITH_ANSWERS = ("messages", "sharegpt", "gemini", "alpaca", "prompt_completion")
 """Rows of these formats have answers that a column may mark as bad."""
 
@@ -41,10 +43,18 @@ def refuse_row(row: Row, used: Collection[str], data_format: str, where: str) ->
         is_mark = name == _MARK or (name == _LABEL and _says_good_or_bad(value))
         if is_mark and data_format in WITH_ANSWERS:
             raise DataError(f"The column {column} in {where} {MARKS}, {_OR_KTO}.")
-        if _is_weight(name, _of_a_table(value)):
+        if flags.says_of_answers(column, value):
+            if data_format in WITH_TURNS:
+                continue
             raise DataError(
-                f"The column {column} in {where} is {shown(value)}, but rows are trained with one "
-                "weight; remove the rows that are not to be trained, and then this column."
+                f"The column {legible(column)} in {where} says which answers are trained, which is "
+                "done for conversations (messages) alone; give the row as one, or remove the "
+                "column."
+            )
+        if _is_weight(plain_name(column), _of_a_table(value)):
+            raise DataError(
+                f"The column {legible(column)} in {where} is {shown(value)}, but rows are trained "
+                "with one weight; remove the rows that are not to be trained, and then this column."
             )
 
 
@@ -95,6 +105,20 @@ def classes(rows: list[Row]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def answer_flags(rows: list[Row], left_out: Collection[str], data_format: str) -> tuple[str, ...]:
+    """Returns the columns of the first rows that say which answers of a row are trained, without
+    those that are `left_out`.
+    """
+    found = {
+        column: True
+        for row in rows
+        for column, value in row.items()
+        if isinstance(column, str) and column not in left_out
+        if data_format in WITH_TURNS and flags.says_of_answers(column, value)
+    }
+    return tuple(found)
+
+
 def _says_good_or_bad(value: Any) -> bool:
     value = _of_a_table(value)
     return isinstance(value, bool | int | float) and value in (0, 1)
@@ -114,8 +138,12 @@ def _holds_something(value: Any) -> bool:
 
 
 def _is_weight(name: str, value: Any) -> bool:
-    value = _of_a_table(value)
-    if name in _FLAGS:
-        return value is False
+    """Whether a column says that its row is not trained as any other."""
+    if name in (*flags.TRAINED, *flags.UNTRAINED) and isinstance(value, bool):
+        return value is (name in flags.UNTRAINED)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return name in _WEIGHTS and is_number and value != 1
+    if name in flags.TRAINED:  # other numbers are figures, such as the loss of an evaluation
+        return is_number and value == 0
+    if name in flags.UNTRAINED:
+        return is_number and value == 1
+    return name in flags.ROW_WEIGHTS and is_number and value != 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.errors import DataError
 from engine.examples.calls import read_tools
-from engine.examples.turns import Turn, TurnReader, any_turn, as_turns, read_turns
+from engine.examples.content import read_system
+from engine.examples.flags import row_weights
+from engine.examples.turns import Said, Turn, as_turns, read_turns
 from engine.examples.values import in_words, is_blank, parsed_list, valid_text
 from engine.sources.json_files import Row
 from engine.sources.not_trained import WITHOUT, medium
@@ -26,6 +28,8 @@ class Parts:
     """This is the place of the row, in the words of an error."""
     needs: str
     """This says in words what rows of this format need."""
+    said: Said = field(default_factory=Said)
+    """What the settings say of roles and flags."""
 
     def place(self, part: str) -> str:
         """Returns where a part is, in the words of an error."""
@@ -52,6 +56,15 @@ class Parts:
         """Returns a part that a row may have as text."""
         return self._as_text(part, self.optional(part))
 
+    def system(self) -> str:
+        """Returns the text of the system turn that stands beside the turns, which may be a list of
+        parts.
+        """
+        value = self.optional("system")
+        if isinstance(value, list | tuple | dict):
+            return read_system(value, f"the column {self.place('system')}")
+        return self._as_text("system", value)
+
     def _as_text(self, part: str, value: Any) -> str:
         if value is None:
             return ""
@@ -65,8 +78,10 @@ class Parts:
             f"The column {column} in {self.where} is {in_words(value)}, not text; write it as text."
         )
 
-    def turns(self, part: str, read: TurnReader = any_turn) -> list[Turn]:
-        """Returns a part that a row must have as turns."""
+    def turns(self, part: str) -> list[Turn]:
+        """Returns a part that a row must have as turns. Those of a conversation have the weights
+        that other columns of the row say.
+        """
         value = self.value(part)
         if is_blank(value):
             return []
@@ -76,7 +91,31 @@ class Parts:
                 f"The column {self.columns[part]} in {self.where} is {in_words(value)}, not a list "
                 f"of turns; write {self.needs}."
             )
-        return read_turns(turns, read, self.place(part))
+        found = read_turns(turns, self.place(part), self.said)
+        return self.weighted(found, len(turns)) if part == "messages" else found
+
+    def weighted(self, turns: list[Turn], count: int) -> list[Turn]:
+        """Returns the turns, which come from `count` turns of the row, with the weights that other
+        columns of the row say.
+        """
+        is_answer = [False] * count
+        for turn in turns:
+            for number in turn.numbers if turn.message["role"] == "assistant" else ():
+                is_answer[number] = True
+        others = {name: self.row[name] for name in self.row if name not in self.columns.values()}
+        weights = row_weights(others, self.said.unused, is_answer, self.where)
+        return [self._weighted(turn, weights) for turn in turns]
+
+    def _weighted(self, turn: Turn, weights: list[float | None]) -> Turn:
+        said = {weights[number] for number in turn.numbers} - {None}
+        if turn.message["role"] != "assistant" or not said:
+            return turn
+        if len(said) > 1 or (turn.says_weight and turn.weight not in said):
+            raise DataError(
+                f"Turn {turn.numbers[0] + 1} in {self.where} and a column beside the turns say "
+                "different things of what is trained; keep one of them."
+            )
+        return replace(turn, weight=said.pop() or 0.0, says_weight=True)
 
     def turns_or_text(self, part: str, role: str) -> list[Turn]:
         """Returns a part as turns; a text is one turn of `role`, and a blank text is none."""

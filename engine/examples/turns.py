@@ -1,64 +1,49 @@
 """These functions turn the turns of a conversation in a data set into messages for chat templates.
 
-- The turns {role, content} are those of OpenAI and of chat templates.
-- The turns {from, value} are those of ShareGPT. A turn from `function_call` holds its calls as JSON
-  text.
+- A turn is {role, content}, as OpenAI and chat templates have it, or {from, value}, as ShareGPT.
+  `roles.py` has the names of roles.
+- A turn of calls alone (tool_call, function_call) becomes a part of the answer before it, or with
+  its neighbors one answer. A turn may hold what calls gave beside a question, as Anthropic and
+  Bedrock write it: then it becomes several.
 - What a turn says of its weight in training is in `flags.py`, and what its content may be in
   `content.py`. All other keys are kept for the template.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.errors import DataError
 from engine.examples.calls import spoken_calls, tool_calls
 from engine.examples.content import Content, read_content
 from engine.examples.example import Conversation, Message
-from engine.examples.flags import take_weight
+from engine.examples.flags import KNOWN, take_weight
+from engine.examples.roles import plain_name, role_of
 from engine.examples.values import (
     in_words,
     is_blank,
     parsed_list,
-    shown,
     valid_text,
     valid_tree,
 )
 from engine.sources.not_trained import MEDIA_COLUMNS, WITHOUT
 
-_SPEAKERS = {
-    "human": "user",
-    "user": "user",
-    "prompter": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "assistant": "assistant",
-    "model": "assistant",
-    "bot": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-    "system": "system",
-    "developer": "developer",
-    "tool": "tool",
-    "observation": "tool",
-    "function": "tool",
-    "function_response": "tool",
-    "function_call": "assistant",
-}
-"""The role of each speaker that a turn {from, value} may name."""
-_ROLES = {
-    "human": "user",
-    "prompter": "user",
-    "gpt": "assistant",
-    "bot": "assistant",
-    "model": "assistant",
-    "observation": "tool",
-    "function": "tool",
-}
-"""Roles of a turn {role, content} that have another name in chat templates."""
-_OURS = ("role", "content")
+_TEXT_KEYS = ("content", "value")
+_OTHER_TEXT_KEYS = ("text", "message")
+"""Some programs write the text of a turn under these names (Cohere: message)."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the settings say of roles and flags."""
+
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """The role of each name in `data.roles`."""
+    unused: frozenset[str] = frozenset()
+    """These keys (`data.unused_flags`) say nothing of training, whatever they are called."""
 
 
 @dataclass(frozen=True)
@@ -68,48 +53,80 @@ class Turn:
     message: Message
     weight: float = 1.0
     """An answer of weight 0 is not trained."""
+    says_weight: bool = False
+    """The turn itself says its weight."""
+    is_call: bool = False
+    """The turn holds nothing but calls, by its role."""
+    numbers: tuple[int, ...] = ()
+    """The turns of the row that it comes from, counted from 0."""
 
 
-TurnReader = Callable[[Any, str], Turn]
-"""It reads a turn. The second argument is the place of the turn, for errors. Raises DataError."""
+def read_turns(turns: list[Any], place: str, said: Said) -> list[Turn]:
+    """Reads each turn of a list that is at `place`. Raises DataError."""
+    found: list[Turn] = []
+    for number, turn in enumerate(turns):
+        for one in _read(turn, f"turn {number + 1} of {place}", said):
+            made = replace(one, numbers=(number,))
+            before = found[-1] if found else None
+            if made.is_call and before is not None and _goes_on(before):
+                found[-1] = _joined(before, made, f"turn {number + 1} of {place}")
+            else:
+                found.append(made)
+    return found
 
 
-def role_turn(turn: Any, place: str) -> Turn:
-    """Reads a turn {role, content, ...}. Keys without a value are left out."""
-    keys = _keys(turn, ("role", "content"), place)
-    role = keys.pop("role")
-    content = read_content(keys.pop("content", None), "content", place)
-    return _turn(_ROLES.get(role.lower(), role), content, keys, place)
-
-
-def sharegpt_turn(turn: Any, place: str) -> Turn:
-    """Reads a turn {from, value, ...}. Keys without a value are left out."""
-    keys = _keys(turn, ("from", "value"), place)
-    speaker = keys.pop("from")
-    role = _SPEAKERS.get(speaker.lower())
-    if role is None:
+def _read(turn: Any, place: str, said: Said) -> list[Turn]:
+    """Reads a turn {role, content, ...} or {from, value, ...}: one or, with what calls gave,
+    several. Keys without a value are left out.
+    """
+    name, keys = _keys(turn, place)
+    role, is_call = role_of(name, place, said.roles)
+    value = _take_text(keys, place)
+    for key in [key for key in keys if key in said.unused and plain_name(key) in KNOWN]:
+        del keys[key]
+    if is_call:
+        thoughts, calls = spoken_calls(value, place)
+        return [replace(_turn(role, Content(thoughts, calls=calls), keys, place), is_call=True)]
+    if role == "tool" and isinstance(value, dict):
+        value = json.dumps(valid_tree(value, place), ensure_ascii=False)
+    content = read_content(value, "content", place, role == "assistant")
+    if not content.results:
+        return [_turn(role, content, keys, place)]
+    if role == "assistant":
         raise DataError(
-            f"{shown(speaker)} in {place} is not a known speaker; use system, human, gpt or tool."
+            f"There is a result of a tool in {place}, which is an answer; write it as a turn of "
+            "its own with the role tool."
         )
-    value = keys.pop("value", None)
-    if any(key in keys for key in _OURS):
-        raise DataError(f"There are both from, value and role, content in {place}; keep one pair.")
-    content = read_content(value, "value", place)
-    calls = spoken_calls(content.text, place) if speaker.lower() == "function_call" else None
-    if calls:
-        content = Content("", content.thoughts, content.calls + calls)
-    return _turn(role, content, keys, place)
+    rest = {key: value for key, value in keys.items() if plain_name(key) not in KNOWN}
+    results = [Turn(valid_tree(rest, place) | result) for result in content.results]
+    is_empty = not content.text.strip() and not content.calls
+    take_weight(dict(keys), False, place)
+    return results if is_empty else [*results, _turn(role, content, keys, place)]
 
 
-def any_turn(turn: Any, place: str) -> Turn:
-    """Reads a turn {from, value} or {role, content}."""
-    is_sharegpt = isinstance(turn, dict) and "from" in turn and "role" not in turn
-    return sharegpt_turn(turn, place) if is_sharegpt else role_turn(turn, place)
+def _goes_on(turn: Turn) -> bool:
+    """Whether calls behind this turn belong to it."""
+    is_answer = turn.message["role"] == "assistant"
+    return is_answer and (turn.is_call or "tool_calls" not in turn.message)
 
 
-def read_turns(turns: list[Any], read: TurnReader, place: str) -> list[Turn]:
-    """Reads each turn of a list that is at `place`."""
-    return [read(turn, f"turn {number} of {place}") for number, turn in enumerate(turns, 1)]
+def _joined(turn: Turn, call: Turn, place: str) -> Turn:
+    """Returns an answer with the calls of the next turn."""
+    before, after = dict(turn.message), dict(call.message)
+    text = before["content"] + after["content"]
+    # ms-swift: of several calls, the first that says a weight says it for all.
+    is_said_once = turn.is_call and not call.says_weight
+    is_said_now = turn.is_call and not turn.says_weight and not before["content"]
+    weight = call.weight if is_said_now and call.says_weight else turn.weight
+    if not is_said_once and not is_said_now and turn.weight != call.weight:
+        raise DataError(
+            f"The calls in {place} belong to the answer before them, and both say different things "
+            "of what is trained; only whole answers are trained, so write the same in both."
+        )
+    calls = [*before.pop("tool_calls", ()), *after.pop("tool_calls", ())]
+    message = {**after, **before, "content": text, "tool_calls": calls}
+    says = turn.says_weight or call.says_weight
+    return Turn(message, weight, says, True, (*turn.numbers, *call.numbers))
 
 
 def as_turns(value: Any) -> list[Any] | None:
@@ -158,7 +175,7 @@ def conversation(
 
 def with_system(system: str, turns: list[Turn]) -> list[Turn]:
     """Returns the turns with a system turn before them, unless they have their own."""
-    if not system or not turns or turns[0].message["role"] == "system":
+    if not system or not turns or turns[0].message["role"] in ("system", "developer"):
         return turns
     return [Turn({"role": "system", "content": system}), *turns]
 
@@ -166,33 +183,65 @@ def with_system(system: str, turns: list[Turn]) -> list[Turn]:
 # ---------------------------------------------------------------------- one turn
 
 
-def _keys(turn: Any, names: tuple[str, str], place: str) -> dict[str, Any]:
-    """Returns the keys of a turn that have a value. `names` are those of its role and its text."""
-    role, text = names
-    if not isinstance(turn, dict) or not isinstance(turn.get(role), str):
+def _keys(turn: Any, place: str) -> tuple[str, dict[str, Any]]:
+    """Returns the name of a turn's role, and its other keys that have a value."""
+    keys = {}
+    if isinstance(turn, dict):
+        keys = {key: value for key, value in turn.items() if value is not None}
+    is_sharegpt = "role" not in keys and ("from" in keys or "value" in keys)
+    role, text = ("from", "value") if is_sharegpt else ("role", "content")
+    if not isinstance(keys.get(role), str):
         raise DataError(f"There is no {role} in {place}; write every turn as {{{role}, {text}}}.")
-    for key in turn:
+    for key in keys:
         if not isinstance(key, str):
             raise DataError(f"There is a key in {place} that is {in_words(key)}, not text.")
-    valid_text(turn[role])
-    return {key: value for key, value in turn.items() if value is not None}
+    name = valid_text(keys[role])
+    del keys[role]
+    return name, keys
+
+
+def _take_text(keys: dict[str, Any], place: str) -> Any:
+    """Takes the text of a turn from its keys, or None if it has none."""
+    there = [key for key in _TEXT_KEYS if key in keys]
+    there = there or [key for key in _OTHER_TEXT_KEYS if key in keys]
+    if len(there) > 1:
+        raise DataError(f"There are both {' and '.join(there)} in {place}; keep one of them.")
+    return keys.pop(there[0]) if there else None
 
 
 def _turn(role: str, content: Content, keys: dict[str, Any], place: str) -> Turn:
     """Returns a turn from its content and its other keys."""
     is_answer = role == "assistant"
-    weight = take_weight(keys, is_answer, place)
+    weight = _weight_of_all(take_weight(keys, is_answer, place), content, place)
     for key, what in MEDIA_COLUMNS.items():
         if not is_blank(keys.pop(key, None)):
             raise DataError(f"There is {what} in {place}, {WITHOUT}.")
     calls = [*content.calls, *_calls_of(keys, is_answer, place)]
+    if calls and not is_answer:
+        raise DataError(f"There is a call in {place}; only an answer (assistant) calls tools.")
     text = _with_refusal(content.text, keys, place)
     rest = valid_tree(keys, place)
     if content.thoughts:
         rest.setdefault("reasoning_content", content.thoughts)
     if calls:
         rest["tool_calls"] = calls
-    return Turn({"role": role, "content": text, **rest}, weight)
+    message = {"role": role, "content": text, **rest}
+    return Turn(message, 1.0 if weight is None else weight, weight is not None)
+
+
+def _weight_of_all(weight: float | None, content: Content, place: str) -> float | None:
+    """Returns the weight of a turn, which its parts may say in its place."""
+    said = {part for part in content.weights if part is not None}
+    if not said:
+        return weight
+    if None in content.weights or weight is not None:
+        said.add(1.0 if weight is None else weight)
+    if len(said) > 1:
+        raise DataError(
+            f"The parts of {place} say different things of what is trained, but only whole answers "
+            "are trained; divide the turn, or give the row as segments of {label, text}."
+        )
+    return said.pop()
 
 
 def _calls_of(keys: dict[str, Any], is_answer: bool, place: str) -> list[Any]:

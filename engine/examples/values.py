@@ -78,6 +78,22 @@ def valid_tree(value: Any, place: str, depth: int = 0) -> Any:
     return found
 
 
+def without_nulls(value: Any, depth: int = 0) -> Any:
+    """Returns a value without the members of its objects that are null, as `datasets` fills them in
+    where the objects of a column have different keys. Nulls in lists, in JSON text and below the
+    levels that `valid_tree` accepts stay.
+    """
+    if depth > _DEEPEST:
+        return value
+    if isinstance(value, dict):
+        return {
+            key: without_nulls(item, depth + 1) for key, item in value.items() if item is not None
+        }
+    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        return [without_nulls(item, depth + 1) for item in value]
+    return value
+
+
 def parsed_json(text: str) -> Any:
     """Returns the value of a JSON text, or None if it is not valid."""
     try:

@@ -57,7 +57,13 @@ _NOT_COMPARED = ("name", "train.steps", "train.epochs", "model.init", "model.sta
 """The number of steps is compared as it is counted; the others mean nothing to a resume."""
 
 
-_ADDED = {ROPE_SCALING: "none", "data.add_tokens": [], "train.lora_target_parameters": []}
+_ADDED = {
+    ROPE_SCALING: "none",
+    "data.add_tokens": [],
+    "data.roles": [],
+    "data.unused_flags": [],
+    "train.lora_target_parameters": [],
+}
 """Checkpoints of earlier versions lack these settings; their runs had these values."""
 
 
