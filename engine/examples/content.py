@@ -62,11 +62,22 @@ class Content:
     weights: list[float | None] = field(default_factory=list)
     """What each part says of its weight in training; None for one that says nothing."""
 
-    def add(self, text: str = "", thoughts: str = "", calls: Sequence[Any] = ()) -> None:
+    def add(
+        self,
+        text: str = "",
+        thoughts: str = "",
+        calls: Sequence[Any] = (),
+        results: Sequence[Message] = (),
+    ) -> None:
         """Adds what a part of the turn holds."""
         self.text += text
         self.thoughts += thoughts
         self.calls.extend(calls)
+        self.results.extend(results)
+
+    def say(self, weight: float | None) -> None:
+        """Adds what the next part says of its weight."""
+        self.weights.append(weight)
 
 
 def read_content(value: Any, key: str, place: str, is_answer: bool = True) -> Content:
@@ -82,7 +93,7 @@ def read_content(value: Any, key: str, place: str, is_answer: bool = True) -> Co
         raise DataError(f"The {key} of {place} is {what}, not text; write it as text.")
     found = Content()
     for part in value:
-        found.weights.append(_add(found, part, f"the {key} of {place}", is_answer))
+        found.say(_add(found, part, f"the {key} of {place}", is_answer))
     return found
 
 
@@ -125,7 +136,7 @@ def _add(found: Content, part: Any, place: str, is_answer: bool) -> float | None
     elif kind == "tool_use":
         found.add(calls=[_call_of(part.get("toolUse", part), place)])
     elif kind == "tool_result":
-        found.results.append(_result_of(part.get("toolResult", part), place))
+        found.add(results=[_result_of(part.get("toolResult", part), place)])
     elif kind not in _NOT_SAID:
         raise DataError(
             f"A part in {place} has the type {shown(kind)}, which is not known; write it as "

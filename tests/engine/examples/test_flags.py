@@ -7,6 +7,8 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from engine.config.data_settings import DataColumns, DataConfig
 from engine.data.loader import prepare_data
 from engine.data.preview import check_first_rows, preview
 from engine.errors import DataError
+from engine.examples import flags, roles
 from engine.examples.formats import map_columns
 from engine.examples.unknown_flags import UnknownFlags
 from engine.sources.open_source import Source
@@ -361,3 +364,25 @@ def test_a_flag_of_the_tables_may_be_said_to_be_none():
     with pytest.raises(DataError, match="^The column ignore"):
         read(row, unused_flags=["skip"])
     assert read(row, unused_flags=["skip", "ignore"]).untrained == frozenset()
+
+
+# ---------------------------------------------------------------------- the tables of the docs
+
+
+def names_in(text: str) -> set[str]:
+    return set(re.findall(r"`([a-z_]+)`", text))
+
+
+def test_the_docs_have_every_role_and_every_flag_and_no_other():
+    docs = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:4] for line in docs.splitlines() if line.startswith("| ")]
+    cells = {first.strip(): names_in(names) for first, names, *_ in rows}
+    for role, names in roles.ROLES.items():
+        assert cells[role] == set(names)
+    assert cells["an answer of calls alone"] == set(roles.CALLS)
+    assert cells["how much the answer counts"] == set(flags.WEIGHTS)
+    assert cells["true: the answer is trained"] == set(flags.TRAINED)
+    assert cells["true: the answer is not trained"] == set(flags.UNTRAINED)
+    assert cells["a part of the turn is trained"] == set(flags.DETAILS)
+    beside = docs[docs.index("Beside the turns of a conversation") :].partition("```")[0]
+    assert names_in(beside) == {*flags.LISTS, *flags.LAST_ALONE, "sample_weight"}

@@ -190,7 +190,7 @@ BAD_FILES = {
     "an unknown speaker": (
         "a.jsonl",
         '{"conversations": [{"from": "narrator", "value": "a"}]}\n',
-        r"^'narrator' in turn 1 of conversations in line 1 of a\.jsonl is not a known speaker",
+        r"^The role 'narrator' in turn 1 of conversations in line 1 of a\.jsonl is not known",
     ),
     "a missing column": (
         "a.jsonl",
