@@ -149,6 +149,8 @@ def test_the_tokens_are_made_as_before_and_those_of_before_are_read(place, own_c
         for folder in (made, kept)
     ]
     newer = {"notes": [], "classes": [], "pairs": False, "label": None}
+    newer |= {"answer_flags": [], "roles": {}, "unused_flags": [], "possible_flags": []}
+    newer |= {"figures": []}
     for name, value in newer.items():
         assert contents[0]["tally"]["columns"].pop(name) == value
     assert contents[0] | {"key": ""} == contents[1] | {"key": ""}
@@ -240,6 +242,8 @@ SINCE_THEN = {
     "data.typed_tokens": "text",
     "data.long_texts": "continue",
     "data.overlap": 0,
+    "data.roles": [],
+    "data.unused_flags": [],
     "data.columns.history": None,
     "data.columns.chosen": None,
     "data.columns.rejected": None,
