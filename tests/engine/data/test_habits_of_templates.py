@@ -16,7 +16,7 @@ from engine.data.preview import preview
 from engine.data.rendered import Handling, Skipped
 from engine.examples.calls import read_tools
 from engine.examples.example import Conversation
-from engine.examples.turns import any_turn, conversation, read_turns
+from engine.examples.turns import Said, conversation, read_turns
 from engine.talk.voice import Voice
 from tests.support.data_tokenizers import CHATML, byte_level_tokenizer
 from tests.support.references.trl_pairs import as_published, as_trained
@@ -46,7 +46,7 @@ def called(arguments, **keys):
 
 
 def as_example(turns, tools=None):
-    return conversation(read_turns(turns, any_turn, "messages"), 0, read_tools(tools, "tools"))
+    return conversation(read_turns(turns, "messages", Said()), 0, read_tools(tools, "tools"))
 
 
 def encoded(tokenizer, turns, tools=None, **settings):
