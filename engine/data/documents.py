@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.config.data_settings import DataConfig
 from engine.data.rendered import Skipped
-from engine.examples.example import Conversation, Example, Labelled, Preference, Single
+from engine.examples.example import Example, Labelled, Pair, Preference, Single
 from engine.sources.text_files import Passage
 
 
@@ -251,7 +251,6 @@ class TextRows:
 # ---------------------------------------------------------------------- pairs
 
 _NO_REJECTED = Skipped("the pair has no rejected answer")
-_SEVERAL = Skipped("the chat template writes an answer as several texts")
 _ALIKE = Skipped("both answers of the pair are the same")
 _ALIKE_CUT = Skipped("both answers of the pair are the same within max_seq_len")
 
@@ -259,15 +258,19 @@ _ALIKE_CUT = Skipped("both answers of the pair are the same within max_seq_len")
 def answers_of(example: Example) -> list[Single]:
     """Returns what is encoded of an example: of a pair the rejected and the chosen answer. The
     chosen one stands for a rejected one that is missing, and `pair_of` skips the pair. Of a
-    conversation with a mark, the last answer alone counts.
+    conversation with a mark that has no prompt of its own, what follows the last question counts.
     """
     if isinstance(example, Preference):
         return [example.rejected or example.chosen, example.chosen]
     if not isinstance(example, Labelled):
         return [example]
     answer = example.answer
-    if isinstance(answer, Conversation):
-        answer = replace(answer, context=len(answer.messages) - 1)
+    if isinstance(answer, Pair):
+        return [answer]
+    if not answer.context:
+        roles = [message["role"] for message in answer.messages]
+        asked = [place for place, role in enumerate(roles) if role == "user"]
+        answer = replace(answer, context=asked[-1] + 1 if asked else 0)
     return [answer]
 
 
@@ -275,8 +278,6 @@ def marked(example: Labelled, found: Kept | Skipped) -> Kept | Skipped:
     """Returns an encoded answer with its mark, or why it is skipped."""
     if isinstance(found, Skipped):
         return found
-    if len(found.documents) != 1:
-        return _SEVERAL
     mark = 1.0 if example.is_good else 0.0
     return replace(found, documents=[replace(found.documents[0], reference=mark)])
 
@@ -291,12 +292,20 @@ def pair_of(pair: Preference, rejected: Kept | Skipped, chosen: Kept | Skipped) 
         return chosen
     if isinstance(rejected, Skipped):
         return rejected
-    if len(chosen.documents) != 1 or len(rejected.documents) != 1:
-        return _SEVERAL
     (best,), (other,) = chosen.documents, rejected.documents
     cut = chosen.cut or rejected.cut
+    # As with TRL, the prompt is what both texts share with it: a template may begin an answer with
+    # reasoning in another way than one without.
+    begin = min(int(np.argmax(best.trained)), int(np.argmax(other.trained)))
+    best, other = _behind(best, begin), _behind(other, begin)
     if np.array_equal(best.ids, other.ids):
         return _ALIKE_CUT if cut else _ALIKE
     of_best, of_other = pair.reference or (math.nan, math.nan)
     documents = [replace(other, reference=of_other), replace(best, reference=of_best)]
     return Kept(documents, cut, chosen.answer)
+
+
+def _behind(document: Document, begin: int) -> Document:
+    """Returns a document of which all tokens from `begin` on are marked."""
+    trained = np.arange(len(document.ids)) >= begin
+    return replace(document, trained=trained)

@@ -69,9 +69,13 @@ class Encoder:
         encoded, the rejected one first.
         """
         each: list[Single] = []
+        completions: set[int] = set()
         for example in examples:
-            each += answers_of(example)
-        encoded = iter(self._encode(each))
+            answers = answers_of(example)
+            if isinstance(example, Preference | Labelled):
+                completions.update(range(len(each), len(each) + len(answers)))
+            each += answers
+        encoded = iter(self._encode(each, completions))
         found = []
         for example in examples:
             first = next(encoded)
@@ -82,9 +86,11 @@ class Encoder:
             found.append(first)
         return found
 
-    def _encode(self, examples: list[Single]) -> list[Kept | Skipped]:
-        """Returns each example that is no pair encoded, or the reason why it is skipped."""
-        rendered = self._render(examples)
+    def _encode(self, examples: list[Single], completions: set[int]) -> list[Kept | Skipped]:
+        """Returns each example that is no pair encoded, or the reason why it is skipped. Those at
+        the places `completions` are of preferences: everything behind the prompt counts.
+        """
+        rendered = self._render(examples, completions)
         texts: list[Rendered] = []
         for example in rendered:
             if isinstance(example, list):
@@ -218,9 +224,10 @@ class Encoder:
 
     # ------------------------------------------------------------------ text
 
-    def _render(self, examples: list[Single]) -> list[_Read]:
+    def _render(self, examples: list[Single], completions: set[int]) -> list[_Read]:
         """Returns the texts of each example: one, or one per turn if the template requires it.
-        Plain texts, segments and tokens stay as they are.
+        Those at the places `completions` have one. Plain texts, segments and tokens stay as they
+        are.
         """
         chats: dict[int, Conversation] = {}
         results: list[_Read] = [[]] * len(examples)
@@ -239,8 +246,12 @@ class Encoder:
                 "model expects; choose an instruct model, or data of format prompt_completion or "
                 "text."
             )
-        for place, documents in zip(chats, self.renderer.render(list(chats.values()))):
+        whole = {place: chat for place, chat in chats.items() if place not in completions}
+        for place, documents in zip(whole, self.renderer.render(list(whole.values()))):
             results[place] = documents
+        behind = {place: chat for place, chat in chats.items() if place in completions}
+        for place, text in zip(behind, self.renderer.render_completions(list(behind.values()))):
+            results[place] = text
         return results
 
     def _join(self, pair: Pair) -> list[Rendered] | Skipped:

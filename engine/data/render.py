@@ -30,7 +30,7 @@ from engine.data.kept_turns import (
     tool_names,
     unused_keys,
 )
-from engine.data.rendered import Handling, Rendered, Skipped
+from engine.data.rendered import Handling, Rendered, Skipped, common_prefix
 from engine.data.special import ControlTokens, ReservedText, written_by
 from engine.data.template import Template
 from engine.data.template_process import Chat, Refusal
@@ -65,6 +65,11 @@ _MOST_WRITTEN = 2_000_000
 all turns before it.
 """
 _TOO_MANY_TURNS = Skipped("the conversation has too many turns", "divide it into several rows")
+_UNTRAINED = Skipped(
+    "The row says that an answer is not trained, but preferences count all answers of a row",
+    "remove that mark, or set preference.objective to sft",
+    refused=True,
+)
 _NO_END = (
     "The chat template closes an answer without a special token, so the model may not learn where "
     "to stop"
@@ -157,6 +162,81 @@ class ChatRenderer:
                 rendered.append(self._documents(job, own, [next(starts) for _ in own.answers]))
         return rendered
 
+    def render_completions(
+        self, conversations: list[Conversation]
+    ) -> list[list[Rendered] | Skipped]:
+        """Renders each conversation as one document, of which everything behind the prompt is
+        marked: its first `context` messages with the generation prompt. That is what TRL's
+        trainers of preferences sum: also the line end behind an end-of-turn token, and the turns of
+        users and tools between several answers. Raises DataError when the template exceeds its
+        limits.
+        """
+        jobs = [self._completion_job(conversation) for conversation in conversations]
+        chats = [chat for chat, _ in (job for job in jobs if not isinstance(job, Skipped))]
+        places = [context for _, context in (job for job in jobs if not isinstance(job, Skipped))]
+        firsts = [_first_answer(chat, context) for chat, context in zip(chats, places)]
+        through = [chat.until(first + 1) for chat, first in zip(chats, firsts)]
+        whole = iter(self.template.write([*chats, *through], generation=False))
+        full = [next(whole) for _ in chats]
+        before = [chat.until(context) for chat, context in zip(chats, places)]
+        texts = zip(full, self.template.write(before, generation=True), whole)
+        return [
+            job if isinstance(job, Skipped) else self._completion(*job, *next(texts))
+            for job in jobs
+        ]
+
+    def _completion_job(self, conversation: Conversation) -> tuple[Chat, int] | Skipped:
+        """Returns a conversation with stand-ins, and the length of its prompt in messages."""
+        chat = self._chat(conversation)
+        if isinstance(chat, Skipped):
+            return chat
+        context = conversation.context
+        answers = [
+            place
+            for place, message in enumerate(chat.messages)
+            if place >= context and message["role"] == "assistant"
+        ]
+        if not answers or not context:
+            return Skipped("there is no assistant turn" if context else "there is no question")
+        if conversation.untrained.intersection(answers):
+            return _UNTRAINED
+        if all(is_blank(chat.messages[place]) for place in answers):
+            return Skipped("the answer is empty")
+        return chat, context
+
+    def _completion(
+        self,
+        chat: Chat,
+        context: int,
+        full: str | Refusal,
+        before: str | Refusal,
+        through: str | Refusal,
+    ) -> list[Rendered] | Skipped:
+        """Returns a conversation as a document. `full` is its text, `before` that of its prompt,
+        and `through` the text up to the first answer behind the prompt.
+        """
+        if isinstance(full, Refusal):
+            return _refused(full)
+        if isinstance(before, Refusal):
+            return _refused(before)
+        start = len(common_prefix(full, before))
+        if start < len(before):
+            self.warn(_OTHERWISE)
+        written = self._without_special(full[start:])
+        for message in chat.messages[context:]:
+            if message["role"] == "assistant" and not is_blank(message):
+                missing = missing_of_answer(message, written)
+                if missing is not None:
+                    return Skipped(*missing)
+        lost = self._lost(full, chat, None)
+        if lost.context and self._handling.lost_turns == "refuse":
+            return _lost_turn(lost)
+        self._tell(lost)
+        # A person is shown, and the model is asked for, the first answer alone.
+        first = through if isinstance(through, str) and full.startswith(through) else full
+        answer = (start, start + len(first[start:].rstrip()))
+        return [self._rendered(full, {(start, len(full)): 1.0}, answer)]
+
     def question(self, text: str) -> str | Skipped:
         """Returns a person's text as a conversation with one turn, up to where the answer is due.
         Stand-ins replace the special tokens in it.
@@ -177,8 +257,10 @@ class ChatRenderer:
 
     # ------------------------------------------------------------------ before the template
 
-    def _job(self, conversation: Conversation) -> _Job | Skipped:
-        """Replaces the special tokens that were typed, and chooses the answers."""
+    def _chat(self, conversation: Conversation) -> Chat | Skipped:
+        """Returns the turns and tools of a conversation, in which stand-ins replace the special
+        tokens that were typed.
+        """
         turns = self.template.apart(conversation.messages, bool(conversation.tools))
         try:
             messages = [
@@ -192,6 +274,14 @@ class ChatRenderer:
             self.warn(f"The key {key} of a turn is not used: the chat template does not name it")
         if self.template.renames_developer(chat):
             self.warn(_DEVELOPER)
+        return chat
+
+    def _job(self, conversation: Conversation) -> _Job | Skipped:
+        """Chooses the answers of a conversation that are trained."""
+        chat = self._chat(conversation)
+        if isinstance(chat, Skipped):
+            return chat
+        messages = chat.messages
         if self._handling.train_on == "all":
             return self._job_of_all(conversation, chat)
         answers = self._trained_answers(conversation, chat)
@@ -459,6 +549,12 @@ class ChatRenderer:
         typed = self.control.stands_in(text)
         weights = tuple(spans.values()) if any(one != 1 for one in spans.values()) else ()
         return Rendered(text, tuple(spans), answer, typed=typed, weights=weights)
+
+
+def _first_answer(chat: Chat, context: int) -> int:
+    """Returns the place of the first answer behind the prompt, which has `context` messages."""
+    places = range(context, len(chat.messages))
+    return next(place for place in places if chat.messages[place]["role"] == "assistant")
 
 
 def _refused(refusal: Refusal) -> Skipped:

@@ -70,14 +70,11 @@ class Pair:
         return self.prompt
 
     def conversation(self) -> Conversation:
+        """Returns the pair as turns, of which those before the answer are the prompt."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return Conversation(
-            [
-                *system,
-                {"role": "user", "content": self.prompt},
-                {"role": "assistant", "content": self.completion},
-            ]
-        )
+        prompt = [*system, {"role": "user", "content": self.prompt}]
+        answer = {"role": "assistant", "content": self.completion}
+        return Conversation([*prompt, answer], context=len(prompt))
 
 
 @dataclass(frozen=True)

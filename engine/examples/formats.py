@@ -108,7 +108,11 @@ class ColumnMap:
 
     def known_columns(self) -> frozenset[str]:
         """Returns the columns of the first rows, used or not. Others appear in later rows."""
-        return frozenset([*self.columns.values(), *self.unused, *self.answer_flags])
+        label = [] if self.label is None else [self.label]
+        references = REFERENCES if self.pairs else ()
+        return frozenset(
+            [*self.columns.values(), *self.unused, *self.answer_flags, *label, *references]
+        )
 
     def example(self, row: Row, where: str) -> Example | None:
         """Returns the row as an example, or None if the row is empty. `where` names the row in
@@ -209,7 +213,7 @@ def map_columns(
     note = (made.pair_note if pairs else made.note).format_map(found)
     if pairs and all(column in names for column in REFERENCES):
         unused = [column for column in unused if column not in REFERENCES]
-        note += f" The columns {listed(REFERENCES)} say what answers are compared with."
+        note += f" The columns {listed(REFERENCES)} are the reference that DPO compares with."
     is_detected = wanted == AUTO and not named
     notes = (note,) if note else ()
     keys = KeySurvey()

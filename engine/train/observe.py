@@ -35,6 +35,7 @@ from engine.runs.events import LogLine, MemorySampled, StepFinished, StepTimelin
 from engine.runtime.engine_settings import AppliedStep
 from engine.train.forecast import Forecast
 from engine.train.prepare import Prepared
+from engine.train.references import foreign_references
 from engine.train.session import Session
 from engine.words import in_gib
 
@@ -129,6 +130,7 @@ class Observer:
         data_seconds = min(exposed["other"], waited_for_data)
         self._spans = applied.spans
         flops = parameter_flops(self._prepared.model.counted_parameters, submitted.tokens)
+        figures = _figures_of_pairs(submitted.pairs, applied)
         self._recorder.emit(
             StepFinished(
                 step=applied.step,
@@ -142,9 +144,11 @@ class Observer:
                 tflops=flops / seconds / 1e12,
                 exposed={cause: round(value, 6) for cause, value in exposed.items()},
                 data_seconds=round(data_seconds, 6),
-                preference=_figures_of_pairs(submitted.pairs, applied),
+                preference=figures,
             )
         )
+        if applied.step == 1:
+            self._tell_foreign_references(figures)
         is_known = self._forecast.step(seconds)
         self._forecast.spilled(sum(self._prepared.store.written_bytes))
         if is_known:
@@ -170,6 +174,13 @@ class Observer:
             kinds = zip(("moments", "boundaries"), store.written_bytes)
             written = " and ".join(f"{in_gib(size)} of {what}" for what, size in kinds if size)
             self._session.log("info", f"This session has written {written} to {store.disk.folder}.")
+
+    def _tell_foreign_references(self, figures: dict[str, float]) -> None:
+        """Writes to the log if the data's references are of another model."""
+        beta = self._session.config.preference.beta
+        sentence = foreign_references(self._prepared.data.train, figures, beta)
+        if sentence is not None:
+            self._session.log("warning", sentence)
 
     def tell_compiling(self, where: str = "the first step") -> None:
         """Writes to the log, once, how long compiling took in the first step or in the dry run."""

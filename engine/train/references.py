@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,10 @@ from engine.train.session import Session
 Look = Callable[[], None]
 FILE = "reference.npz"
 """A run's folder has its references in this file."""
+_SHARE, _NATS = 0.01, 0.1
+"""References of the same weights that were computed elsewhere differ by no more than this share of
+a log-probability, and these nats, since bf16 rounds otherwise with other kernels.
+"""
 
 
 def find_references(session: Session, prepared: Prepared, replanner: Replanner, look: Look) -> None:
@@ -180,3 +184,23 @@ def diverged_by(batch: MicroBatch, divergence: float) -> MicroBatch:
     """Returns a micro-batch of answers with marks that tells the divergence of its step."""
     assert batch.pairs is not None
     return replace(batch, pairs=replace(batch.pairs, divergence=divergence))
+
+
+def foreign_references(rows: RowSet, figures: Mapping[str, float], beta: float) -> str | None:
+    """Returns a sentence if the data tell references that are not of the weights with which a run
+    begins. Before anything is learned, rewards are `beta` times the difference; `figures` are those
+    of step 1, under TRL's names.
+    """
+    if not isinstance(rows, PairRows) or not rows.form.needs_reference or not rows.told_references:
+        return None
+    for side in ("chosen", "rejected"):
+        ours = figures[f"logps/{side}"]
+        difference = figures[f"rewards/{side}"] / beta
+        if abs(difference) > _SHARE * abs(ours) + _NATS:
+            return (
+                f"The data's references for the {side} answers are {ours - difference:.4g} on "
+                f"average, and this model gives them {ours:.4g}, so rewards do not start at 0; "
+                "remove the columns ref_chosen_logps and ref_rejected_logps unless another model "
+                "is meant to be the reference."
+            )
+    return None

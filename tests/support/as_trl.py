@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from engine.config.settings import TrainConfig
 from engine.data.loader import prepare_data
@@ -224,3 +224,42 @@ def kto_of_trl(config: TrainConfig, folder: Path, rows_of=marked_of_step) -> lis
         return loss, {name: values[-1] for name, values in trainer._metrics["train"].items()}
 
     return _with_adamw(config, model, one, rows_of)
+
+
+def _tiny_model(tokenizer: Any) -> torch.nn.Module:
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+    )
+    return LlamaForCausalLM(config)
+
+
+def tokens_of_dpo(rows: list[dict[str, Any]], tokenizer: Any, folder: Path) -> Dataset:
+    """The rows as `DPOTrainer` tokenizes them: prompt_ids, chosen_ids and rejected_ids."""
+    from trl import DPOConfig, DPOTrainer
+
+    trainer = DPOTrainer(
+        model=_tiny_model(tokenizer),
+        ref_model=_tiny_model(tokenizer),
+        args=DPOConfig(**_usual(folder), max_length=None),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+    )
+    return trainer.train_dataset
+
+
+def tokens_of_kto(rows: list[dict[str, Any]], tokenizer: Any, folder: Path) -> Dataset:
+    """The rows as `KTOTrainer` tokenizes them: prompt_ids and completion_ids."""
+    from trl import KTOConfig, KTOTrainer
+
+    trainer = KTOTrainer(
+        model=_tiny_model(tokenizer),
+        ref_model=_tiny_model(tokenizer),
+        args=KTOConfig(**_usual(folder), max_length=None, per_device_train_batch_size=2),
+        train_dataset=Dataset.from_list(rows * (2 if len(rows) == 1 else 1)),
+        processing_class=tokenizer,
+    )
+    return trainer.train_dataset

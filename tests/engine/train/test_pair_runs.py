@@ -19,6 +19,7 @@ from engine.runs.events import (
     EvalFinished,
     ExactMatchMeasured,
     JobProgressed,
+    LogLine,
     StepFinished,
 )
 from engine.train.references import FILE
@@ -119,6 +120,27 @@ def test_references_of_the_data_are_those_of_the_pass(tmp_path):
     assert figures_of(read) == figures_of(found)
     (data,) = events_of(read, DataPrepared)
     assert "ref_chosen_logps" in data.summary["warnings"][0]
+
+
+@pytest.mark.parametrize("off", [0.0, 1.19])
+def test_references_of_another_model_are_told(tmp_path, off):
+    """TRL takes such columns as they are, so they are kept: the reference may be another model."""
+    found = train(tmp_path, "found", **{"data.eval_fraction": 0.0, "data.shuffle": False})
+    with np.load(found.folder.path / FILE) as kept:
+        references = kept["side0"] - off
+    rows = [
+        row | {"ref_chosen_logps": chosen, "ref_rejected_logps": rejected}
+        for row, (chosen, rejected) in zip(made_pairs(40), references.tolist())
+    ]
+    told = write_rows(tmp_path / "told.jsonl", rows)
+    own = {"data.source": str(told), "data.eval_fraction": 0.0, "data.shuffle": False}
+    read = train(tmp_path, "read", **own)
+    first = figures_of(read)[0][2]
+    reward = first["rewards/chosen"]
+    assert reward == pytest.approx(0.1 * off, abs=1e-4)
+    warned = [line.text for line in events_of(read, LogLine) if "references" in line.text]
+    assert len(warned) == (1 if off else 0)
+    assert not off or "rewards do not start at 0" in warned[0]
 
 
 def test_held_out_pairs_are_evaluated(tmp_path):
