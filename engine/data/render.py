@@ -172,18 +172,19 @@ class ChatRenderer:
         limits.
         """
         jobs = [self._completion_job(conversation) for conversation in conversations]
-        chats = [chat for chat, _ in (job for job in jobs if not isinstance(job, Skipped))]
-        places = [context for _, context in (job for job in jobs if not isinstance(job, Skipped))]
-        firsts = [_first_answer(chat, context) for chat, context in zip(chats, places)]
-        through = [chat.until(first + 1) for chat, first in zip(chats, firsts)]
-        whole = iter(self.template.write([*chats, *through], generation=False))
-        full = [next(whole) for _ in chats]
-        before = [chat.until(context) for chat, context in zip(chats, places)]
+        todo = [job for job in jobs if not isinstance(job, Skipped)]
+        through = [chat.until(_first_answer(chat, context) + 1) for chat, context in todo]
+        whole = iter(self.template.write([*(chat for chat, _ in todo), *through], generation=False))
+        full = [next(whole) for _ in todo]
+        before = [chat.until(context) for chat, context in todo]
         texts = zip(full, self.template.write(before, generation=True), whole)
-        return [
-            job if isinstance(job, Skipped) else self._completion(*job, *next(texts))
-            for job in jobs
-        ]
+        rendered: list[list[Rendered] | Skipped] = []
+        for job in jobs:
+            if isinstance(job, Skipped):
+                rendered.append(job)
+            else:
+                rendered.append(self._completion(*job, *next(texts)))
+        return rendered
 
     def _completion_job(self, conversation: Conversation) -> tuple[Chat, int] | Skipped:
         """Returns a conversation with stand-ins, and the length of its prompt in messages."""
