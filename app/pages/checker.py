@@ -62,6 +62,8 @@ TAKEN_OVER = (
     "rows_cut",
     "rows_skipped",
     "percent_trained",
+    "ends",
+    "endless",
     "warnings",
 )
 """The page shows these parts of the engine's preview unchanged."""
@@ -310,9 +312,17 @@ def _finding(found: dict[str, Any]) -> dict[str, Any] | None:
     if (found["mapping"] or {}).get("refused"):
         return {"text": UNKNOWN_COLUMNS, "blocks": True}
     if not found["untrainable"]:
-        return None
+        return _endless(found["endless"])
     # Rows that were not read may have something to train on.
     return {"text": as_labelled(found["untrainable"]), "blocks": not found["has_more"]}
+
+
+def _endless(said: str) -> dict[str, Any] | None:
+    """Returns what stands against training answers that end with no token, or None."""
+    if not said:
+        return None
+    headline = "Answers will not end by themselves."
+    return {"text": as_labelled(said), "blocks": False, "headline": headline}
 
 
 def _component_id(field: str) -> str | None:

@@ -28,6 +28,7 @@ from engine.checkpoints.weight_files import WeightFiles
 from engine.config.adapters import Adapters
 from engine.config.export_choice import AS_CONFIGURED, ExportChoice, written_dtype
 from engine.config.settings import TrainConfig
+from engine.data.trained_ends import ends_of_run, ids_of
 from engine.errors import RunError
 from engine.files import disk_free, open_to_others
 from engine.home.model_card import CARD, Exported, model_card
@@ -40,7 +41,7 @@ from engine.model.library import (
     transformers,
     write_as_read,
 )
-from engine.model.pretrained_files import load_generation_config
+from engine.model.pretrained_files import ids_of_end, load_generation_config
 from engine.model.units import TORCH_DTYPES, StreamedModel
 from engine.progress import Progress, saying, untold
 from engine.runs.folder import open_run
@@ -69,6 +70,8 @@ class TrainedModel:
     """The folder gets this model card; an empty one is not written."""
     adapters: Adapters | None = None
     """They alone are written; None where the whole model is."""
+    ends: tuple[str, ...] = ()
+    """These tokens were trained to end an answer."""
 
     @property
     def written_dtype(self) -> str:
@@ -121,7 +124,8 @@ def export_run(
         step, known = opened.checkpoint.step, read_benchmarks(open_run(runs_dir, run_id).path)
         measured = [one for one in latest(known.results) if one.step == step]
         whole_class = opened.model.whole_class
-        exported = Exported(step, dtype, measured, adapters is not None, whole_class)
+        ends = ends_of_run(snapshot.data, config.data, opened.tokenizer)
+        exported = Exported(step, dtype, measured, adapters is not None, whole_class, ends)
         card = model_card(config, snapshot, exported)
         trained = TrainedModel(
             opened.model,
@@ -131,6 +135,7 @@ def export_run(
             choice.dtype,
             card,
             adapters,
+            ends,
         )
         write_model(trained, target, progress)
         return opened.checkpoint
@@ -187,6 +192,7 @@ def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold
         if trained.adapters is not None:
             named = trained.source, trained.written_dtype, partial
             save_adapter(trained.model, trained.store, trained.adapters, named)
+            _generation_config(trained).save_pretrained(partial)
         else:
             with no_progress_bars():
                 _save(trained, _empty_copy(trained), partial, written)
@@ -194,7 +200,7 @@ def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold
         if trained.whole is not None:
             trained.whole.copy_files(partial, trained.written_dtype)
         if trained.adapters is None:
-            text = modelfile(trained.tokenizer)
+            text = modelfile(trained.tokenizer, trained.ends)
             (partial / MODELFILE).write_text(text, encoding="utf-8")
         if trained.card:
             (partial / CARD).write_text(trained.card, encoding="utf-8")
@@ -231,11 +237,23 @@ def _empty_copy(trained: TrainedModel) -> Any:
     for name, buffer in whole.named_buffers():
         if name in own:
             buffer.copy_(own[name])
+    whole.generation_config = _generation_config(trained)
+    return whole
+
+
+def _generation_config(trained: TrainedModel) -> Any:
+    """Returns the generation settings of the source. An answer ends with the tokens of the model
+    and with those that were trained to end one: servers and `generate` know no others.
+    """
+    config = trained.model.config
     settings = load_generation_config(trained.source)
     if settings is None:  # as transformers does
         settings = transformers().GenerationConfig.from_model_config(config)
-    whole.generation_config = settings
-    return whole
+    own = ids_of_end(settings) or ids_of_end(config.get_text_config())
+    ends = list(dict.fromkeys([*own, *ids_of(trained.tokenizer, trained.ends)]))
+    if ends != ids_of_end(settings):
+        settings.update(eos_token_id=ends if len(ends) > 1 else ends[0])
+    return settings
 
 
 def _save(

@@ -43,4 +43,7 @@ def checked_data(config: TrainConfig) -> str:
         f"Data: {found['percent_trained']} % of the tokens of the first {found['rows_measured']:,} "
         "rows are trained on."
     )
-    return f"{said} {found['text_rows']}".rstrip()
+    if found["ends"]:
+        said += f" An answer ends with {' or '.join(found['ends'])}."
+    warning = found["endless"] and f"\nWarning: {found['endless']}"
+    return f"{said} {found['text_rows']}".rstrip() + warning

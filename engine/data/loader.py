@@ -27,6 +27,7 @@ from engine.data.rows import DocumentTokens, Order, RowSet, RowSets
 from engine.data.summary import Part, summary_of
 from engine.data.token_cache import Side, StoredTokens, remove_old
 from engine.data.tokenise import EVAL_SEED, Execution, stored_tokens
+from engine.data.trained_ends import ENDS, ids_of
 from engine.progress import Progress
 
 BY_LENGTH = " by length"
@@ -88,6 +89,11 @@ class PreparedData:
             if isinstance(rows, PairRows | MarkedRows):
                 rows.learn(form)
 
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Returns the tokens that are trained to end an answer."""
+        return tuple(self.summary[ENDS])
+
     def eval_prompts(self, n: int) -> list[Prompt]:
         """Returns the first `n` held-out questions, or all if there are fewer. Plain text has no
         questions.
@@ -133,12 +139,15 @@ def prepare_data(
         held_out=layout.rows([_Chosen(part.tokens.eval, None) for part in parts]),
     )
 
+    summary = summary_of(config, parts, encoder, rows, packing_problem)
+    answered = _Answered(tokenizer, set(ids_of(tokenizer, summary[ENDS])))
+
     def prompts(n: int) -> list[Prompt]:
-        found = [list(_prompts(part.tokens, tokenizer, n, config.reads)) for part in parts]
+        found = [list(_prompts(part.tokens, answered, n, config.reads)) for part in parts]
         return _alternating(found)[:n]
 
     return PreparedData(
-        summary_of(config, parts, encoder, rows, packing_problem),
+        summary,
         rows.train,
         rows.held_out,
         _fingerprint(rows, execution.progress),
@@ -155,7 +164,21 @@ def _pad_id(tokenizer: Any) -> int:
     return 0
 
 
-def _prompts(tokens: StoredTokens, tokenizer: Any, n: int, reads: Reading) -> Iterator[Prompt]:
+@dataclass(frozen=True)
+class _Answered:
+    """Reads the tokens of an expected answer as those of a drawn one are read."""
+
+    tokenizer: Any
+    ends: set[int]
+
+    def text(self, ids: list[int]) -> str:
+        """Returns the text of an answer without what ends it, which need not be a special token."""
+        while ids and ids[-1] in self.ends:
+            ids = ids[:-1]
+        return self.tokenizer.decode(ids, skip_special_tokens=True).strip()
+
+
+def _prompts(tokens: StoredTokens, answered: _Answered, n: int, reads: Reading) -> Iterator[Prompt]:
     side, asked = tokens.eval, tokens.prompts()
     if reads == "labels":  # nobody wants the bad answers
         asked = (found for found in asked if side.references[found["document"]])
@@ -163,11 +186,11 @@ def _prompts(tokens: StoredTokens, tokenizer: Any, n: int, reads: Reading) -> It
         start, end = found["answer"]
         document = int(side.starts[found["document"]])
         ids = side.ids[document : document + end].tolist()
-        expected = tokenizer.decode(ids[start:], skip_special_tokens=True).strip()
+        expected = answered.text(ids[start:])
         rejected = ""
         if reads == "pairs":  # the rejected answer is in the document before, behind the same words
             other = side.ids[int(side.starts[found["document"] - 1]) + start : document]
-            rejected = tokenizer.decode(other.tolist(), skip_special_tokens=True).strip()
+            rejected = answered.text(other.tolist())
         yield Prompt(ids[:start], found["asked"], expected, end - start, rejected)
 
 

@@ -34,6 +34,7 @@ from engine.data.rendered import Handling, Rendered, Skipped, common_prefix
 from engine.data.special import ControlTokens, ReservedText, written_by
 from engine.data.template import Template
 from engine.data.template_process import Chat, Refusal
+from engine.data.turn_ends import TurnEnds, turn_ends
 from engine.examples.example import Conversation
 
 _RESERVED = "the text holds private-use characters that stand in for special tokens here"
@@ -70,10 +71,11 @@ _UNTRAINED = Skipped(
     "remove that mark, or set preference.objective to sft",
     refused=True,
 )
-_NO_END = (
-    "The chat template closes an answer without a special token, so the model may not learn where "
-    "to stop"
+_OPEN = (
+    "Nothing that ends an answer is in the sums of preferences, as with TRL: the chat template leaves "
+    "the last answer open"
 )
+NO_END = "The chat template ends an answer with no token, so the model cannot learn where to stop"
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,19 @@ class ChatRenderer:
         handling = self._handling
         typed_are_text = handling.typed_tokens == "text"
         return ControlTokens(self._tokenizer, written, typed_are_text, handling.add_tokens)
+
+    @cached_property
+    def ends(self) -> TurnEnds:
+        """Returns what ends an answer. To find it, the template must be run."""
+        if not self.available:
+            return TurnEnds()
+        control, own = self.control, self._handling.add_tokens
+        return turn_ends(self.template, {*control.tokens, *own}, {*control.special, *own})
+
+    @cached_property
+    def _closing(self) -> tuple[str, ...]:
+        """Returns the tokens that may end an answer."""
+        return (*self.control.special, *self.ends.tokens)
 
     def warn(self, text: str, times: int = 1) -> None:
         """Adds `times` to the count of the warning `text`."""
@@ -233,6 +248,8 @@ class ChatRenderer:
         if lost.context and self._handling.lost_turns == "refuse":
             return _lost_turn(lost)
         self._tell(lost)
+        if not full.rstrip().endswith(self._closing) and chat.messages[-1]["role"] == "assistant":
+            self.warn(_OPEN if self.ends.next_turns else NO_END)
         # A person is shown, and the model is asked for, the first answer alone.
         first = through if isinstance(through, str) and full.startswith(through) else full
         answer = (start, start + len(first[start:].rstrip()))
@@ -392,22 +409,23 @@ class ChatRenderer:
         answers = self._answers(job, written, starts)
         if isinstance(answers, Skipped):
             return answers
+        full = written.full if job.whole else answers[-1].text
         end = None if job.whole else job.answers[-1]
-        lost = self._lost(written.full, job.rendered, end)
-        is_rewritten = not all(written.full.startswith(answer.text) for answer in answers)
+        lost = self._lost(full, job.rendered, end)
+        is_rewritten = not all(full.startswith(answer.text) for answer in answers)
         is_whole = self._handling.train_on == "all" or not is_rewritten
         if is_whole and lost.context and self._handling.lost_turns == "refuse":
             return _lost_turn(lost)
         if self._handling.train_on == "all":
             self._tell(lost)
-            return self._all_but(job, written.full, answers)
+            return self._all_but(job, full, answers)
         if is_rewritten:
             self.warn(_REWRITES)
         elif not lost.context or not any(self._helps(answer, job.chat) for answer in answers):
             self._tell(lost)
             self._tell_otherwise(answers)
             spans = {(answer.start, answer.end): job.weight(answer) for answer in answers}
-            return [self._rendered(written.full, spans, (answers[-1].start, answers[-1].end))]
+            return [self._rendered(full, spans, (answers[-1].start, answers[-1].end))]
         return self._alone(job, answers)
 
     def _answers(
@@ -426,7 +444,7 @@ class ChatRenderer:
             )
             if missing is not None:
                 return Skipped(*missing)
-            end = self._end(text, start)
+            text, end = self._ended(job, place, text, start)
             if self._has_more(job.chat, place, text[start:end]):
                 return _MORE
             prompt = texts.before if isinstance(texts.before, str) else None
@@ -435,18 +453,24 @@ class ChatRenderer:
 
     def _has_more(self, chat: Chat, place: int, written: str) -> bool:
         """Returns whether the template writes more than an answer in its place."""
-        last = next((token for token in self.control.special if written.endswith(token)), "")
+        last = next((token for token in self._closing if written.endswith(token)), "")
         return is_more_than_answer(chat, place, written.removesuffix(last), last)
 
-    def _end(self, text: str, start: int) -> int:
-        """Returns where the answer ends. White space after the end-of-turn token comes from the
-        template, so the model need not learn to write it.
+    def _ended(self, job: _Job, place: int, text: str, start: int) -> tuple[str, int]:
+        """Returns the text up to an answer with what ends it, and where it ends. White space after
+        the end-of-turn token comes from the template, so the model need not learn to write it.
         """
+        messages = job.chat.messages
+        is_followed = self._handling.train_on == "all" and place + 1 < len(messages)
+        ahead = self.ends.open_end(messages, place)
+        if ahead and not is_followed:
+            return text + ahead, len(text) + len(ahead)
         bare = text[start:].rstrip()
-        if bare.endswith(self.control.special):
-            return start + len(bare)
-        self.warn(_NO_END)
-        return len(text)
+        if bare.endswith(self._closing):
+            return text, start + len(bare)
+        if not ahead:
+            self.warn(NO_END)
+        return text, len(text)
 
     def _all_but(self, job: _Job, full: str, answers: list[Answer]) -> list[Rendered] | Skipped:
         """Returns the whole text, all of it trained but the answers that the row excludes,

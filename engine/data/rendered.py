@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.config.data_settings import LostTurns, TypedTokens
@@ -52,7 +52,7 @@ class Skipped:
     """
 
 
-def warning_sentences(warnings: Counter[str]) -> list[str]:
+def warning_sentences(warnings: Mapping[str, int]) -> list[str]:
     """Puts the warnings on rendered conversations into sentences."""
     sentences = []
     for text, count in warnings.items():

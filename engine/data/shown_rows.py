@@ -14,7 +14,9 @@ from engine.data.documents import Document, Kept, TextRows
 from engine.data.encode import Encoder
 from engine.data.encoded import Numbered, encode_rows
 from engine.data.packing import pack
+from engine.data.render import NO_END
 from engine.data.rendered import Skipped, warning_sentences
+from engine.data.trained_ends import without_end, written_ends
 from engine.examples.formats import ColumnMap
 from engine.examples.values import legible
 from engine.sources.open_source import Source, notes_on
@@ -93,6 +95,8 @@ def shown_rows(
     - `text_rows` is a sentence on how many rows plain texts give, or an empty text.
     - `untrainable` is a sentence if none of these rows has a token to train on, or an empty text;
       `has_more` is whether rows may follow that were not read.
+    - `ends` has the tokens that end an answer; `endless` is a sentence if none does, or an empty
+      text.
     - `warnings` is a list of sentences.
     """
     encoder = Encoder.of(config, tokenizer)
@@ -113,6 +117,7 @@ def shown_rows(
             is_waiting = isinstance(found, Kept) and not found.documents
             if len(shown) < most and not is_waiting:
                 shown.append(_shown_row(where, found, tokenizer))
+    told = encoder.renderer.take_warnings()
     return {
         **_how_read(config, encoder, opened),
         "max_seq_len": config.max_seq_len,
@@ -123,8 +128,10 @@ def shown_rows(
         **_figures(measured, config),
         "text_rows": _text_rows(measured, config, opened),
         "untrainable": _untrainable(measured),
+        "ends": list(written_ends(encoder, [part.columns.format for part in opened])),
+        "endless": without_end(encoder, [part.columns.format for part in opened], told[NO_END]),
         "has_more": any(part.has_more for part in opened),
-        "warnings": _warnings(config, encoder, [part.columns for part in opened]),
+        "warnings": _warnings(config, told, [part.columns for part in opened]),
     }
 
 
@@ -232,8 +239,8 @@ def _figures(measured: _Measured, config: DataConfig) -> dict[str, Any]:
     }
 
 
-def _warnings(config: DataConfig, encoder: Encoder, maps: list[ColumnMap]) -> list[str]:
-    found = warning_sentences(encoder.renderer.warnings)
+def _warnings(config: DataConfig, told: Counter[str], maps: list[ColumnMap]) -> list[str]:
+    found = warning_sentences({text: told[text] for text in told if text != NO_END})
     for part, columns in zip(config.parts(), maps):
         found += [*columns.notes, *notes_on(part[0])]
     return found

@@ -10,9 +10,11 @@ import numpy as np
 
 from engine.config.data_settings import DataConfig
 from engine.data.encode import Encoder
+from engine.data.render import NO_END
 from engine.data.rendered import warning_sentences
 from engine.data.rows import RowSets
 from engine.data.token_cache import StoredTokens, Tally
+from engine.data.trained_ends import ENDS, seen_ends, without_end
 from engine.examples.values import legible
 from engine.sources.open_source import notes_on
 
@@ -63,6 +65,7 @@ def summary_of(
         "unused_columns": list(map(legible, unused)),
         "chat_template": ", ".join(templates),
         "train_on": _trained_on(config, formats),
+        ENDS: _ends(config, parts, encoder),
         **({"sources": counts} if len(parts) > 1 else {}),
         "cached": all(part.tokens.cached for part in parts),
         "rows_read": sum(count["rows_read"] for count in counts),
@@ -96,6 +99,15 @@ def _trained_on(config: DataConfig, formats: list[str]) -> str:
     return "rows" if set(formats) <= {"segments", "tokens"} else config.train_on
 
 
+def _ends(config: DataConfig, parts: list[Part], encoder: Encoder) -> list[str]:
+    """Returns the tokens that end the answers of a data set."""
+    found = [end for part in parts for end in part.tally.ends]
+    for part in parts:
+        if _trained_on(config, [part.tally.columns.format]) in ("assistant", "rows"):
+            found += seen_ends(part.tokens.train, encoder.tokenizer, config.max_seq_len)
+    return list(dict.fromkeys(found))
+
+
 def _counts(part: Part) -> dict[str, Any]:
     """Returns the row and example counts of one source. `train_examples` counts an example as often
     as an epoch visits it.
@@ -116,17 +128,14 @@ def _counts(part: Part) -> dict[str, Any]:
 def _warnings(
     config: DataConfig, parts: list[Part], encoder: Encoder, packing_problem: str
 ) -> list[str]:
-    found = warning_sentences(sum((part.tally.warnings for part in parts), Counter()))
+    told: Counter[str] = sum((part.tally.warnings for part in parts), Counter())
+    found = warning_sentences({text: told[text] for text in told if text != NO_END})
+    formats = [part.tally.columns.format for part in parts]
+    found += filter(None, [without_end(encoder, formats, told[NO_END])])
     for part in parts:
         found += _warnings_on(part, f" of {part.tally.name}" if len(parts) > 1 else "")
     if config.packing and packing_problem:
         found.append(f"Packing is off, one example a row ({packing_problem}).")
-    if encoder.tokenizer.eos_token_id is None and any(
-        encoder.template_use(part.tally.columns.format) == "none" for part in parts
-    ):
-        found.append(
-            "The tokenizer has no end-of-sequence token, so the model cannot learn where to stop."
-        )
     return found
 
 

@@ -80,6 +80,8 @@ class Tally:
     first_skipped: dict[str, str] = field(default_factory=dict)
     """It names the place of the first row that was skipped for each reason."""
     warnings: Counter[str] = field(default_factory=Counter)
+    ends: list[str] = field(default_factory=list)
+    """These tokens end the answers of the source, as its rows were written."""
 
     def count(self, rows: int, cut: int, highest_id: int, warnings: Counter[str]) -> None:
         """Adds a batch of `rows` rows, `cut` of which were too long."""

@@ -28,6 +28,7 @@ from engine.data.identity import Identity, identity_of, key_of
 from engine.data.processes import EncodingProcesses
 from engine.data.rendered import Skipped
 from engine.data.token_cache import StoredTokens, Tally, TokenWriter, find
+from engine.data.trained_ends import written_ends
 from engine.errors import DataError
 from engine.examples.formats import ROWS_TO_DETECT, map_columns
 from engine.machine.cgroups import sample_host_memory, usable_cores
@@ -136,7 +137,8 @@ def _tokenise(
         roles=config.roles,
         unused_flags=config.unused_flags,
     )
-    tally = Tally(source.name, mapped)
+    ends = list(written_ends(encoding.encoder, [mapped.format]))
+    tally = Tally(source.name, mapped, ends=ends)
     sides = _Sides(writer, tally, _held_out(source.total or 0, config.eval_fraction))
     texts = TextRows(config) if mapped.format == "text" else None
     with contextlib.closing(encoding.of_source(source, tally)) as batches:

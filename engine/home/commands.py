@@ -38,15 +38,17 @@ def adapter_to_type(folder: str | Path, name: str, base: str) -> list[tuple[str,
         (
             "Load it in Python (PEFT)",
             "from peft import AutoPeftModelForCausalLM\n"
-            "from transformers import AutoTokenizer\n\n"
+            "from transformers import AutoTokenizer, GenerationConfig\n\n"
             f"folder = {path!r}\n"
             "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
-            'model = AutoPeftModelForCausalLM.from_pretrained(folder, dtype="auto")',
+            'model = AutoPeftModelForCausalLM.from_pretrained(folder, dtype="auto")\n'
+            "# It says what ends an answer.\n"
+            "model.generation_config = GenerationConfig.from_pretrained(folder)",
         ),
         (
             "Serve it with vLLM",
             f"vllm serve {shlex.quote(base)} --enable-lora "
-            f"--lora-modules {name}={shlex.quote(path)}",
+            f"--lora-modules {name}={shlex.quote(path)} --generation-config {shlex.quote(path)}",
         ),
     ]
 

@@ -113,11 +113,12 @@ _LOADING_ADAPTER = """## How to load it
 
 ```python
 from peft import AutoPeftModelForCausalLM
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationConfig
 
 folder = "."  # this folder, or the id of this repository
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoPeftModelForCausalLM.from_pretrained(folder, dtype="auto")
+model.generation_config = GenerationConfig.from_pretrained(folder)  # says what ends an answer
 ```
 
 It is an adapter: `base_model_name_or_path` in adapter_config.json says where its base model is."""
@@ -135,6 +136,8 @@ class Exported:
     """An adapter is written, without its base model."""
     whole_class: str = ""
     """A model that also reads images or sound is of this class in transformers."""
+    ends: Sequence[str] = ()
+    """These tokens were trained to end an answer."""
 
 
 def model_card(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -> str:
@@ -154,11 +157,15 @@ def model_card(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -
 
 
 def _loading(exported: Exported) -> str:
+    text = _LOADING
     if exported.is_adapter:
-        return _LOADING_ADAPTER
-    if exported.whole_class:
-        return _LOADING_WHOLE.format(name=exported.whole_class)
-    return _LOADING
+        text = _LOADING_ADAPTER
+    elif exported.whole_class:
+        text = _LOADING_WHOLE.format(name=exported.whole_class)
+    if exported.ends:
+        ends = " or ".join(f"`{end}`" for end in exported.ends)
+        text += f"\n\nAn answer ends with {ends}, as `generation_config.json` says."
+    return text
 
 
 def _front(config: TrainConfig, is_adapter: bool) -> str:

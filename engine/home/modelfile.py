@@ -3,46 +3,47 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from engine.home.chat_shape import ChatShape, NoShape, shape_of
+from engine.data.render import ChatRenderer
+from engine.data.rendered import Handling
+from engine.errors import RamstreamError
+from engine.home.chat_shape import NoShape, shape_of
 
 MODELFILE = "Modelfile"
 
 
-def modelfile(tokenizer: Any) -> str:
+def modelfile(tokenizer: Any, ends: Sequence[str] = ()) -> str:
     """Returns the Modelfile of an exported folder. It has a TEMPLATE only if that gives the same
-    tokens as the tokenizer's own chat template; else a comment says why it has none.
+    tokens as the tokenizer's own chat template; else a comment says why it has none. Answers stop
+    at `ends`, the tokens that were trained to end one, and where the template ends a turn.
     """
+    lines = ["# ollama create NAME -f Modelfile", "FROM ."]
+    stops = [*ends, *_template_ends(tokenizer)]
     try:
         shape = shape_of(tokenizer)
     except NoShape as error:
-        return _without_template(str(error))
-    lines = [
-        "# ollama create NAME -f Modelfile",
-        "FROM .",
-        "# These turns give the same tokens as the tokenizer's own chat template; both were",
-        "# compared when this file was written.",
-        f'TEMPLATE """{shape.in_go}"""',
-    ]
-    stop = _stop(shape, tokenizer)
-    if stop:
+        lines += [
+            f"# There is no TEMPLATE here: {error}.",
+            "# Ollama then takes one that it knows, or none; compare its answers before you rely "
+            "on it.",
+        ]
+    else:
+        lines += [
+            "# These turns give the same tokens as the tokenizer's own chat template; both were",
+            "# compared when this file was written.",
+            f'TEMPLATE """{shape.in_go}"""',
+        ]
+    for stop in dict.fromkeys(filter(None, stops)):
         lines.append(f"PARAMETER stop {json.dumps(stop, ensure_ascii=False)}")
     return "\n".join(lines) + "\n"
 
 
-def _without_template(why: str) -> str:
-    return (
-        "# ollama create NAME -f Modelfile\n"
-        "FROM .\n"
-        f"# There is no TEMPLATE here: {why}.\n"
-        "# Ollama then takes one that it knows, or none; compare its answers before you rely on it."
-        "\n"
-    )
-
-
-def _stop(shape: ChatShape, tokenizer: Any) -> str:
-    """Returns the special token that ends an answer, or an empty text."""
-    after = shape.answer_after.strip()
-    specials = [token for token in tokenizer.all_special_tokens if after.startswith(token)]
-    return max(specials, key=len, default="")
+def _template_ends(tokenizer: Any) -> list[str]:
+    """Returns what the chat template ends a turn with: tokens or, where there are none, a text."""
+    try:
+        ends = ChatRenderer(tokenizer, Handling()).ends
+    except RamstreamError:  # the template exceeds its limits
+        return []
+    return [*ends.tokens, ends.text]

@@ -92,6 +92,16 @@ def load_generation_config(source: str) -> Any | None:
         return None
 
 
+def ids_of_end(owner: Any) -> list[int]:
+    """Returns the ids of the tokens that end an answer by a configuration or by a tokenizer, which
+    has one of them, several or none.
+    """
+    value = getattr(owner, "eos_token_id", None)
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
 def _asks_nobody(source: str) -> bool:
     """Returns whether to read only the cache, because the files were fetched before or the hub
     cannot be reached.

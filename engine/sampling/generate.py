@@ -17,7 +17,7 @@ How rows are grouped when a cache is used:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.data.trained_ends import ids_of
 from engine.errors import CacheError
-from engine.model.pretrained_files import load_generation_config
+from engine.model.pretrained_files import ids_of_end, load_generation_config
 from engine.runtime.forward_passes import PASS_TOKENS
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.sampling.kv_cache import CacheCost, try_cache
@@ -360,15 +361,11 @@ def longest_row(config: Any) -> int | None:
     return longest
 
 
-def end_tokens(config: Any, tokenizer: Any, source: str) -> set[int]:
+def end_tokens(config: Any, tokenizer: Any, source: str, trained: Iterable[str] = ()) -> set[int]:
     """Returns the token ids that end an answer: those of the generation config, of the model's
-    config and of the tokenizer.
+    config and of the tokenizer, and the tokens that were `trained` to end one.
     """
-    found: set[int] = set()
+    found = set(ids_of(tokenizer, trained))
     for owner in (load_generation_config(source), config.get_text_config(), tokenizer):
-        value = getattr(owner, "eos_token_id", None)
-        if isinstance(value, (list, tuple)):
-            found.update(value)
-        elif value is not None:
-            found.add(value)
+        found.update(ids_of_end(owner))
     return found

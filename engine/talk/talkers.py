@@ -17,9 +17,13 @@ from engine.checkpoints.adapter_weights import initialise_adapters
 from engine.checkpoints.open_for_sampling import OpenedModel, open_checkpoint, open_model
 from engine.checkpoints.weights import initialise, load_pretrained
 from engine.config.settings import TrainConfig
+from engine.data.trained_ends import ends_of_run
 from engine.errors import FitError, GpuMemoryError
 from engine.hub.hub import fetch
 from engine.progress import Progress, saying, untold
+from engine.runs.folder import open_run
+from engine.runs.following import Follower, catch_up
+from engine.runs.snapshot import RunSnapshot
 from engine.sampling.generate import AnswerLimits, Drawing, Sampler
 from engine.talk.conversation import Message, Sampling, Source
 from engine.talk.talk_sources import ADVICE
@@ -97,7 +101,8 @@ def load(source: Source, progress: Progress = untold) -> Talker:
             ) from None
         owned.callback(engine.close)
         sampler = Sampler(engine)
-        voice = Voice(source.config, opened.model.config, opened.tokenizer)
+        trained = _trained_ends(source, opened.tokenizer)
+        voice = Voice(source.config, opened.model.config, opened.tokenizer, trained)
         return Talker(
             source.label,
             voice,
@@ -146,12 +151,23 @@ def _downloaded(source: Source, progress: Progress) -> Progress:
     return saying(progress, f"Loading the weights: {source.label}")
 
 
+def _trained_ends(source: Source, tokenizer: Any) -> tuple[str, ...]:
+    """Returns the tokens that the run of some weights has trained to end an answer, as its record
+    says. Other weights are of no run.
+    """
+    if source.kind not in ("checkpoint", "best"):
+        return ()
+    snapshot = RunSnapshot()
+    catch_up(snapshot, Follower(open_run(source.runs_dir, source.run_id).events_path))
+    return ends_of_run(snapshot.data, source.config.data, tokenizer)
+
+
 def borrow(paused: PausedCalls, config: TrainConfig, label: str) -> Talker:
     """Returns a talker that uses the current weights of a run that is paused in this process.
 
     The run's own thread computes each token. Raises RunError if the run is not paused.
     """
-    voice = Voice(config, *paused.do(lambda p: (p.model.config, p.tokenizer)))
+    voice = Voice(config, *paused.do(lambda p: (p.model.config, p.tokenizer, p.data.ends)))
     # A new sampler is created each time: a talker that kept one would keep the planes of a run that
     # is over.
     return Talker(

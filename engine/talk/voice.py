@@ -6,6 +6,7 @@ It uses the tokenizer's own chat template if there is one.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
@@ -23,12 +24,19 @@ _PROBE = "R7x9Q"
 
 
 class Voice:
-    """A `Voice` has a model's tokenizer, its chat template and the tokens that end an answer."""
+    """A `Voice` has a model's tokenizer, its chat template and the tokens that end an answer.
 
-    def __init__(self, config: TrainConfig, hf_config: Any, tokenizer: Any):
+    `trained` are those that its run has trained to end one.
+    """
+
+    def __init__(
+        self, config: TrainConfig, hf_config: Any, tokenizer: Any, trained: Iterable[str] = ()
+    ):
         self.tokenizer = tokenizer
         self.longest = longest_row(hf_config)
-        self.ends = end_tokens(hf_config, tokenizer, config.model.source)
+        self._hf_config = hf_config
+        self._source = config.model.source
+        self._trained = trained
         self._encoder = Encoder.of(config.data, tokenizer)
 
     @classmethod
@@ -39,6 +47,15 @@ class Voice:
         """
         read = read_model(config)
         return cls(config, read.config, read.tokenizer)
+
+    @cached_property
+    def ends(self) -> set[int]:
+        """Returns the ids of the tokens that end an answer: those of the model, those that its run
+        has trained to, and those with which its chat template ends one. Raises DataError for a
+        template that exceeds its limits.
+        """
+        trained = [*self._trained, *self._encoder.renderer.ends.tokens]
+        return end_tokens(self._hf_config, self.tokenizer, self._source, trained)
 
     @property
     def has_template(self) -> bool:

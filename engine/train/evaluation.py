@@ -52,7 +52,8 @@ class Evaluator:
         self._prepared = prepared
         self._replanner = replanner
         model, tokenizer, config = prepared.model, prepared.tokenizer, session.config
-        self._ends = end_tokens(model.config, tokenizer, config.model.source)
+        trained = prepared.data.ends
+        self._ends = end_tokens(model.config, tokenizer, config.model.source, trained)
         self._prompts = FixedPrompts(config, model, tokenizer, self._ends)
 
     def measure_loss(self, step: int, look: Look) -> None:

@@ -190,14 +190,16 @@ class Learning:
             config.output.export_dtype,
         )
         adapters = adapters_alone(config)
+        ends = prepared.data.ends
         exported = Exported(
             step,
             trained.written_dtype,
             is_adapter=adapters is not None,
             whole_class=prepared.model.whole_class,
+            ends=ends,
         )
         card = model_card(config, self._session.recorder.snapshot, exported)
-        trained = replace(trained, card=card, adapters=adapters)
+        trained = replace(trained, card=card, adapters=adapters, ends=ends)
         size = write_model(trained, folder.export_path)
         progress(1, 1, "Written")
         self._session.recorder.emit(

@@ -8,6 +8,7 @@ from typing import Any
 from engine.config.settings import TrainConfig
 from engine.data.encode import Encoder
 from engine.data.template_process import template_process
+from engine.data.trained_ends import ids_of
 from engine.errors import DataError
 from engine.model.units import StreamedModel
 from engine.progress import Progress
@@ -19,7 +20,7 @@ class FixedPrompts:
     """The prompts of `output.sample_prompts` are answered greedily at each evaluation.
 
     Each prompt has the same form as the training examples. An answer ends with one of the tokens in
-    `ends`.
+    `ends`, or as the chat template ends it.
     """
 
     def __init__(self, config: TrainConfig, model: StreamedModel, tokenizer: Any, ends: set[int]):
@@ -34,6 +35,8 @@ class FixedPrompts:
             return
         encoder = Encoder.of(config.data, tokenizer)
         self._ids = [encoder.question(prompt) for prompt in self._prompts]
+        # The data need not be conversations, and the prompts are written by the template.
+        self._ends = ends | set(ids_of(tokenizer, encoder.renderer.ends.tokens))
         template_process().end_if_memory_is_short()  # the run's memory is judged next
         for place, ids in enumerate(self._ids):
             if self._longest is not None and len(ids) >= self._longest:

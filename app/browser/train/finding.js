@@ -13,8 +13,8 @@ export function isOf({ shown }, { given = {} }) {
     );
 }
 
-// What stands against training on the form's data, as `text` and whether it `blocks` a start; null
-// if nothing does, or if the preview is of other data.
+// What stands against training on the form's data, as `text`, whether it `blocks` a start, and a
+// `headline` of its own where it has one; null if nothing does, or if the preview is of other data.
 export function findingOn(form, preview) {
     return preview && form && isOf(form, preview) ? (preview.finding ?? null) : null;
 }
@@ -25,11 +25,11 @@ export const differ = (one, other) => JSON.stringify(one) !== JSON.stringify(oth
 // keeps its headline.
 export function withFinding(verdict, finding) {
     if (!finding) return verdict;
-    const { text, blocks } = finding;
+    const { text, blocks, headline = HEADLINES[blocks] } = finding;
     const isBad = verdict.tone === "bad";
     const judged = {
         ...verdict,
-        headline: isBad ? verdict.headline : HEADLINES[blocks],
+        headline: isBad ? verdict.headline : headline,
         tone: blocks || isBad ? "bad" : "warn",
         reasons: [...new Set([text, ...verdict.reasons])],
     };

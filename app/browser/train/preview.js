@@ -89,10 +89,11 @@ function drawRows(element, preview) {
     const share = `${preview.percent_trained} % of the tokens`;
     const notes = [`${share} of the first ${preview.rows_measured} rows`];
     if (preview.rows_skipped) notes.push(`${preview.rows_skipped} are skipped`);
+    if (preview.ends.length) notes.push(`answers end with ${preview.ends.join(" or ")}`);
     field(element, "counted").textContent = `· ${notes.join(" · ")}`;
     field(element, "rows").replaceChildren(...preview.rows.map(rowNode));
     field(element, "warnings").replaceChildren(
-        ...preview.warnings.map((warning) => el("li", {}, warning)),
+        ...[preview.endless, ...preview.warnings].filter(Boolean).map((each) => el("li", {}, each)),
     );
 }
 
