@@ -24,7 +24,6 @@ from transformers import (
 from engine.config.settings import TrainConfig
 from engine.model.library import no_progress_bars
 from engine.runs.events import ExactMatchMeasured
-from tests.support.published import file_of
 from tests.support.trained_runs import events_of, trained
 
 CAPITALS = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Peru": "Lima"}
@@ -32,7 +31,7 @@ OWN_END = "<|own_end|>"
 """The made models end a text with this token, and no chat template writes it."""
 _TOKENS = re.compile(
     r"<\|[^|<>\s]+\|>|<\|[a-z_]+>|<[a-z_]+\|>|<｜[^｜]+｜>|</?(?:start|end)_of_(?:turn|utterance)>"
-    r"|</?[A-Za-z]+_?(?:TOKEN|RESPONSE|THINKING|ACTION)?>|\[/?[A-Z_]+\]|\[gMASK\]"
+    r"|</?s>|</?[A-Za-z]+_?(?:TOKEN|RESPONSE|THINKING|ACTION)?>|\[/?[A-Z_]+\]|\[gMASK\]"
 )
 """Special tokens are written so, and some texts that are none."""
 _NEVER = re.compile(r"</?(?:think|tools?|tool_call|tool_response|IMPORTANT|function|parameter)>")
@@ -50,13 +49,6 @@ def rows() -> list[dict[str, Any]]:
         for country, capital in CAPITALS.items()
     ]
     return [{"messages": turns} for turns in one] * 12
-
-
-def trl_templates() -> list[str]:
-    """Returns the names of the templates that TRL has with one for training."""
-    folder = file_of("trl", "chat_templates")
-    names = sorted(path.stem for path in folder.glob("*.jinja"))
-    return [name for name in names if f"{name}_training" in names]
 
 
 def tokenizer_for(template: str, eos: str = OWN_END) -> PreTrainedTokenizerFast:

@@ -16,24 +16,18 @@ from tests.support.ended_answers import (
     model_folder,
     question,
     tokenizer_for,
-    trl_templates,
 )
 from tests.support.published import template
+from tests.support.references.trl_pairs import PAIRS
 
 FEW = ("glm4moe", "qwen2_5")
-PARTS = ("idefics3", "llava_next", "smolvlm")
-"""These write a content in parts alone."""
 
 
 def families() -> list:
     """Returns all templates; most of them are for the second tier."""
-    found = []
-    reason = "it trains a model for each of 26 chat templates; a plain run has two"
-    for name in trl_templates():
-        if name not in PARTS:
-            marks = () if name in FEW else pytest.mark.everything(reason)
-            found.append(pytest.param(name, marks=marks))
-    return found
+    reason = "it trains a model for each of 29 chat templates; a plain run has two"
+    later = pytest.mark.everything(reason)
+    return [pytest.param(name, marks=() if name in FEW else later) for name in PAIRS]
 
 
 def asked(found: Learned, country: str, capital: str):
