@@ -72,8 +72,8 @@ _UNTRAINED = Skipped(
     refused=True,
 )
 _OPEN = (
-    "Nothing that ends an answer is in the sums of preferences, as with TRL: the chat template leaves "
-    "the last answer open"
+    "Nothing that ends an answer is in the sums of preferences, as with TRL: the chat template "
+    "leaves the last answer open"
 )
 NO_END = "The chat template ends an answer with no token, so the model cannot learn where to stop"
 
