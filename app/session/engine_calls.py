@@ -14,10 +14,10 @@ from typing import Any, Protocol
 from engine.config.changes import Change
 from engine.config.data_settings import DataConfig
 from engine.config.settings import ModelConfig, TrainConfig
+from engine.data.columns import count_rows
 from engine.data.preview import check_first_rows, preview
 from engine.fit.report import estimate
 from engine.home.push import push
-from engine.sources.row_count import count_rows
 from engine.talk.conversation import Message, Sampling, Source
 from engine.train.run import resume_run, start_run
 

@@ -17,7 +17,7 @@ from engine.data.encode import Encoder
 from engine.data.rendered import Skipped
 from engine.errors import DataError
 from engine.examples.example import Example, Text
-from engine.examples.formats import ROWS_TO_DETECT, ColumnMap
+from engine.examples.formats import ColumnMap
 from engine.examples.values import BrokenText, legible
 from engine.sources.open_source import Row, Source
 from engine.sources.text_files import Passage
@@ -31,8 +31,6 @@ _ROWS = 512
 _CHARACTERS = 1 << 18
 _DEEPEST = 100
 """A row has at most this many levels of lists and objects."""
-_MOST_LATER = 20
-"""At most so many columns that appear in later rows are named."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +140,8 @@ def encode_rows(
 
 def encode_batch(encoder: Encoder, columns: ColumnMap, batch: list[Numbered]) -> Encoded:
     """Returns the batch as arrays. It takes over the warnings of the encoder's renderer."""
+    _refuse_other_columns(columns, batch)
     found = encode_rows(encoder, columns, batch)
-    _tell_later_columns(encoder, columns, batch)
     return _as_arrays(found, encoder.renderer.take_warnings())
 
 
@@ -191,18 +189,18 @@ def _as_arrays(rows: list[Kept | Skipped], warnings: Counter[str]) -> Encoded:
     )
 
 
-def _tell_later_columns(encoder: Encoder, columns: ColumnMap, batch: list[Numbered]) -> None:
-    """Counts the columns that are not used because the first rows, which tell what each column
-    holds, do not have them.
+def _refuse_other_columns(columns: ColumnMap, batch: list[Numbered]) -> None:
+    """Raises DataError for a row with a column that was not there when the columns were found: a
+    part of it may stand there, and would be lost.
     """
     known = columns.known_columns()
-    later: Counter[str] = Counter()
-    for _, row, _ in batch:
-        later.update(row.keys() - known)
-    for place, (name, times) in enumerate(sorted(later.items())):
-        shown = legible(name) if place < _MOST_LATER else "and others"
-        encoder.renderer.warn(
-            f"The column {shown} is not used, because the first {ROWS_TO_DETECT} rows do not have "
-            "it",
-            times,
-        )
+    if set().union(*(row for _, row, _ in batch)) <= known:
+        return
+    for _, row, where in batch:
+        for name in row:
+            if name not in known and isinstance(name, str):
+                raise DataError(
+                    f"The column {legible(name)} first appears in {where}, after the columns of "
+                    "the data set were found; start again if the file was changed, or name it in "
+                    "data.columns if it is used."
+                )

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.config.data_settings import DataColumns, DataConfig, DataSource
 from engine.config.settings import AUTO
+from engine.data.columns import ROWS_READ_FIRST, columns_of, first_survey, map_first, note_on
 from engine.data.encoded import Numbered, numbered_rows
 from engine.data.shown_rows import Opened, shown_rows
 from engine.errors import DataError
 from engine.examples.choose_columns import columns_to_choose, kind_of
-from engine.examples.formats import ROWS_TO_DETECT, ColumnMap, map_columns
+from engine.examples.formats import ColumnMap
+from engine.examples.survey import Survey
 from engine.examples.unknown_flags import UnknownFlags
 from engine.paths import resolve_source
-from engine.sources.json_files import Row
 from engine.sources.open_source import Source, open_source, refuse_missing_file
-
-_ROWS_MEASURED = 200
 
 
 def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]:
@@ -40,12 +39,14 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
     looked_at: list[tuple[str, dict[str, Any]]] = []
     try:
         for part in read_parts(config, rows):
-            first = [row for _, row, _ in part.rows[:ROWS_TO_DETECT]]
-            mapping = columns_to_choose(part.config, first, part.source)
+            survey = first_survey(part.config, part.source, [row for _, row, _ in part.rows])
+            mapping = columns_to_choose(part.config, survey, part.source)
             looked_at.append((part.source.name, mapping))
-            columns = _mapped(part.config, part.source, first, mapping)
+            columns = _mapped(part.config, part.source, survey, mapping)
             opened.append(Opened(part.source, columns, part.rows, part.has_more))
         shown = shown_rows(config, tokenizer, rows, opened)
+        for each in opened:
+            each.columns.refuse_possible_flags(each.source.name)
         return shown | {"mapping": _to_choose(config, looked_at)}
     except DataError as error:
         all_were_read = len(looked_at) == len(config.parts())
@@ -58,14 +59,12 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
         return found
 
 
-def _mapped(
-    part: DataConfig, source: Source, first: list[Row], mapping: dict[str, Any]
-) -> ColumnMap:
+def _mapped(part: DataConfig, source: Source, survey: Survey, mapping: dict[str, Any]) -> ColumnMap:
     """Returns the columns with which the rows of a source are read, as in a run or according to the
     guess. Fills in the rest of `mapping`. Raises DataError if the rows cannot be read.
     """
     try:
-        columns = _map(part, first, source, part.format, part.columns)
+        columns = columns_of(part, source, survey)
     except DataError as error:
         mapping["refused"] = True
         if mapping["state"] != "guess":
@@ -73,23 +72,10 @@ def _mapped(
         if part.columns.named() or part.format != AUTO:
             mapping["why"] = str(error)
         guessed = DataColumns(**mapping["chosen"])
-        columns = _map(part, first, source, AUTO, guessed)
+        columns = columns_of(part, source, survey, AUTO, guessed)
     mapping |= {"kind": kind_of(columns), "chosen": columns.columns}
-    return columns
-
-
-def _map(
-    part: DataConfig, first: list[Row], source: Source, wanted: str, named: DataColumns
-) -> ColumnMap:
-    return map_columns(
-        wanted,
-        first,
-        source,
-        named,
-        part.reads,
-        roles=part.roles,
-        unused_flags=part.unused_flags,
-    )
+    note = note_on(source, survey)
+    return replace(columns, notes=(*columns.notes, note)) if note else columns
 
 
 def _to_choose(
@@ -148,8 +134,8 @@ def read_parts(config: DataConfig, rows: int) -> Iterator[Read]:
     rows needs. Raises DataError for a source without rows.
     """
     parts = config.parts()
-    rows_of_each = -(-_ROWS_MEASURED // len(parts))
-    count = max(rows, ROWS_TO_DETECT, rows_of_each)
+    rows_of_each = -(-ROWS_READ_FIRST // len(parts))
+    count = max(rows, rows_of_each)
     for part, _ in parts:
         source, first_rows = _first(part, count)
         yield Read(part, source, first_rows, len(first_rows) >= count)
@@ -162,11 +148,11 @@ def check_first_rows(config: DataConfig) -> None:
     for part, _ in config.parts():
         refuse_missing_file(part.only_source)
         if resolve_source(part.only_source) is not None:
-            source, read = _first(part, ROWS_TO_DETECT)
-            first = [row for _, row, _ in read]
-            columns = _map(part, first, source, part.format, part.columns)
+            source, read = _first(part, ROWS_READ_FIRST)
+            columns = map_first(part, source, [row for _, row, _ in read])
             for _, row, where in read:
                 columns.refuse_flags(row, where)
+            columns.refuse_possible_flags(source.name)
 
 
 def _first(part: DataConfig, count: int) -> tuple[Source, list[Numbered]]:

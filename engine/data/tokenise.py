@@ -5,15 +5,15 @@ that is faster.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from engine.config.data_settings import DataConfig
+from engine.data.columns import map_all, whole_survey
 from engine.data.documents import Document, Documents, TextRows
 from engine.data.encode import Encoder
 from engine.data.encoded import (
@@ -30,7 +30,6 @@ from engine.data.rendered import Skipped
 from engine.data.token_cache import StoredTokens, Tally, TokenWriter, find
 from engine.data.trained_ends import written_ends
 from engine.errors import DataError
-from engine.examples.formats import ROWS_TO_DETECT, map_columns
 from engine.machine.cgroups import sample_host_memory, usable_cores
 from engine.paths import resolve_source
 from engine.progress import Progress, saying, untold
@@ -91,7 +90,7 @@ def stored_tokens(
     on_disk = _content_on_disk(config)
     content = on_disk
     if not on_disk.whole:  # a data set of the hub must be opened to know its content
-        source = open_source(config)
+        source = open_source(config, counted=False)
         identity = [on_disk.identity, source.fingerprint, source.total]
         content = _Content(identity, source.fingerprint is not None)
     key = key_of(content.identity, config, encoder.tokenizer) if content.whole else None
@@ -105,7 +104,7 @@ def stored_tokens(
         early = None
         if source is None:
             early = open_now.enter_context(_early(config, encoder, execution.processes))
-            source = open_source(config)
+            source = open_source(config, counted=False)
         encoding = _Encoding(encoder, execution.processes, early)
         with TokenWriter(source.name) as writer:
             tally = _tokenise(source, encoding, config, writer, execution.progress)
@@ -125,18 +124,10 @@ def _content_on_disk(config: DataConfig) -> _Content:
 def _tokenise(
     source: Source, encoding: _Encoding, config: DataConfig, writer: TokenWriter, progress: Progress
 ) -> Tally:
-    first = [row for _, row in itertools.islice(source.read(), ROWS_TO_DETECT)]
-    if not first:
-        raise DataError(f"{source.name} has no rows; give a data set with at least one.")
-    mapped = map_columns(
-        config.format,
-        first,
-        source,
-        config.columns,
-        config.reads,
-        roles=config.roles,
-        unused_flags=config.unused_flags,
-    )
+    survey = whole_survey(config, source, progress)
+    mapped = map_all(config, source, survey)
+    if source.total is None and survey.is_whole:
+        source = replace(source, total=survey.rows)
     ends = list(written_ends(encoding.encoder, [mapped.format]))
     tally = Tally(source.name, mapped, ends=ends)
     sides = _Sides(writer, tally, _held_out(source.total or 0, config.eval_fraction))

@@ -5,22 +5,16 @@ functions offer the columns to choose from, and the best guess.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from engine.config.data_settings import DataColumns, DataConfig
 from engine.config.settings import AUTO
-from engine.examples.detect import (
-    are_ambiguous,
-    as_registered,
-    first_values,
-    fitting_formats,
-)
+from engine.examples.detect import are_ambiguous, as_registered, fitting_formats
 from engine.examples.formats import ColumnMap
+from engine.examples.survey import Survey, survey_of
 from engine.examples.turns import has_turns
-from engine.examples.values import in_words
 from engine.sources.json_files import Row
 from engine.sources.open_source import Source
 
@@ -35,10 +29,7 @@ KINDS = {
 columns of a fixed kind cannot be chosen: they always have the same names.
 """
 
-_EXAMPLE_CHARACTERS = 90
 _MOST_COLUMNS = 200
-_MOST_VALUES = 4
-"""The example of a list column shows at most this many values."""
 _SIDE_COLUMNS = {
     "id",
     "idx",
@@ -125,9 +116,9 @@ def kind_of(columns: ColumnMap) -> str:
 
 
 def columns_to_choose(
-    config: DataConfig, rows: list[Row], source: Source | None = None
+    config: DataConfig, rows: Survey | Iterable[Row], source: Source | None = None
 ) -> dict[str, Any]:
-    """Returns the columns of a source with these first rows, for a person to choose from.
+    """Returns the columns of a source with these rows, for a person to choose from.
 
     - `state` is "found" (the column names are clear), "several" (they fit more than one reading),
       "named" (the settings name columns), "guess" (nothing fits, and the rows are read according to
@@ -139,11 +130,11 @@ def columns_to_choose(
     - `chosen` maps each part to its column.
     - `columns` lists each column as `{name, example}`.
     """
-    names = first_values(rows)
-    state, chosen = _choice(config, rows, names, source)
+    survey = survey_of(rows)
+    state, chosen = _choice(config, survey, source)
     columns = [
-        {"name": name.encode(errors="replace").decode(), "example": _example(value)}
-        for name, value in list(names.items())[:_MOST_COLUMNS]
+        {"name": name.encode(errors="replace").decode(), "example": column.example}
+        for name, column in list(survey.columns.items())[:_MOST_COLUMNS]
     ]
     return {
         "state": state,
@@ -157,12 +148,13 @@ def columns_to_choose(
 
 
 def _choice(
-    config: DataConfig, rows: list[Row], names: dict[str, Any], source: Source | None
+    config: DataConfig, survey: Survey, source: Source | None
 ) -> tuple[str, dict[str, str]]:
     """Returns `state` and `chosen` of `columns_to_choose`."""
     named = config.columns.named()
+    names = survey.names
     wanted, columns = as_registered(config.format, source, names, named)
-    fitting = fitting_formats(wanted, names, columns)
+    fitting = fitting_formats(wanted, survey, columns)
     if fitting:
         chosen = fitting[0][1]
         if named:
@@ -174,9 +166,9 @@ def _choice(
     chosen = {part: column for part, column in named.items() if column in names}
     if chosen:
         return "named", chosen
-    fitting = fitting_formats(AUTO, names, {})
+    fitting = fitting_formats(AUTO, survey, {})
     if not fitting:
-        chosen = guessed(rows)
+        chosen = guessed(survey)
         return "guess" if chosen else "none", chosen
     # The columns of a fixed format are found again by their names; nobody can name them.
     can_be_named = {part.name for part in dataclasses.fields(DataColumns)}
@@ -197,15 +189,19 @@ def _kind_chosen(chosen: dict[str, str]) -> str:
 # ---------------------------------------------------------------------- the guess
 
 
-def guessed(rows: list[Row]) -> dict[str, str]:
+def guessed(rows: Survey | Iterable[Row]) -> dict[str, str]:
     """Returns the likeliest column for each part of an example, judged by names and values. The
     result is empty if no column holds text or turns.
     """
-    names = first_values(rows)
-    for name, value in names.items():
+    survey = survey_of(rows)
+    for name, value in survey.names.items():
         if has_turns(value):
             return {"messages": name}
-    lengths = _text_lengths(rows, names)
+    lengths = {
+        name: column.characters
+        for name, column in survey.columns.items()
+        if isinstance(column.value, str)
+    }
     texts = [name for name in lengths if not _words(name) & _SIDE_COLUMNS]
     texts = texts or [name for name in lengths if not _words(name) & _IDENTITY]
     texts = [name for name in texts if name] or texts  # settings cannot name a column without one
@@ -228,16 +224,6 @@ def guessed(rows: list[Row]) -> dict[str, str]:
     return found if {"prompt", "completion"} <= set(found) else {"text": texts[0]}
 
 
-def _text_lengths(rows: list[Row], names: dict[str, Any]) -> dict[str, int]:
-    """Returns the number of characters in each text column over these rows."""
-    lengths = {}
-    for name, value in names.items():
-        if isinstance(value, str) and value.strip():
-            texts = [row[name] for row in rows if isinstance(row.get(name), str)]
-            lengths[name] = sum(map(len, texts))
-    return lengths
-
-
 def _likeliest(words: Collection[str], names: list[str]) -> str | None:
     """Goes through `words` in order and returns the first name that contains one."""
     for word in words:
@@ -252,24 +238,3 @@ def _words(name: str) -> set[str]:
     words.
     """
     return set(re.findall(r"[^\W\d_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()))
-
-
-def _example(value: Any) -> str:
-    """Returns a value as one short line of text."""
-    if isinstance(value, list):
-        value = value[:_MOST_VALUES]
-    if value is None:
-        text = ""
-    elif isinstance(value, str):
-        text = value
-    else:
-        text = _as_json(value)
-    line = " ".join(text[: 4 * _EXAMPLE_CHARACTERS].encode(errors="replace").decode().split())
-    return line if len(line) <= _EXAMPLE_CHARACTERS else f"{line[:_EXAMPLE_CHARACTERS]} …"
-
-
-def _as_json(value: Any) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False, default=str, skipkeys=True)
-    except (ValueError, RecursionError):  # too deep, or a number of thousands of digits
-        return in_words(value)

@@ -1,5 +1,5 @@
-"""These functions find the formats that the columns of a source fit, by their names and by their
-first values.
+"""These functions find the formats that the columns of a source fit, by their names and by the
+kinds of their values (`survey.py`).
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from typing import Any
 from engine.config.settings import AUTO
 from engine.examples.all_formats import FORMATS
 from engine.examples.format import Format, Names, is_text, is_text_or_turns
+from engine.examples.survey import Survey
 from engine.examples.turns import has_turns
 from engine.examples.values import is_blank, parsed_list
-from engine.sources.json_files import Row
 from engine.sources.open_source import Source
 
 MAIN_PARTS = ("messages", "prompt", "completion", "text", "chosen", "rejected")
@@ -20,21 +20,11 @@ Fit = tuple[str, dict[str, str]]
 """It consists of the name of a format and the column of each of its parts."""
 
 
-def first_values(rows: list[Row]) -> dict[str, Any]:
-    """Returns every column of these rows, in order, with its first value that is not blank."""
-    names: dict[str, Any] = {}
-    for row in rows:
-        for name, value in row.items():
-            if isinstance(name, str) and is_blank(names.get(name)):
-                names[name] = value
-    return names
-
-
 def as_registered(
     wanted: str, source: Source | None, names: dict[str, Any], named: dict[str, str]
 ) -> tuple[str, dict[str, str]]:
     """Returns the wanted format and the named columns, as a registry says them where the user says
-    nothing. Columns that a row may go without are left out where the first rows have none.
+    nothing. Columns that a row may go without are left out where no row has them.
     """
     if source is None or source.format is None or named or wanted not in (AUTO, source.format):
         return wanted, named
@@ -47,17 +37,18 @@ def as_registered(
     return source.format, columns
 
 
-def fitting_formats(wanted: str, names: dict[str, Any], named: dict[str, str]) -> list[Fit]:
-    """Returns every format that the columns `names` can be read as, best first. `named` are the
+def fitting_formats(wanted: str, survey: Survey, named: dict[str, str]) -> list[Fit]:
+    """Returns every format that the columns of `survey` can be read as, best first. `named` are the
     columns that the user named, by part.
     """
+    names = survey.names
     formats = list(FORMATS.values()) if wanted == AUTO else [FORMATS[wanted]]
     if named and "input" not in named:
         # A user who names a prompt column wants it used unchanged, so alpaca comes last.
         formats.sort(key=lambda made: made.name == "alpaca")
     fitting = []
     for made in formats:
-        columns = _columns_of(made, names, named)
+        columns = _columns_of(made, survey, named)
         if columns is None or (wanted == AUTO and _is_weak(made, columns, names, named)):
             continue
         fitting.append((made.name, columns))
@@ -67,7 +58,7 @@ def fitting_formats(wanted: str, names: dict[str, Any], named: dict[str, str]) -
 
 
 def looks_like(name: str, columns: dict[str, str], names: dict[str, Any]) -> bool:
-    """Returns whether the first values of a format's required parts are what it has."""
+    """Returns whether most values of a format's required parts are what it has."""
     made = FORMATS[name]
     return made.looks_like({part: names[columns[part]] for part in made.required})
 
@@ -99,12 +90,11 @@ def _has_rivals(columns: dict[str, str], names: dict[str, Any]) -> bool:
     return False
 
 
-def _columns_of(
-    made: Format, names: dict[str, Any], named: dict[str, str]
-) -> dict[str, str] | None:
+def _columns_of(made: Format, survey: Survey, named: dict[str, str]) -> dict[str, str] | None:
     """Returns the column of each part if rows are read as this format, or None if a required part
     has no column.
     """
+    names = survey.columns
     has_named_parts = set(named) <= made.parts
     has_named_columns = set(named.values()) <= set(names)
     if not has_named_parts or not has_named_columns:
@@ -121,14 +111,17 @@ def _columns_of(
     for part, usual in made.optional.items():
         free = [name for name in names if name not in columns.values()]
         column = _first_of(usual, free)
-        if column is not None and _may_be(part, names[column]):
+        if column is None:
+            continue
+        # Where some values are what the part holds, reading the others refuses their rows.
+        if any(_may_be(part, value) for value in survey.columns[column].values or [None]):
             columns[part] = column
     return columns
 
 
 def _may_be(part: str, value: Any) -> bool:
-    """Whether a first value is what an optional part holds. A column of another kind happens to
-    have its name.
+    """Whether a value is what an optional part holds. A column of another kind happens to have its
+    name.
     """
     value = parsed_list(value)
     if part == "history":
@@ -164,7 +157,7 @@ def _is_weak(
 def _first_of(usual: Names, there: list[str]) -> str | None:
     """Returns the first usual name that is there, with whatever capital letters."""
     in_any_case: dict[str, str] = {}
-    for column in there:
+    for column in sorted(there):  # not as the rows happen to have them
         in_any_case.setdefault(column.lower(), column)
     for name in usual:
         found = name if name in there else in_any_case.get(name.lower())

@@ -47,6 +47,8 @@ LAST_ALONE = (
     *("last_turn_only", "only_last_turn", "train_last_only"),
 )
 """True for a row of which the last answer alone is trained."""
+ANSWER_FLAGS = frozenset((*WEIGHTS, *TRAINED, *UNTRAINED, *LISTS, *LAST_ALONE))
+"""Columns with these names may say which answers of their rows are trained."""
 KNOWN = frozenset((*WEIGHTS, *TRAINED, *UNTRAINED, *DETAILS))
 """Keys of turns and of parts that are read."""
 _LEAST, _MOST = 1e-6, 1e6
@@ -118,9 +120,7 @@ def says_of_answers(column: str, value: Any) -> bool:
     name = plain_name(column)
     if name in LAST_ALONE:
         return isinstance(value, bool | int | float) and bool(value)
-    return name in (*WEIGHTS, *TRAINED, *UNTRAINED, *LISTS) and isinstance(
-        parsed_list(value), list | tuple
-    )
+    return name in ANSWER_FLAGS and isinstance(parsed_list(value), list | tuple)
 
 
 def row_weights(

@@ -32,7 +32,7 @@ class Format:
     read: Callable[[Parts], Example | None]
     """It returns a row as an example, or None if the row is empty."""
     looks_like: Callable[[Mapping[str, Any]], bool]
-    """It tells whether the first values of the required parts are what this format has."""
+    """It tells whether values of the required parts are what this format has."""
     needs: str
     """This says in words what rows of this format need."""
     optional: Mapping[str, Names] = field(default_factory=dict)
@@ -61,10 +61,10 @@ class Format:
 
 
 def is_text(value: Any) -> bool:
-    """Returns whether a first value may belong to a column of text."""
+    """Returns whether a value may belong to a column of text."""
     return value is None or isinstance(value, str)
 
 
 def is_text_or_turns(value: Any) -> bool:
-    """Returns whether a first value may belong to a column of text or of turns."""
+    """Returns whether a value may belong to a column of text or of turns."""
     return is_text(value) or has_turns(value)

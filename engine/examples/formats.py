@@ -1,7 +1,7 @@
 """These functions find out what each column holds, and read rows as examples.
 
-- `map_columns` examines the first rows of a source. It finds the format that fits their columns, or
-  the columns for the format in the settings.
+- `map_columns` is given what all rows of a source hold (`survey.py`). It finds the format that fits
+  their columns, or the columns for the format in the settings.
 - It returns a `ColumnMap`, which reads every row as an example.
 
 The formats themselves are in the files `of_*.py`, and in one list in `all_formats.py`.
@@ -9,7 +9,7 @@ The formats themselves are in the files `of_*.py`, and in one list in `all_forma
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,7 @@ from engine.config.data_settings import DataColumns, Reading
 from engine.config.settings import AUTO
 from engine.errors import DataError
 from engine.examples.all_formats import FORMATS
-from engine.examples.detect import MAIN_PARTS, as_registered, first_values, fitting_formats
+from engine.examples.detect import MAIN_PARTS, as_registered, fitting_formats
 from engine.examples.example import Conversation, Example, Labelled, Pair
 from engine.examples.labels import is_good, label_of
 from engine.examples.of_preferences import REFERENCES
@@ -33,14 +33,12 @@ from engine.examples.refused import (
 )
 from engine.examples.roles import own_roles
 from engine.examples.row_parts import Parts
+from engine.examples.survey import Survey, survey_of
 from engine.examples.turns import Said
-from engine.examples.unknown_flags import KeySurvey, refuse_unknown_flags
+from engine.examples.unknown_flags import flags_error, refuse_unknown_flags
 from engine.examples.values import listed, without_nulls
 from engine.sources.json_files import Row
 from engine.sources.open_source import Source
-
-ROWS_TO_DETECT = 20
-"""The columns are found from this many rows at the start of a source."""
 
 _MEANING = {
     "messages": "the turns of the conversation",
@@ -78,6 +76,8 @@ class ColumnMap:
     column.
     """
     unused: list[str] = field(default_factory=list)
+    known: tuple[str, ...] = ()
+    """All columns, used or not. A row with another one is refused."""
     notes: tuple[str, ...] = ()
     """These sentences say what a person must know about how rows are read."""
     classes: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class ColumnMap:
     unused_flags: tuple[str, ...] = ()
     """These keys say nothing of training, as `data.unused_flags` says."""
     possible_flags: tuple[str, ...] = ()
-    """These keys of the first rows may be flags: rows that have one are refused."""
+    """These keys may be flags: rows that have one are refused."""
     figures: tuple[str, ...] = ()
     """These keys (`KeySurvey.figures`) are 0 or 1 in some rows and something else in others."""
 
@@ -107,12 +107,8 @@ class ColumnMap:
         return said | ({self.label: "says whether the answer is good"} if self.label else {})
 
     def known_columns(self) -> frozenset[str]:
-        """Returns the columns of the first rows, used or not. Others appear in later rows."""
-        label = [] if self.label is None else [self.label]
-        references = REFERENCES if self.pairs else ()
-        return frozenset(
-            [*self.columns.values(), *self.unused, *self.answer_flags, *label, *references]
-        )
+        """Returns all columns, used or not."""
+        return frozenset(self.known)
 
     def example(self, row: Row, where: str) -> Example | None:
         """Returns the row as an example, or None if the row is empty. `where` names the row in
@@ -147,6 +143,11 @@ class ColumnMap:
             where,
         )
 
+    def refuse_possible_flags(self, name: str) -> None:
+        """Raises UnknownFlags if any row of the source `name` has such a key."""
+        if self.possible_flags:
+            raise flags_error(self.possible_flags, f"the rows of {name}")
+
     @cached_property
     def _used(self) -> frozenset[str]:
         label = [self.label] if self.label is not None else []
@@ -166,7 +167,7 @@ class ColumnMap:
 
 def map_columns(
     wanted: str,
-    rows: list[Row],
+    rows: Survey | Iterable[Row],
     source: Source,
     columns: DataColumns,
     reads: Reading = "examples",
@@ -175,14 +176,16 @@ def map_columns(
     unused_flags: Sequence[str] = (),
 ) -> ColumnMap:
     """Finds the columns of format `wanted` or, for `auto`, the format that fits the columns. `rows`
-    are the first few rows of the source, and `columns` are the columns that the user named. `reads`
-    says what rows become; `roles` and `unused_flags` are those of the settings. Raises DataError
-    when the wanted format, or any format for `auto`, does not fit, for a named column that does not
-    exist, for rows that must not be trained as they stand, and for rows of one answer, or without a
-    mark, where `reads` wants that.
+    are the rows of the source, or what they hold, and `columns` are the columns that the user
+    named. Neither the format nor its columns depend on the order of the rows. `reads` says what
+    rows become; `roles` and `unused_flags` are those of the settings. Raises DataError when the
+    wanted format, or any format for `auto`, does not fit, for a named column that does not exist,
+    for rows that must not be trained as they stand, and for rows of one answer, or without a mark,
+    where `reads` wants that.
     """
     pairs = reads == "pairs"
-    names = first_values(rows)
+    survey = survey_of(rows)
+    names = survey.names
     named = columns.named()
     if wanted == AUTO and not named and is_flat(names):
         raise DataError(
@@ -191,7 +194,7 @@ def map_columns(
             "replies."
         )
     format_wanted, registered = as_registered(wanted, source, names, named)
-    fitting = fitting_formats(format_wanted, names, registered)
+    fitting = fitting_formats(format_wanted, survey, registered)
     if not fitting and registered != named:
         raise _not_as_registered(registered, names, source)
     if not fitting and pairs and not named:
@@ -203,12 +206,13 @@ def map_columns(
     if reads == "labels" and not made.has_answers:
         raise _no_answers(name, names, source)
     label = label_of(names, found, source.name) if reads == "labels" else None
+    marks = survey.marks()
     if name in WITH_ANSWERS and label is None:
-        refuse_marked(rows, found.values(), source.name)
+        refuse_marked(marks, found.values(), source.name)
     if pairs and made.read_pair is None:
         raise _no_pairs(name, names, source)
     used = {*found.values(), *([label] if label is not None else [])}
-    said = answer_flags(rows, {*used, *unused_flags}, name)
+    said = answer_flags(survey.flags(), {*used, *unused_flags}, name)
     unused = [column for column in names if column not in used and column not in said]
     note = (made.pair_note if pairs else made.note).format_map(found)
     if pairs and all(column in names for column in REFERENCES):
@@ -216,24 +220,22 @@ def map_columns(
         note += f" The columns {listed(REFERENCES)} are the reference that DPO compares with."
     is_detected = wanted == AUTO and not named
     notes = (note,) if note else ()
-    keys = KeySurvey()
-    for row in rows:
-        keys.add(row)
-    possible = [flag for flag in keys.possible(found, used) if flag not in unused_flags]
+    possible = survey.keys.possible(found, used)
     return ColumnMap(
         name,
         is_detected,
         found,
         unused,
+        tuple(names),
         notes,
-        classes(rows),
+        classes(marks),
         pairs,
         label,
         said,
         own_roles(roles),
         tuple(unused_flags),
-        tuple(possible),
-        tuple(keys.figures()),
+        tuple(flag for flag in possible if flag not in unused_flags),
+        tuple(survey.keys.figures()),
     )
 
 
@@ -261,8 +263,8 @@ def _not_as_registered(
     """Returns the error for rows that lack a column of their entry in a registry."""
     missing = listed(column for column in registered.values() if column not in names)
     return DataError(
-        f"The entry of {source.name} in the registry takes the column {missing}, but the first "
-        f"rows have the columns {listed(names)}; name one of these in the entry's columns."
+        f"The entry of {source.name} in the registry takes the column {missing}, but the rows "
+        f"have the columns {listed(names)}; name one of these in the entry's columns."
     )
 
 

@@ -18,9 +18,9 @@ def label_of(names: Mapping[str, Any], used: Mapping[str, str], source: str) -> 
     """Returns the column that marks answers, among the columns `names` of which `used` are parts of
     an example. Raises DataError if there is none.
     """
-    for column in names:
-        if column.lower() in _NAMES and column not in used.values():
-            return column
+    found = [name for name in names if name.lower() in _NAMES and name not in used.values()]
+    if found:  # whatever the order in which rows have them
+        return min(found, key=lambda name: (_NAMES.index(name.lower()), name))
     raise DataError(
         f"{source} has the columns {listed(names)} and none that marks answers as good or bad; add "
         "a column label of true and false, or set preference.objective to sft."

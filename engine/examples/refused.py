@@ -6,7 +6,7 @@ a row. If it is not done, the row is refused by the name of the column.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from engine.errors import DataError
@@ -19,7 +19,8 @@ from engine.sources.not_trained import MARKS, MEDIA_COLUMNS, WITHOUT, medium
 
 _MARK = "kto_tag"
 _OR_KTO = "or learn from the marks with preference.objective kto"
-_LABEL = "label"
+LABEL = "label"
+"""A column with this name may mark answers, or hold classes."""
 _LONGEST_CELL = 20
 """A cell of a table with a number has at most this many characters."""
 WITH_TURNS = ("messages", "sharegpt", "gemini")
@@ -40,7 +41,7 @@ def refuse_row(row: Row, used: Collection[str], data_format: str, where: str) ->
         what = what or medium(value)
         if what:
             raise DataError(f"The column {legible(column)} in {where} holds {what}, {WITHOUT}.")
-        is_mark = name == _MARK or (name == _LABEL and _says_good_or_bad(value))
+        is_mark = name == _MARK or (name == LABEL and says_good_or_bad(value))
         if is_mark and data_format in WITH_ANSWERS:
             raise DataError(f"The column {column} in {where} {MARKS}, {_OR_KTO}.")
         if flags.says_of_answers(column, value):
@@ -78,48 +79,33 @@ def refuse_weights(example: Example | None, where: str) -> None:
             )
 
 
-def refuse_marked(rows: list[Row], used: Collection[str], name: str) -> None:
-    """Raises DataError if a column of the first rows of the source `name` marks answers as good or
-    bad with 1 and 0.
+def refuse_marked(marks: Mapping[str, set[bool]], used: Collection[str], name: str) -> None:
+    """Raises DataError if a column of the source `name` marks answers as good or bad with 1 and 0.
+    `marks` says of the columns named label whether their values are marks (`Survey.marks`).
     """
-    values: dict[str, set[Any]] = {}
-    for row in rows:
-        for column, value in row.items():
-            is_label = isinstance(column, str) and column.lower() == _LABEL
-            if is_label and column not in used and not is_blank(value):
-                values.setdefault(column, set()).add(_says_good_or_bad(value))
-    for column, found in values.items():
-        if found == {True}:
+    for column, found in marks.items():
+        if column not in used and found == {True}:
             raise DataError(f"The column {column} of {name} {MARKS}, {_OR_KTO}.")
 
 
-def classes(rows: list[Row]) -> tuple[str, ...]:
-    """Returns the columns named label that hold something other than marks in the first rows."""
-    found = {
-        column: True
-        for row in rows
-        for column, value in row.items()
-        if isinstance(column, str) and column.lower() == _LABEL
-        if not is_blank(value) and not _says_good_or_bad(value)
-    }
-    return tuple(found)
+def classes(marks: Mapping[str, set[bool]]) -> tuple[str, ...]:
+    """Returns the columns named label that hold something other than marks."""
+    return tuple(column for column, found in marks.items() if False in found)
 
 
-def answer_flags(rows: list[Row], left_out: Collection[str], data_format: str) -> tuple[str, ...]:
-    """Returns the columns of the first rows that say which answers of a row are trained, without
-    those that are `left_out`.
+def answer_flags(
+    flags_found: Collection[str], left_out: Collection[str], data_format: str
+) -> tuple[str, ...]:
+    """Returns the columns that say which answers of a row are trained, of the columns
+    `flags_found` (`Survey.flags`) without those that are `left_out`.
     """
-    found = {
-        column: True
-        for row in rows
-        for column, value in row.items()
-        if isinstance(column, str) and column not in left_out
-        if data_format in WITH_TURNS and flags.says_of_answers(column, value)
-    }
-    return tuple(found)
+    if data_format not in WITH_TURNS:
+        return ()
+    return tuple(column for column in flags_found if column not in left_out)
 
 
-def _says_good_or_bad(value: Any) -> bool:
+def says_good_or_bad(value: Any) -> bool:
+    """Returns whether a value is a mark of an answer: 1 or 0, true or false, also as text."""
     value = _of_a_table(value)
     return isinstance(value, bool | int | float) and value in (0, 1)
 

@@ -58,7 +58,7 @@ _CONTENTS = ("content", "value", "parts")
 
 class UnknownFlags(DataError):
     """Raised for a row with keys that may be flags. `names` are these keys, and all others that the
-    first rows have.
+    rows have.
     """
 
     def __init__(self, sentence: str, names: tuple[str, ...]):
@@ -160,14 +160,18 @@ def refuse_unknown_flags(
             continue
         if kind == _DIGIT and _counts(name):
             continue
-        names = tuple(dict.fromkeys([name, *also]))
-        more = f" (and so may {listed(names[1:])})" if len(names) > 1 else ""
-        raise UnknownFlags(
-            f"The key {legible(name)} in {place} is true or false, or 0 or 1, and may say what is "
-            f"not to be trained{more}; if it does not, set data.unused_flags to [{listed(names)}], "
-            "otherwise call it train, with true for what is trained.",
-            names,
-        )
+        raise flags_error(tuple(dict.fromkeys([name, *also])), place)
+
+
+def flags_error(names: tuple[str, ...], place: str) -> UnknownFlags:
+    """Returns the error for the keys `names`, of which the first one stands at `place`."""
+    more = f" (and so may {listed(names[1:])})" if len(names) > 1 else ""
+    return UnknownFlags(
+        f"The key {legible(names[0])} in {place} is true or false, or 0 or 1, and may say what is "
+        f"not to be trained{more}; if it does not, set data.unused_flags to [{listed(names)}], "
+        "otherwise call it train, with true for what is trained.",
+        names,
+    )
 
 
 def _keys(

@@ -12,6 +12,7 @@ from engine.sources.json_files import Row
 from engine.sources.open_text import open_bytes
 
 _ROWS_A_READ = 1024
+_ITEMS_SKIMMED = 8
 _WHOLE_FILE = b"ARROW1"
 
 
@@ -26,13 +27,12 @@ def parquet_total(path: Path) -> int:
 
 def parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
     """Yields (row from 1, row) of a Parquet file. Raises DataError for one that is damaged."""
-    from pyarrow import parquet
+    return _rows(path, _parquet_batches(path))
 
-    def batches() -> Iterator[Any]:
-        with parquet.ParquetFile(path) as file:
-            yield from file.iter_batches(batch_size=_ROWS_A_READ)
 
-    return _rows(path, batches())
+def skimmed_parquet(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yields the rows of a Parquet file as `skimmed` does."""
+    return _rows(path, _parquet_batches(path), skimmed)
 
 
 def arrow_total(path: Path, streaming: bool) -> int | None:
@@ -52,6 +52,47 @@ def arrow_rows(path: Path) -> Iterator[tuple[int, Row]]:
     damaged.
     """
     return _rows(path, _arrow_batches(path))
+
+
+def skimmed_arrow(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yields the rows of an Arrow or Feather file as `skimmed` does."""
+    return _rows(path, _arrow_batches(path), skimmed)
+
+
+def skimmed(batch: Any) -> list[Row]:
+    """Returns the rows of a batch or table with no more than the first items of lists that hold
+    numbers, or nothing but text: they say of what kind all are. Bytes are shortened too.
+    """
+    import pyarrow as pa
+    from pyarrow import compute
+
+    def shortened(column: Any) -> Any:
+        kind = column.type
+        if _is_list(kind) and (pa.types.is_primitive(kind.value_type) or _is_text(kind)):
+            return compute.list_slice(column, 0, _ITEMS_SKIMMED)
+        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+            return compute.binary_slice(column, 0, 1)
+        return column
+
+    columns = [shortened(column) for column in batch.columns]
+    return _pylist(pa.table(columns, batch.schema.names))
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
+
+
+def _is_text(kind: Any) -> bool:
+    """Returns whether nothing but text is in values of a type. A map may have any keys."""
+    import pyarrow as pa
+
+    if _is_list(kind):
+        return _is_text(kind.value_type)
+    if pa.types.is_struct(kind):
+        return all(_is_text(kind.field(place).type) for place in range(kind.num_fields))
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)
 
 
 def without_filled(row: Row) -> Row:
@@ -87,13 +128,28 @@ def _arrow_batches(path: Path) -> Iterator[Any]:
                 yield from stream
 
 
-def _rows(path: Path, batches: Iterator[Any]) -> Iterator[tuple[int, Row]]:
+def _parquet_batches(path: Path) -> Iterator[Any]:
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        yield from file.iter_batches(batch_size=_ROWS_A_READ)
+
+
+def _pylist(batch: Any) -> list[Row]:
+    """Returns the rows of a batch. A map becomes an object, as other files have it."""
+    rows: list[Row] = batch.to_pylist(maps_as_pydicts="strict")
+    return rows
+
+
+def _rows(
+    path: Path, batches: Iterator[Any], rows_of: Callable[[Any], list[Row]] = _pylist
+) -> Iterator[tuple[int, Row]]:
     number = 0
     with _telling(lambda: f"{path.name} cannot be read after row {number}", "write the file again"):
         for batch in batches:
             batch.validate(full=True)  # wrong offsets of a damaged file would end the process
             for start in range(0, batch.num_rows, _ROWS_A_READ):
-                for row in batch.slice(start, _ROWS_A_READ).to_pylist():
+                for row in rows_of(batch.slice(start, _ROWS_A_READ)):
                     number += 1
                     yield number, without_filled(row)
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
+import orjson
+
 from engine.errors import DataError
 from engine.sources.bounded_lines import lines, not_utf8
 from engine.sources.json_text import JsonText
@@ -46,6 +48,19 @@ def line_rows(path: Path) -> Iterator[tuple[int, Row]]:
     for number, raw in lines(path):
         if not raw.isspace():
             yield number, _parse_line(raw, number, path.name)
+
+
+def skimmed_lines(path: Path) -> Iterator[tuple[int, Row]]:
+    """Reads the same rows as `line_rows` in less than half the time. Numbers of more than 64 bits
+    may be rounded.
+    """
+    for number, raw in lines(path):
+        if not raw.isspace():
+            try:
+                row = orjson.loads(raw)
+            except ValueError:  # it is stricter than `json`, which decides
+                row = None
+            yield number, row if isinstance(row, dict) else _parse_line(raw, number, path.name)
 
 
 def goes_over_lines(path: Path) -> bool:

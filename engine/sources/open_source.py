@@ -28,13 +28,24 @@ from engine.sources.arrow_files import (
     arrow_total,
     parquet_rows,
     parquet_total,
+    skimmed,
+    skimmed_arrow,
+    skimmed_parquet,
     without_filled,
 )
 from engine.sources.bounded_lines import count_lines
 from engine.sources.excel import sheet_note, sheet_rows
 from engine.sources.folders import files_of, is_saved_by_datasets, left_out
 from engine.sources.hub_connection import from_hub_or_cache
-from engine.sources.json_files import Read, Row, goes_over_lines, item_rows, line_rows, value_rows
+from engine.sources.json_files import (
+    Read,
+    Row,
+    goes_over_lines,
+    item_rows,
+    line_rows,
+    skimmed_lines,
+    value_rows,
+)
 from engine.sources.kinds import (
     ARROW_SUFFIXES,
     COMPRESSIONS,
@@ -54,6 +65,7 @@ from engine.sources.text_files import lengths_of_passages, passages
 _OTHER_SUFFIXES = (".zip", ".xls", ".pdf", ".docx", ".tar", ".tgz", *COMPRESSIONS)
 """A name with one of these endings means a file, but of a type that cannot be read."""
 _MOST_NOTES = 5
+_ROWS_A_READ = 1000
 _MEMBER = 1 << 48
 """In a folder, a row's number is its file's number times this value, plus its number within the
 file.
@@ -87,6 +99,13 @@ class Source:
     """It is the format of the rows if a registry says it, or None."""
     columns: dict[str, str] = dataclasses.field(default_factory=dict)
     """It gives the column of each part of an example if a registry says it."""
+    skim: Read | None = None
+    """This function yields what tells the columns and the kinds of values of all rows, and is
+    faster than `read`: long lists are cut short, or rows left out that are like others. It is None
+    where there is no such way.
+    """
+    has_header: bool = False
+    """Every row has all columns."""
 
     def where(self, number: int) -> str:
         """Returns the place of a row, in the words of an error."""
@@ -96,25 +115,37 @@ class Source:
         return self.members[member].where(within)
 
 
-def open_source(config: DataConfig, streaming: bool = False) -> Source:
+def open_source(config: DataConfig, streaming: bool = False, counted: bool = True) -> Source:
     """Opens the data set that `config.source` names. With `streaming`, only the requested rows are
-    read, which is enough for a preview; `total` may then be unknown. Raises DataError when the data
-    set does not exist or cannot be read.
+    read, which is enough for a preview; `total` may then be unknown. Without `counted`, rows are
+    not counted where that takes a pass over the data. Raises DataError when the data set does not
+    exist or cannot be read.
     """
     entry = registered(config)
     if entry is not None:
         if entry.hub:
             return _of_registry(entry, _hub(entry.config, streaming, entry.hub))
-        return _of_registry(entry, open_source(entry.config, streaming))
+        return _of_registry(entry, open_source(entry.config, streaming, counted))
     path = resolve_source(config.only_source)
     if path is None:
         refuse_missing_file(config.only_source)
         return _hub(config, streaming)
     if not path.is_dir():
-        return _file(path, path.name, config, streaming)
+        return _file(path, path.name, _Way(config, streaming, counted and not streaming))
     if is_saved_by_datasets(path):
         return _saved_by_datasets(path, config)
-    return _folder_of_files(path, config, streaming)
+    return _folder_of_files(path, _Way(config, streaming, counted and not streaming))
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a data set is opened."""
+
+    config: DataConfig
+    streaming: bool
+    """Only the first rows will be read."""
+    counted: bool
+    """Rows are counted, also where that takes a pass over a file."""
 
 
 def _of_registry(entry: Registered, inner: Source) -> Source:
@@ -129,9 +160,12 @@ def _of_registry(entry: Registered, inner: Source) -> Source:
         for number, row in itertools.islice(inner.read(), entry.most):
             yield number, entry.row(row, inner.where(number))
 
-    return dataclasses.replace(
+    found = dataclasses.replace(
         inner, total=total, read=read, format=entry.format, columns=entry.columns
     )
+    # Names of speakers do not matter for columns that the entry names, but rows do that are not
+    # read.
+    return found if entry.most is None else dataclasses.replace(found, skim=read)
 
 
 def refuse_missing_file(source: str) -> None:
@@ -204,7 +238,7 @@ def _notes_on_file(path: Path) -> list[str]:
 # ---------------------------------------------------------------------- files
 
 
-def _file(path: Path, name: str, config: DataConfig, streaming: bool) -> Source:
+def _file(path: Path, name: str, way: _Way) -> Source:
     """Opens a file. In errors, it has the name `name`."""
     open_bytes(path, path.suffix.lower()).close()
     if not is_data(path):
@@ -214,25 +248,30 @@ def _file(path: Path, name: str, config: DataConfig, streaming: bool) -> Source:
     if path.stat().st_size == 0:
         raise DataError(f"{path.name} is empty; give a file with at least one row.")
     with told(path.name, lambda: "its beginning"):
-        source = _of_kind(path, name, config, streaming)
+        source = _of_kind(path, name, way)
     return dataclasses.replace(source, read=partial(_sound_rows, source, path))
 
 
-def _of_kind(path: Path, name: str, config: DataConfig, streaming: bool) -> Source:
+def _of_kind(path: Path, name: str, way: _Way) -> Source:
     """Opens a file, with the reader for its kind."""
     suffix, _ = suffixes_of(path)
     if suffix == ".parquet":
-        return Source(path.name, "row", parquet_total(path), lambda: parquet_rows(path))
+        read, skim = partial(parquet_rows, path), partial(skimmed_parquet, path)
+        return Source(path.name, "row", parquet_total(path), read, skim=skim, has_header=True)
     if suffix in ARROW_SUFFIXES:
-        return Source(path.name, "row", arrow_total(path, streaming), lambda: arrow_rows(path))
+        read, skim = partial(arrow_rows, path), partial(skimmed_arrow, path)
+        total = arrow_total(path, not way.counted)
+        return Source(path.name, "row", total, read, skim=skim, has_header=True)
     if suffix in (".json", *LINES_SUFFIXES):
-        return _json(path, streaming)
+        return _json(path, way.counted)
     if suffix == ".xlsx":
-        return _counted(Source(name, "row", None, lambda: sheet_rows(path)), path, streaming)
+        source = Source(name, "row", None, partial(sheet_rows, path), has_header=True)
+        return _counted(source, path, way.counted)
     encoding_of(path)  # raises an error where the file cannot be read as text
     if suffix in TABLE_SUFFIXES:
-        return _counted(Source(name, "row", None, lambda: table_rows(path)), path, streaming)
-    return _text(path, config.max_seq_len, streaming)
+        source = Source(name, "row", None, partial(table_rows, path), has_header=True)
+        return _counted(source, path, way.counted)
+    return _text(path, way.config.max_seq_len, way.streaming)
 
 
 def _sound_rows(source: Source, path: Path) -> Iterator[tuple[int, Row]]:
@@ -253,40 +292,39 @@ def _sound_rows(source: Source, path: Path) -> Iterator[tuple[int, Row]]:
         ) from None
 
 
-def _counted(source: Source, path: Path, streaming: bool) -> Source:
-    """Returns the source with its rows counted, which takes a pass over its file. With `streaming`,
-    nothing is counted.
+def _counted(source: Source, path: Path, counted: bool = True) -> Source:
+    """Returns the source with its rows counted, which takes a pass over its file. Without
+    `counted`, nothing is counted.
     """
-    if streaming:
+    if not counted:
         return source
     return dataclasses.replace(source, total=sum(1 for _ in _sound_rows(source, path)))
-
-
-def _counted_as(source: Source, path: Path, streaming: bool, count: Callable[[], int]) -> Source:
-    """Returns the source with its rows counted as `count` does it, which is faster."""
-    if streaming:
-        return source
-    try:
-        return dataclasses.replace(source, total=count())
-    except DataError:  # an earlier row may be wrong too, and is told first
-        return _counted(source, path, streaming)
 
 
 def _text(path: Path, max_seq_len: int, streaming: bool) -> Source:
     """Opens a plain text, which is read in passages."""
     size = None if suffixes_of(path)[1] else path.stat().st_size
     read = partial(passages, path, max_seq_len)
-    source = Source(path.name, "the passage from line", None, read, text_bytes=size)
+    source = Source(
+        path.name,
+        "the passage from line",
+        None,
+        read,
+        text_bytes=size,
+        has_header=True,
+    )
     if streaming:
         return source
     try:
         lengths = lengths_of_passages(path, max_seq_len)
     except DataError:  # an earlier row may be wrong too, and is told first
-        return _counted(source, path, streaming)
-    return dataclasses.replace(source, total=len(lengths), read=partial(read, lengths))
+        return _counted(source, path)
+    read = partial(read, lengths)
+    skim = lambda: itertools.islice(read(), 1)  # noqa: E731  all passages are alike
+    return dataclasses.replace(source, total=len(lengths), read=read, skim=skim)
 
 
-def _json(path: Path, streaming: bool) -> Source:
+def _json(path: Path, counted: bool) -> Source:
     """Opens a JSON file, whose shape is looked at: rows in lines, or values that go over lines."""
     has_lines = suffixes_of(path)[0] in LINES_SUFFIXES
     if not has_lines or goes_over_lines(path):
@@ -294,16 +332,21 @@ def _json(path: Path, streaming: bool) -> Source:
         if read is None and goes_over_lines(path):
             read = partial(value_rows, path)
         if read is not None:
-            return _counted(Source(path.name, "item", None, read), path, streaming)
-    source = Source(path.name, "line", None, lambda: line_rows(path))
-    return _counted_as(source, path, streaming, lambda: count_lines(path))
+            return _counted(Source(path.name, "item", None, read), path, counted)
+    skim = partial(skimmed_lines, path)
+    source = Source(path.name, "line", None, partial(line_rows, path), skim=skim)
+    if not counted:
+        return source
+    try:
+        return dataclasses.replace(source, total=count_lines(path))
+    except DataError:  # an earlier row may be wrong too, and is told first
+        return _counted(source, path)
 
 
-def _folder_of_files(path: Path, config: DataConfig, streaming: bool) -> Source:
+def _folder_of_files(path: Path, way: _Way) -> Source:
     """Opens the data files under `path`, sorted by name, as one data set."""
     members = tuple(
-        _file(file, str(file.relative_to(path)), config, streaming)
-        for file in files_of(path, config)
+        _file(file, str(file.relative_to(path)), way) for file in files_of(path, way.config)
     )
 
     def read() -> Iterator[tuple[int, Row]]:
@@ -380,4 +423,17 @@ def _from_datasets(load: Callable[[], Any], name: str, subject: str, remedy: str
     total = len(data) if hasattr(data, "__len__") else None
     # `datasets` has no public attribute for its digest of the content.
     fingerprint = getattr(data, "_fingerprint", None)
-    return Source(name, "row", total, read, fingerprint=fingerprint)
+    has_header = getattr(data, "features", None) is not None  # a stream may have none
+    skim = partial(_skimmed, data) if total is not None else None
+    return Source(
+        name, "row", total, read, fingerprint=fingerprint, skim=skim, has_header=has_header
+    )
+
+
+def _skimmed(data: Any) -> Iterator[tuple[int, Row]]:
+    """Yields the rows of a data set of `datasets` as `skimmed` does."""
+    number = 0
+    for table in data.with_format("arrow").iter(_ROWS_A_READ):
+        for row in skimmed(table):
+            number += 1
+            yield number, without_filled(row)

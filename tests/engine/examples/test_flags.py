@@ -327,7 +327,7 @@ def test_one_sentence_names_all_of_them():
 def test_a_later_row_with_a_new_flag_stops_the_run(tmp_path, tokenizer):
     rows = [{"messages": chat()} for _ in range(700)]
     rows[650] = {"messages": chat({"hidden": True})}
-    with pytest.raises(DataError, match=r"^The key hidden in turn 2 of messages in line 651"):
+    with pytest.raises(DataError, match=r"^The key hidden in the rows of a\.jsonl is true"):
         prepare_data(config(tmp_path / "a.jsonl", rows), tokenizer, 1)
 
 
