@@ -11,13 +11,13 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.session.detached import PROCESS_FILE, DetachedRuns, is_starting
 from app.session.glances import Glances
-from app.view.run_row import NOTHING_SEEN, Weights
+from app.view.run_row import NOTHING_SEEN, Look, Weights
 from app.view.run_table import ORDERS, Asked, ListedRun, found_runs
 from engine.checkpoints.saved_steps import saved_steps
 from engine.runs.folder import LOCK_FILE, RUN_ID, RunFolder
@@ -128,6 +128,13 @@ class RunList:
         sorted_by_looks = entries if ORDERS[asked.sort].needs_looks else ()
         is_complete = self._glances.ask(dict.fromkeys([*shown, *sorted_by_looks]))
         return RunsToShow(every, len(found), found[: asked.limit], is_complete)
+
+    def looks(self, run_ids: Sequence[str]) -> tuple[dict[str, Look], bool]:
+        """Returns what is known of these runs, and whether each was looked at. The others are
+        looked at for a later answer.
+        """
+        is_complete = self._glances.ask(run_ids)
+        return self._glances.known(run_ids), is_complete
 
     def _with_looks(self, entries: Iterable[_Entry]) -> list[ListedRun]:
         listed = list(entries)

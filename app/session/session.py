@@ -24,6 +24,7 @@ from app.session.queue import Queued, RunQueue
 from app.session.refusals import name_of, refuse_if_paused_when_seen, refuse_unless_done
 from app.session.run_list import RunList, RunsToShow
 from app.view.run_bar import actions_in
+from app.view.run_row import Look
 from app.view.run_table import Asked
 from app.watch.run_watch import Watch
 from engine.checkpoints.saved_steps import saved_steps
@@ -367,6 +368,12 @@ class Session:
     def runs_to_show(self, asked: Asked) -> RunsToShow:
         """Returns the runs that a page asks for; see `RunList.runs_to_show`."""
         return self._list.runs_to_show(asked)
+
+    def looks(self, run_ids: Sequence[str]) -> tuple[dict[str, Look], bool]:
+        """Returns what is known of these runs beyond their summaries, and whether that is all; see
+        `RunList.looks`.
+        """
+        return self._list.looks(run_ids)
 
     @property
     def is_busy(self) -> bool:

@@ -153,11 +153,13 @@ def of_divergence(losses: Losses, config: TrainConfig | None) -> Finding | None:
             "A lower learning rate would spare the detour.",
             f"{above} {rose.since:,}; its best median before was {in_digits(rose.best)}.",
         )
+    at_its_best = f"{in_digits(rose.best)} at its best"
+    if losses.begun < rose.best:
+        at_its_best = f"{in_digits(losses.begun)} in the first one"
     return Finding(
         "diverging",
-        "warn",
-        f"The training loss rises: {in_digits(rose.last)} in the latest steps, "
-        f"{in_digits(rose.best)} at its best.",
+        "bad",
+        f"The training loss rises: {in_digits(rose.last)} in the latest steps, {at_its_best}.",
         "A lower learning rate is the first thing to try.",
         f"{above} {rose.since:,}, and no {LAST_STEPS} steps in a row have been good since.",
         lower_rate(config),

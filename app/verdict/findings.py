@@ -14,6 +14,8 @@ Rule = Literal[
     "disk",
     "memory ends soon",
     "diverging",
+    "worse than before training",
+    "memorises",
     "overfitting",
     "possibly overfitting",
     "not learning",

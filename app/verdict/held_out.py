@@ -1,5 +1,6 @@
-"""The held-out losses are judged here: how they went, whether the run overfits, and whether they
-stand still. All functions are pure.
+"""The held-out losses are judged here: how they went, whether the run overfits or memorises its
+rows, whether it is worse than before training, and whether they stand still. All functions are
+pure.
 
 Overfitting is judged as by Prechelt's generalisation loss: the held-out loss is above its best so
 far while the training loss goes on falling. Evaluations of the same rows are compared row by row.
@@ -15,29 +16,36 @@ import numpy as np
 from app.verdict.findings import Finding
 from app.verdict.losses import NOISE_STEPS, Losses, median, median_error, noise
 from app.words import in_digits, in_share
-from engine.runs.held_out import RowLosses
+from engine.runs.before_training import Worse, evaluations, worse_than_before
+from engine.runs.evaluations import ERRORS, RISE, RISE_SHARE, TOKEN_SPREAD, paired_error
 from engine.runs.snapshot import RunSnapshot
 
 FEWEST_EVALS = 4
 LAST_EVALS = 3
 """These many of the latest evaluations must all be above the best one."""
-RISE_SHARE, RISE = 0.05, 0.03
-"""A rising held-out loss is above its best by this share of the best, and by this much."""
-ERRORS = 3.0
-"""The rise must also exceed this many standard errors of the difference, and this many times the
-noise from one evaluation to the next.
-"""
-FEWEST_ROWS = 8
-"""The standard error is taken from the rows if there are at least this many."""
-TOKEN_SPREAD = 1.0
-"""Without the losses of rows, the change of a token's loss is taken to spread by this much (nats)
-over the tokens; so is that of a pair, or of an answer with a mark, over these.
-"""
+NOISES = 3.0
+"""The rise must also exceed this many times the noise from one evaluation to the next."""
 TRAIN_STEPS = 20
 """The training loss at an evaluation is the median of this many steps before it."""
 PLATEAU_EVALS, PLATEAU_LAST, PLATEAU_SHARE, PLATEAU_GAIN = 8, 4, 0.25, 0.005
 """The loss stands still if, of at least 8 evaluations, the latest 4, which are over at least a
 quarter of the run, gained less than half a percent.
+"""
+FAR_BELOW, GAP = 0.1, 0.5
+"""A run memorises its rows if its training loss is below this share of the held-out loss and by
+more than this below it, in its latest evaluations; if its training loss has also fallen to less
+than `FAR_BELOW` of what the fall of the held-out loss would have made of it; and if the held-out
+loss does not fall any more.
+"""
+MEMORISED_EVALS = 2
+"""These must be so many, since the training loss tells of an update one evaluation later. One is
+enough in a run that is over and has no more.
+"""
+STILL_FALLS = 0.01
+"""A held-out loss falls if the latest one is below all others by this share."""
+KNOWN_BY_HEART, KEPT_OF_BEFORE = 0.05, 0.5
+"""Rows with a training loss below this are known by heart. Then the run memorises them even if the
+held-out loss falls, while that has more than this share of what it was before training.
 """
 HIGH_RATE = 0.1
 """A loss that stands still is worth a remark while the rate is above this share of its peak."""
@@ -84,6 +92,11 @@ class HeldOut:
         return bool(self.losses[-1] > self.best + self.margins[-1])
 
     @property
+    def is_above_before(self) -> bool:
+        """Returns whether the last value is not below that before training."""
+        return len(self.steps) > 1 and self.steps[0] == 0 and self.last >= self.first
+
+    @property
     def has_improved(self) -> bool:
         """Returns whether the best value is below the first one by more than 1 % and the noise."""
         least = max(0.01 * abs(self.first), ERRORS * TOKEN_SPREAD / math.sqrt(self.counted))
@@ -100,63 +113,28 @@ def held_out(snapshot: RunSnapshot) -> HeldOut | None:
     """Returns how the held-out loss went, or None without an evaluation. Only evaluations of the
     rows that are held out now are compared.
     """
-    table = snapshot.evals
-    if not len(table):
+    evals = evaluations(snapshot)
+    if not evals:
         return None
-    counts = np.array(table.loss_tokens)
-    same = counts == counts[-1]
-    steps, losses = np.array(table.step)[same], np.array(table.loss)[same]
+    steps = np.array([each.step for each in evals])
+    losses = np.array([each.loss for each in evals])
     place = int(np.argmin(losses))
     best = float(losses[place])
-    # A pair has one loss, however many tokens it has.
-    preferred = bool(table.preference)
-    counted = max(1, _rows(snapshot) if preferred else int(counts[-1]))
+    counted = max(1, evals[-1].counted)
     errors = np.full(len(losses), TOKEN_SPREAD / math.sqrt(counted))
     paired = []
     for late in range(max(0, len(losses) - LAST_EVALS), len(losses)):
-        error = paired_error(rows_of(snapshot, steps[place]), rows_of(snapshot, steps[late]))
+        error = paired_error(evals[place].rows, evals[late].rows)
         if error is not None and late != place:
             errors[late] = error
             paired.append(late)
     # What comes before the best one falls, and would count as noise where it does so fast.
     after = losses[place:] if len(losses) - place > LAST_EVALS else losses
-    least = max(RISE_SHARE * abs(best), RISE, ERRORS * noise(after))
+    least = max(RISE_SHARE * abs(best), RISE, NOISES * noise(after))
     margins = np.maximum(least, ERRORS * errors)
     is_paired = len(paired) == LAST_EVALS
+    preferred = bool(snapshot.evals.preference)
     return HeldOut(steps, losses, counted, preferred, place, margins, is_paired)
-
-
-def _rows(snapshot: RunSnapshot) -> int:
-    """Returns how many rows are held out, or 0 if the record does not say."""
-    rows = snapshot.data.get("eval_rows")
-    return rows if isinstance(rows, int) else 0
-
-
-def rows_of(snapshot: RunSnapshot, step: int) -> RowLosses | None:
-    """Returns the losses of the held-out rows after a step, or None if they are not known."""
-    return snapshot.eval_rows.get(int(step))
-
-
-def paired_error(before: RowLosses | None, after: RowLosses | None) -> float | None:
-    """Returns the standard error of the difference between two evaluations of the same rows, or
-    None where they do not tell it.
-
-    The rows vary much more among each other than between two evaluations, so their differences are
-    taken row by row, each weighted by its tokens.
-    """
-    if before is None or after is None or len(before.losses) != len(after.losses):
-        return None
-    weights = np.array(after.tokens, dtype=float)
-    if len(weights) != len(after.losses):
-        return None
-    changes = (np.array(after.losses) - np.array(before.losses))[weights > 0]
-    weights = weights[weights > 0]
-    count = len(weights)
-    if count < FEWEST_ROWS:
-        return None
-    weights /= weights.sum()
-    squares = weights**2 * (changes - (weights * changes).sum()) ** 2
-    return math.sqrt(float(squares.sum()) * count / (count - 1))
 
 
 # ------------------------------------------------------------------ in words
@@ -176,7 +154,7 @@ def of_held_out(went: HeldOut | None, losses: Losses) -> Finding | None:
     if _training_rose(losses, went):
         return Finding(
             "diverging",
-            "warn",
+            "bad",
             f"Held-out and training loss both rise again: held out {numbers}.",
             "A lower learning rate is the first thing to try.",
             f"{evidence}, and the training loss is higher than it was then.",
@@ -192,6 +170,88 @@ def of_held_out(went: HeldOut | None, losses: Losses) -> Finding | None:
         "help.",
         f"{evidence}; their noise is {by}.",
     )
+
+
+def of_before(snapshot: RunSnapshot) -> Finding | None:
+    """Returns that the run is worse than before training, if it is."""
+    worse = worse_than_before(snapshot)
+    if worse is None:
+        return None
+    now, before = in_digits(worse.now), in_digits(worse.before)
+    if worse.of == "held-out":
+        text = f"Worse than before training: the held-out loss is {now}, and was {before}."
+    else:
+        text = (
+            f"Worse than before training: the training loss is {now}, and was {before} in the "
+            "first step."
+        )
+    return Finding(
+        "worse than before training",
+        "bad",
+        text,
+        _instead(snapshot, worse),
+        f"The {worse.of} loss is above that before training by more than "
+        f"{in_digits(worse.margin)}, the limit of its noise.",
+    )
+
+
+def _instead(snapshot: RunSnapshot, worse: Worse) -> str:
+    """Returns what to take or to do instead of weights that are worse than before training."""
+    best = snapshot.best
+    if best is not None and worse.of == "held-out" and best.loss < worse.before:
+        kept = "which are kept" if best.kept else "which are not kept"
+        return (
+            f"The weights of step {best.step:,}, {kept}, were better: {in_digits(best.loss)}. "
+            "Fewer steps or a lower learning rate would end there."
+        )
+    return "Nothing is gained by these weights; a lower learning rate is the first thing to try."
+
+
+def of_memorising(snapshot: RunSnapshot, went: HeldOut | None, losses: Losses) -> Finding | None:
+    """Returns that the run memorises its rows, if it does: it knows them by heart, and nothing
+    else.
+    """
+    after = [] if went is None else [at for at, step in enumerate(went.steps) if step]
+    fewest = 1 if snapshot.is_over else MEMORISED_EVALS
+    if went is None or len(after) < fewest or not len(losses):
+        return None
+    trained = math.nan
+    for at in after[-MEMORISED_EVALS:]:
+        trained = _trained_before(losses, int(went.steps[at]))
+        held = float(went.losses[at])
+        if not (trained < FAR_BELOW * held and held - trained > GAP):
+            return None
+    if not went.steps[0] and went.first > 0:
+        fell = went.last / went.first
+        if trained >= FAR_BELOW * fell * losses.begun:
+            return None  # the held-out rows were harder from the beginning
+    falls = len(after) > 1 and went.last < (1 - STILL_FALLS) * went.losses[:-1].min()
+    is_by_heart = trained < KNOWN_BY_HEART and went.last > KEPT_OF_BEFORE * went.first
+    if (falls or len(after) < 2) and not is_by_heart:
+        return None
+    best = ""
+    if went.is_above_best and went.best_step:
+        best = f" It was lowest at step {went.best_step:,}: {in_digits(went.best)}."
+    return Finding(
+        "memorises",
+        "warn",
+        f"It memorises its rows: training loss {in_digits(trained)}, held-out loss "
+        f"{in_digits(went.last)}.",
+        "It knows them by heart and little else: more rows, fewer steps or a lower learning rate "
+        "would help.",
+        f"The median loss of the {TRAIN_STEPS} steps up to the latest evaluation is below "
+        f"{in_share(FAR_BELOW)} of the held-out loss.{best}",
+    )
+
+
+def _trained_before(losses: Losses, step: int) -> float:
+    """Returns the median training loss of the steps up to an evaluation, or infinity if there are
+    too few.
+    """
+    end = int(np.searchsorted(losses.steps, step, side="right"))
+    if end < TRAIN_STEPS:
+        return math.inf
+    return float(median(losses.values[end - TRAIN_STEPS : end]))
 
 
 def _training_rose(losses: Losses, went: HeldOut) -> bool:

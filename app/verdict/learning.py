@@ -57,6 +57,8 @@ class Progress:
     """After so many steps, it can be said whether the run learns."""
     first: float
     """This is the loss at the beginning."""
+    begun: float
+    """This is the loss of the first step, before its update, or infinite where it is not known."""
     last: float
     """This is the loss of the latest fifth of the steps, or of 20."""
     least: float
@@ -77,7 +79,9 @@ def progress(losses: Losses, total: int) -> Progress:
     needed = max(FEWEST_STEPS, 2 * losses.warm, math.ceil(FEWEST_SHARE * total))
     values = losses.values[:count]
     if count < EARLY_STEPS:
-        return Progress(len(losses), count, needed, math.nan, math.nan, math.nan, False, False)
+        return Progress(
+            len(losses), count, needed, math.nan, math.inf, math.nan, math.nan, False, False
+        )
     tail, third = max(FIRST_STEPS, count // 5), count // 3
     begin, end = noise(values[:NOISE_STEPS]), noise(values[-NOISE_STEPS:])
     first, last = float(median(values[:FIRST_STEPS])), float(median(values[-tail:]))
@@ -93,7 +97,8 @@ def progress(losses: Losses, total: int) -> Progress:
         needed = max(needed, math.ceil(count * (seen / RESOLUTION) ** 2))
     is_learning = first - last > least or early - late > slow_least
     is_clear = count >= needed
-    return Progress(len(losses), count, needed, first, last, least, is_learning, is_clear)
+    begun = losses.begun
+    return Progress(len(losses), count, needed, first, begun, last, least, is_learning, is_clear)
 
 
 @dataclass(frozen=True)
@@ -104,14 +109,29 @@ class Learning:
     went: HeldOut | None
 
     @property
-    def learns(self) -> bool:
+    def falls(self) -> bool:
+        """Returns whether one of its losses has fallen, wherever it began."""
         return self.progress.is_learning or (self.went is not None and self.went.has_improved)
+
+    @property
+    def is_above_before(self) -> bool:
+        """Returns whether the run is no better than before training: by the held-out loss or, where
+        that is not known, by the loss of the first step.
+        """
+        if self.went is not None and len(self.went.steps) > 1 and self.went.steps[0] == 0:
+            return self.went.is_above_before
+        return self.progress.last >= self.progress.begun
+
+    @property
+    def learns(self) -> bool:
+        """Returns whether a loss has fallen, and below what it was before training."""
+        return self.falls and not self.is_above_before
 
     @property
     def does_not(self) -> bool:
         """Returns whether it is certain that the run does not learn."""
         is_known = self.progress.is_clear and self.progress.first >= LEARNED_LOSS
-        return is_known and not self.learns and not self._held_out_fell
+        return is_known and not self.falls and not self._held_out_fell
 
     @property
     def _held_out_fell(self) -> bool:
@@ -141,6 +161,8 @@ def of_learning(found: Learning) -> Finding:
             f"{_compared(made)}; a fall of {in_digits(made.least)} would be seen."
             f"{_held_out_stands(went)}",
         )
+    if found.falls and found.is_above_before:
+        return _above_before(found)
     if not found.learns:
         return _too_early(made)
     if went is not None and len(went.losses) > 1 and went.has_improved:
@@ -149,9 +171,28 @@ def of_learning(found: Learning) -> Finding:
             lowest = f"; lowest {in_digits(went.best)} at step {went.best_step:,}"
         text = f"It learns: held-out loss {in_digits(went.first)} → {in_digits(went.last)}{lowest}."
     else:
-        text = f"It learns: training loss {in_digits(made.first)} → {in_digits(made.last)}."
+        # A quick fall may end before the first steps do, and a loss that rose at first began lower.
+        began = made.first if made.last < made.first else made.begun
+        began = min(began, made.begun)
+        text = f"It learns: training loss {in_digits(began)} → {in_digits(made.last)}."
     evidence = f"{_compared(made)}." if made.count >= EARLY_STEPS else ""
     return Finding("doing well", "good", text, evidence=evidence)
+
+
+def _above_before(found: Learning) -> Finding:
+    """Returns that a loss falls, but from above what it was before training."""
+    made, went = found.progress, found.went
+    if went is not None and went.is_above_before:
+        text = (
+            f"The held-out loss is {in_digits(went.last)}, no lower than the "
+            f"{in_digits(went.first)} before training."
+        )
+    else:
+        text = (
+            f"The training loss is {in_digits(made.last)}, no lower than the "
+            f"{in_digits(made.begun)} of the first step."
+        )
+    return Finding("too early", "calm", text, evidence=f"{_compared(made)}.")
 
 
 def _too_early(made: Progress) -> Finding:
@@ -189,7 +230,7 @@ def of_low_rate(losses: Losses, found: Learning, config: TrainConfig | None) -> 
     its end as at its beginning, for what its rate was then.
     """
     values, rates = losses.values, losses.rates
-    if len(values) < FEWEST_STEPS or losses.fresh or not found.progress.is_learning:
+    if len(values) < FEWEST_STEPS or losses.fresh or not found.learns:
         return None
     if config is not None and config.preference.is_on:
         return None  # the loss of pairs may fall as long as it is let, and lower is not better

@@ -10,6 +10,7 @@ import numpy as np
 
 from app.view.curve_points import smoothing_window
 from app.words import in_bytes, in_count, in_digits, in_share, in_step_time, in_time
+from engine.runs.before_training import worse_than_before
 from engine.runs.snapshot import RunSnapshot
 
 NOTHING_YET = "None of these runs has made a step yet."
@@ -41,10 +42,12 @@ class KeyFigure:
         for index, value in enumerate(values):
             if value is not None:
                 texts[index] = self.words(value)
-                known.append(value)
+                # The least bad of runs that have made their models worse is not the best.
+                if not self.is_of_data or worse_than_before(runs[index]) is None:
+                    known.append(value)
         best: list[int] = []
         has_best = bool(self.better) and (same_data or not self.is_of_data)
-        if has_best and len(known) > 1 and len(set(texts)) > 1:
+        if has_best and known and len(set(texts) - {"–"}) > 1:
             winner = min(known) if self.better == "least" else max(known)
             wanted = texts[values.index(winner)]
             best = [index for index, text in enumerate(texts) if text == wanted]
@@ -83,10 +86,6 @@ def _last(values: Sequence[float]) -> float | None:
     return float(values[-1]) if len(values) else None
 
 
-def _least(values: Sequence[float]) -> float | None:
-    return float(min(values)) if len(values) else None
-
-
 def _median(values: Sequence[float]) -> float | None:
     return float(np.median(values)) if len(values) else None
 
@@ -101,9 +100,17 @@ def _final_loss(snapshot: RunSnapshot) -> float | None:
     return float(np.mean(loss[-smoothing_window(len(loss)) :])) if len(loss) else None
 
 
+def _lowest(snapshot: RunSnapshot) -> float | None:
+    """Returns the lowest held-out loss after a step, or None without one."""
+    evals = snapshot.evals
+    return min((loss for step, loss in zip(evals.step, evals.loss) if step > 0), default=None)
+
+
 def _answered(snapshot: RunSnapshot) -> float | None:
-    """Returns the share of held-out prompts answered exactly at the newest measurement, or None."""
-    asked = [match for match in snapshot.exact_matches if match.total]
+    """Returns the share of held-out prompts answered exactly at the newest measurement after a
+    step, or None.
+    """
+    asked = [match for match in snapshot.exact_matches if match.total and match.step > 0]
     newest = max(asked, key=lambda match: match.step, default=None)
     return None if newest is None else newest.correct / newest.total
 
@@ -126,7 +133,7 @@ KEY_FIGURES = (
     KeyFigure("Steps", lambda run: float(run.step), lambda value: f"{value:,.0f}", ""),
     KeyFigure(FINAL_LOSS, _final_loss, in_digits, "least", is_of_data=True),
     KeyFigure(HELD_OUT, lambda run: _last(run.evals.loss), in_digits, "least", is_of_data=True),
-    KeyFigure(LOWEST, lambda run: _least(run.evals.loss), in_digits, "least", is_of_data=True),
+    KeyFigure(LOWEST, _lowest, in_digits, "least", is_of_data=True),
     KeyFigure(ANSWERED, _answered, in_share, "most", is_of_data=True),
     KeyFigure(RATE, lambda run: _most(run.steps.learning_rate), in_digits, ""),
     KeyFigure(THROUGHPUT, lambda run: _median(run.steps.tokens_per_second), in_count, "most"),

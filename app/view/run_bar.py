@@ -15,6 +15,7 @@ from app.verdict.judge import verdict
 from app.verdict.outcome import how_it_can_go_on, how_it_ended
 from app.words import STATE_TONES, STATE_WORDS, in_count, in_share, in_time
 from engine.checkpoints.saved_steps import NOTHING_SAVED, SavedSteps
+from engine.runs.before_training import worse_than_before
 from engine.runs.folder import shown_state
 from engine.runs.parts import Job
 from engine.runs.snapshot import OVER_STATES, RECENT_STEPS, RunSnapshot
@@ -101,7 +102,7 @@ def run_bar(snapshot: RunSnapshot, run: ShownRun, said: Verdict | None = None) -
     verdict, where it is known already.
     """
     state = run.state(snapshot.state)
-    tone = STATE_TONES[state]
+    tone = shown_tone(snapshot, state)
     rates = snapshot.steps.tokens_per_second
     seconds = snapshot.steps.seconds
     lacks_space_for = snapshot.lacks_space_for if state == "paused" else ""
@@ -134,7 +135,7 @@ def run_bar(snapshot: RunSnapshot, run: ShownRun, said: Verdict | None = None) -
             "steps": snapshot.total_steps,
             "done": snapshot.step,
         },
-        "title": f"{_mark(snapshot, state)} {run.name} · Ramstream",
+        "title": f"{_mark(snapshot, state, tone)} {run.name} · Ramstream",
         "step_seconds": recent_median(seconds) if seconds else None,
     }
 
@@ -156,13 +157,21 @@ def recent_median(values: Sequence[float]) -> float:
     return float(np.median(values[-RECENT_STEPS:]))
 
 
-def _mark(snapshot: RunSnapshot, state: str) -> str:
+def shown_tone(snapshot: RunSnapshot, state: str) -> str:
+    """Returns the tone of a state. A run that went its way and has made its model worse is not
+    green.
+    """
+    tone = STATE_TONES[state]
+    return "bad" if tone == "good" and worse_than_before(snapshot) is not None else tone
+
+
+def _mark(snapshot: RunSnapshot, state: str, tone: str) -> str:
     """Returns the beginning of the tab's title, which stays visible when the browser truncates the
     title.
     """
     if state == "running":
         return f"{100 * snapshot.progress:.0f} %"
-    return MARKS.get(STATE_TONES[state], STATE_WORDS[state])
+    return MARKS.get(tone, STATE_WORDS[state])
 
 
 def _time_left(snapshot: RunSnapshot, state: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from app.view.run_bar import actions_in
 from app.words import STATE_TONES, STATE_WORDS, in_bytes, in_digits, in_time
 from engine.checkpoints.saved_steps import NOTHING_SAVED, SavedSteps
+from engine.runs.before_training import Worse
 from engine.summaries.glance import NO_GLANCE, Glance
 from engine.summaries.listing import RunSummary
 
@@ -42,28 +43,29 @@ RECENT = 6
 """So many runs stand in the sidebar, and all that go on."""
 
 
-def recent_rows(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
-    """Returns the entries of the sidebar: the runs that go on, then the latest ones. `runs` are all
-    runs, the newest first.
+def recent_runs(runs: Sequence[RunSummary]) -> list[RunSummary]:
+    """Returns the runs of the sidebar: those that go on, then the latest ones. `runs` are all runs,
+    the newest first.
     """
     going = [run for run in runs if _goes_on(run)]
     over = [run for run in runs if not _goes_on(run)]
-    return [_recent(run) for run in [*going, *over[: max(0, RECENT - len(going))]]]
+    return [*going, *over[: max(0, RECENT - len(going))]]
 
 
-def _goes_on(run: RunSummary) -> bool:
-    return STATE_TONES[run.state] == "busy" or run.state == "paused"
-
-
-def _recent(run: RunSummary) -> dict[str, Any]:
+def recent_row(run: RunSummary, look: Look = NOTHING_SEEN) -> dict[str, Any]:
+    """Returns the entry of a run in the sidebar."""
     return {
         "id": run.id,
         "name": run.name,
         "word": STATE_WORDS[run.state],
-        "tone": STATE_TONES[run.state],
+        "tone": _tone(run.state, look.glance),
         "progress": round(min(1.0, run.step / run.total_steps), 4) if run.total_steps else 0.0,
         "goes_on": _goes_on(run),
     }
+
+
+def _goes_on(run: RunSummary) -> bool:
+    return STATE_TONES[run.state] == "busy" or run.state == "paused"
 
 
 def run_row(
@@ -100,11 +102,14 @@ def _run_row(run: RunSummary, weights: Weights, look: Look, is_busy: bool) -> di
         "note": run.note,
         "state": run.state,
         "word": STATE_WORDS[run.state],
-        "tone": STATE_TONES[run.state],
+        # A run that has made its model worse is not green, however well it went its way.
+        "tone": _tone(run.state, glance),
         "steps": steps,
         "loss": in_digits(run.loss),
         "curve": [float(f"{loss:.4g}") for loss in glance.losses],
-        "held_out": "" if glance.held_out is None else in_digits(glance.held_out),
+        "curve_tone": "good" if glance.worse is None else "bad",
+        "held_out": _held_out(glance),
+        "worse": "" if glance.worse is None else _worse(glance.worse),
         "accuracy": f"{glance.correct:,} of {glance.total:,}" if glance.total else "",
         "size": "" if look.folder_bytes is None else in_bytes(look.folder_bytes),
         "tags": list(run.tags),
@@ -117,6 +122,26 @@ def _run_row(run: RunSummary, weights: Weights, look: Look, is_busy: bool) -> di
         "begins_anew": weights.saved.newest is None,
         "export_folder": f"exports/{run.id}",
     }
+
+
+def _tone(state: str, glance: Glance) -> str:
+    tone = STATE_TONES[state]
+    return "bad" if glance.worse is not None and tone == "good" else tone
+
+
+def _held_out(glance: Glance) -> str:
+    """Returns the lowest held-out loss, and that before training where that was no higher."""
+    if glance.held_out is None:
+        return ""
+    lowest = in_digits(glance.held_out)
+    if glance.before is None or glance.held_out < glance.before:
+        return lowest
+    return f"{lowest}, and {in_digits(glance.before)} before training"
+
+
+def _worse(worse: Worse) -> str:
+    now, before = in_digits(worse.now), in_digits(worse.before)
+    return f"Worse than before training: {worse.of} loss {before} → {now}."
 
 
 def _row_actions(run: RunSummary, weights: Weights, is_busy: bool) -> list[str]:

@@ -14,6 +14,7 @@ from app.view.preference_figure import ACCURACY, MARGIN
 from app.words import STATE_WORDS, in_digits, in_share, in_time
 from engine.checkpoints.saved_steps import SavedSteps
 from engine.config.export_choice import ExportFrom
+from engine.runs.before_training import worse_than_before
 from engine.runs.events import ExactMatchMeasured
 from engine.runs.held_out import Best
 from engine.runs.snapshot import OVER_STATES, RunSnapshot
@@ -39,8 +40,11 @@ def result(
     has_weights = step is not None and state != "discarded"
     best = best_of(snapshot)
     rows = _rows(snapshot, step, best) if step is not None and has_weights else []
+    worse = worse_than_before(snapshot, is_over=True) if step == snapshot.step else None
+    title = _title(snapshot, state)
     return {
-        "title": _title(snapshot, state),
+        "title": title if worse is None else f"{title}: worse than before training",
+        "tone": "" if worse is None else "bad",
         "rows": rows,
         "of": _of(snapshot, step if has_weights else None, _whose(step, saved, exported)),
         "actions": _actions(state, saved, has_weights),
@@ -103,6 +107,8 @@ def _held_out(snapshot: RunSnapshot, step: int, best: Best | None) -> dict[str, 
     if best is not None and best.by == "loss":
         note = _best_note(snapshot, step, best, in_digits(best.loss))
     first = evals.step[0]
+    if not note and not first and at is not None and evals.loss[at] >= evals.loss[0]:
+        note = "no lower than before training"
     return {
         "label": "Held-out loss",
         "from": in_digits(evals.loss[0]) if first != step else "",

@@ -182,8 +182,14 @@ def _plain(value: Any) -> str:
 
 
 def _state(event: StateChanged) -> str:
-    word = STATE_WORDS[event.state]
-    return f"{word}: {event.reason}" if event.reason else f"{word}."
+    return _with_reason(STATE_WORDS[event.state], event.reason)
+
+
+def _with_reason(word: str, reason: str) -> str:
+    """Returns the word of a state with its reason. A reason that begins with that word says it."""
+    if not reason:
+        return f"{word}."
+    return reason if reason.startswith(word) else f"{word}: {reason}"
 
 
 def _started(event: RunStarted) -> str:
@@ -193,8 +199,7 @@ def _started(event: RunStarted) -> str:
 
 
 def _ended(event: RunEnded) -> str:
-    word = STATE_WORDS[event.state]
-    return f"{word}: {event.reason}" if event.reason else f"{word}."
+    return _with_reason(STATE_WORDS[event.state], event.reason)
 
 
 def _planned_anew(event: PlannedAnew) -> str:

@@ -42,7 +42,7 @@ from starlette.routing import Route
 from app.pages.run_details import run_details
 from app.session.session import Session
 from app.view.axes import AXES
-from app.view.run_row import recent_rows, run_row
+from app.view.run_row import NOTHING_SEEN, recent_row, recent_runs, run_row
 from app.view.run_table import MOST_SHOWN, ORDERS, SHOWN_AT_FIRST, Asked, choices
 from app.web.queue_routes import queue_rows
 from app.web.requests import answering_errors, count_of, json_body, text_of, texts_of
@@ -119,10 +119,12 @@ class _RunAnswers:
         return {"runs": rows} | counts | choices(to_show.every)
 
     async def recent(self, _: Request) -> Response:
-        runs = await asyncio.to_thread(self._session.runs)
+        runs = recent_runs(await asyncio.to_thread(self._session.runs))
+        looks, is_complete = await asyncio.to_thread(self._session.looks, [run.id for run in runs])
+        rows = [recent_row(run, looks.get(run.id, NOTHING_SEEN)) for run in runs]
         queue = await asyncio.to_thread(queue_rows, self._session.queue)
         queued = [{"name": row["name"], "problem": row["problem"]} for row in queue["rows"]]
-        return JSONResponse({"runs": recent_rows(runs), "queued": queued})
+        return JSONResponse({"runs": rows, "queued": queued, "is_complete": is_complete})
 
     async def log(self, request: Request) -> Response:
         after = count_of(request.query_params.get("after", "")) or 0

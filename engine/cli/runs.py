@@ -13,22 +13,33 @@ from engine.errors import RunError
 from engine.runs.events import ForecastChecked
 from engine.runs.folder import RunFolder
 from engine.runs.following import EVENTS_FILE, last_of_kind
+from engine.summaries.glance import Glance, read_glance
 from engine.summaries.listing import RunSummary, list_runs
 
 
 def runs_as_text(runs_dir: Path, as_json: bool) -> str:
     """Returns a table of all runs, newest first, or JSON.
 
-    The JSON also contains the best weights, predictions and measurements of each run.
+    The JSON also contains the best weights, predictions and measurements of each run, and
+    `worse_than_before_training` for one that has made its model worse: by which loss.
     """
     runs = list_runs(runs_dir)
+    glances = [read_glance(Path(run.path) / EVENTS_FILE) for run in runs]
     if as_json:
-        told = [asdict(run) | {"best": _best(run), "forecast": _forecast(run)} for run in runs]
+        told = [
+            asdict(run)
+            | {
+                "best": _best(run, glance),
+                "worse_than_before_training": glance.worse and asdict(glance.worse),
+                "forecast": _forecast(run),
+            }
+            for run, glance in zip(runs, glances)
+        ]
         return json.dumps(told, indent=2, default=str)
     if not runs:
         return f"There are no runs in {runs_dir} yet."
     rows = [("run", "state", "step", "loss", "best", "started", "name")]
-    for run in runs:
+    for run, glance in zip(runs, glances):
         started = ""
         if run.created:
             started = datetime.fromtimestamp(run.created).strftime("%Y-%m-%d %H:%M")
@@ -38,7 +49,7 @@ def runs_as_text(runs_dir: Path, as_json: bool) -> str:
                 run.state,
                 f"{run.step}/{run.total_steps}",
                 "" if run.loss is None else f"{run.loss:.4f}",
-                _best_in_words(_best(run)),
+                _best_in_words(_best(run, glance), glance),
                 started,
                 run.name,
             )
@@ -51,17 +62,23 @@ def runs_as_text(runs_dir: Path, as_json: bool) -> str:
     return "\n".join(lines)
 
 
-def _best(run: RunSummary) -> dict[str, Any] | None:
+def _best(run: RunSummary, glance: Glance) -> dict[str, Any] | None:
     """Returns the step of the best weights that a run has kept, by what they are the best, and the
-    values; None if it has kept none.
+    values; None if it has kept none. Earlier versions also kept some that are no better than those
+    before training.
     """
     score = kept_best(RunFolder(Path(run.path)).best_path)
     if score is None:
         return None
+    if not score.total and glance.before is not None and score.loss >= glance.before:
+        return None
     return asdict(score) | {"by": "exact_match" if score.total else "loss"}
 
 
-def _best_in_words(best: dict[str, Any] | None) -> str:
+def _best_in_words(best: dict[str, Any] | None, glance: Glance) -> str:
+    worse = glance.worse
+    if best is None and worse is not None:
+        return f"none: {worse.of} {worse.now:.4f}, before {worse.before:.4f}"
     if best is None:
         return ""
     value = f"loss {best['loss']:.4f}"

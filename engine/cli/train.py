@@ -273,6 +273,9 @@ class _Screen:
             case EvalFinished():
                 when = f"Step {event.step}" if event.step else "Before the first step"
                 line = f"{when}: evaluation loss {event.loss:.4f}"
+                before = self._run.recorder.snapshot.held_out.before
+                if before is not None and event.step and event.loss > before.loss:
+                    line += f", above the {before.loss:.4f} before training"
             case ExactMatchMeasured():
                 line = (
                     f"Held-out exact match {event.moment} training: {event.correct} of "

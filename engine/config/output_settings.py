@@ -46,8 +46,8 @@ class OutputConfig:
     (`loss`), or those that answer most of `exact_match_samples` exactly and, of equal ones, have
     the lower loss (`exact_match`); or none are kept (`none`). They are fp32 masters, 4 bytes a
     parameter, and twice that while new ones take the place of the old: they can be exported, talked
-    to and trained on from. Nothing is kept with `eval_every` at 0, or where the disk has no room
-    for it.
+    to and trained on from. Nothing is kept that is no better than before training, with
+    `eval_every` at 0, or where the disk has no room for it.
     """
 
     exact_match_samples: int = 0

@@ -17,6 +17,7 @@ import yaml
 from engine.adapters.peft_folder import is_peft_folder
 from engine.config.settings import TrainConfig
 from engine.paths import resolve_source
+from engine.runs.before_training import worse_than_before
 from engine.runs.event_tables import EvalTable
 from engine.runs.snapshot import RunSnapshot
 from engine.summaries.benchmark_results import BenchmarkResult
@@ -147,6 +148,7 @@ def model_card(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -
         _front(config, exported.is_adapter),
         f"# {name}",
         _origin(config, snapshot, exported),
+        _worse(snapshot, exported.step),
         _results(snapshot, exported.step, config.preference.objective),
         _benchmarks(exported.benchmarks),
         _data(config, snapshot),
@@ -211,6 +213,12 @@ def _origin(config: TrainConfig, snapshot: RunSnapshot, exported: Exported) -> s
         f"{exported.step:,} of {snapshot.total_steps:,}: {size}written in "
         f"{exported.dtype}. The licence of the base model goes on to apply."
     )
+
+
+def _worse(snapshot: RunSnapshot, step: int) -> str:
+    """Returns a warning if these are the last weights of a run that has made its model worse."""
+    worse = worse_than_before(snapshot, is_over=True) if step == snapshot.step else None
+    return "" if worse is None else f"**{worse.in_words()}**"
 
 
 def _results(snapshot: RunSnapshot, step: int, objective: str) -> str:

@@ -5,8 +5,9 @@ The best has the lowest held-out loss or, where a run chooses by exact match, th
 held-out prompts that are answered exactly; of equal shares the one with the lower loss. An
 evaluation that did not measure what a run chooses by is not compared.
 
-The evaluation before the first step, of step 0, is what the others are compared with. It is never
-the best: the best is of weights that the run has trained.
+The evaluation before the first step, of step 0, is what the others are compared with. The best is
+of weights that the run has trained, and must be better than those before training: where none are,
+there is no best.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from engine.runs.evaluations import RowLosses
 from engine.runs.event_tables import EvalTable
 from engine.runs.events import EvalFinished, ExactMatchMeasured
 from engine.runs.field_types import BestBy
@@ -61,35 +63,22 @@ class Best(Score):
         return "exact_match" if self.total else "loss"
 
 
-@dataclass(frozen=True)
-class RowLosses:
-    """The `RowLosses` of one evaluation can be compared in pairs with those of another one of the
-    same run: entry i of both is about the same rows, if `tokens` are equal.
-    """
-
-    losses: tuple[float, ...]
-    """Each is the mean over the tokens of one row that have a loss, or of one group of rows."""
-    tokens: tuple[int, ...]
-    """So many tokens of the row, or of the group, have a loss."""
-
-    @property
-    def mean(self) -> float:
-        """Returns the mean over all tokens."""
-        weighted = zip(self.losses, self.tokens)
-        return sum(loss * count for loss, count in weighted) / max(1, sum(self.tokens))
-
-
 @dataclass
 class HeldOut:
     """A `HeldOut` is a part of a run's snapshot."""
 
     by: BestBy = "loss"
     """The weights are compared by this."""
+    before: Score | None = None
+    """The weights before the first step had this score; None if they were not evaluated."""
     best: Best | None = None
+    """The best weights after a step, if any were better than those before the first one."""
     newest: Score | None = None
     """The newest evaluation after a step that can be compared has this score."""
     since_best: int = 0
-    """So many evaluations came after the best one."""
+    """So many evaluations came after the best one or, where there is none, after that before the
+    first step.
+    """
     kept: Score | None = None
     """This is the score of the best of those weights that could be kept. A newer best may have
     found no room on the disk.
@@ -135,7 +124,7 @@ class HeldOut:
             self.kept = None
         elif self.kept is not None and by == "loss":
             self.kept = Score(self.kept.step, self.kept.loss)
-        self.best, self.newest, self.since_best = None, None, 0
+        self.before, self.best, self.newest, self.since_best = None, None, None, 0
         asked = {event.step: event for event in reversed(answers) if event.total}
         for place, of in enumerate(evals.step):
             if by == "loss":
@@ -146,9 +135,10 @@ class HeldOut:
 
     def _compare(self, score: Score) -> None:
         if score.step <= 0:
+            self.before = score
             return
         self.newest = score
-        if score.is_better_than(self.best, self.by):
+        if score.is_better_than(self.best or self.before, self.by):
             self.best = Best(score.step, score.loss, score.correct, score.total)
             self.since_best = 0
             self._say_whether_kept()

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from engine.runs.evaluations import RowLosses
 from engine.runs.event_tables import EventTable, StepEvent
 from engine.runs.events import (
     CheckpointWritten,
@@ -55,7 +56,7 @@ from engine.runs.events import (
 )
 from engine.runs.fault_events import StepSkipped
 from engine.runs.field_types import BestBy
-from engine.runs.held_out import Best, RowLosses
+from engine.runs.held_out import Best
 from engine.runs.kept_events import BestKept
 from engine.runs.parts import Job, LogEntry
 from engine.runs.snapshot_fields import SnapshotFields
@@ -103,8 +104,8 @@ class RunSnapshot(SnapshotFields):
 
     @property
     def best(self) -> Best | None:
-        """Returns the best evaluation after a step, if there was any, by what the run chooses by
-        (`held_out.by`).
+        """Returns the best evaluation after a step, if any was better than that before the first
+        one, by what the run chooses by (`held_out.by`).
         """
         return self.held_out.best
 

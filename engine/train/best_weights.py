@@ -84,8 +84,8 @@ class BestWeights:
         return folders_by_step(self._root).get(step)
 
     def take(self, step: int, is_last: bool = False) -> None:
-        """Keeps the weights after `step` if they are better than those that are kept. Nothing is
-        done if that step was not evaluated.
+        """Keeps the weights after `step` if they are better than those that are kept, and than
+        those before training. Nothing is done if that step was not evaluated.
 
         The planes must hold that step. No checkpoint follows if this `is_last`.
         """
@@ -93,7 +93,8 @@ class BestWeights:
         score = held_out.newest
         if not self._is_on or score is None or score.step != step:
             return
-        if not score.is_better_than(held_out.kept, held_out.by):
+        known = [each for each in (held_out.before, held_out.kept) if each is not None]
+        if not all(score.is_better_than(each, held_out.by) for each in known):
             return
         self.cancel()  # what is still being written is worse
         contents = Contents(

@@ -22,7 +22,7 @@ from engine.errors import CheckpointError
 from engine.home.model_card import Exported, model_card
 from engine.planes.layout import WEIGHT_PLANES
 from engine.runs.events import ExportWritten
-from engine.runs.held_out import Score
+from engine.runs.held_out import HeldOut, Score
 from engine.runs.snapshot import RunSnapshot
 from engine.train.best_weights import BestWeights
 from engine.train.evaluation import Evaluator
@@ -125,13 +125,14 @@ class Learning:
     def ended_early(self, step: int, total_steps: int) -> str:
         """Returns why a run whose patience is over has ended after `step`, in one sentence."""
         held_out = self._snapshot.held_out
-        assert held_out.best is not None  # evaluations were counted from it on
         were = counted(held_out.since_best, "evaluation")
         were += " since was" if held_out.since_best == 1 else " since were"
         what = "the held-out loss" if held_out.by == "loss" else "exact match"
+        best = held_out.best
+        when = "before training" if best is None else f"at step {best.step:,}"
         return (
-            f"Ended early, after step {step:,} of {total_steps:,}: {what} was best at "
-            f"step {held_out.best.step:,}, and {were} not better (train.patience)."
+            f"Ended early, after step {step:,} of {total_steps:,}: {what} was best {when}, and "
+            f"{were} not better (train.patience)."
         )
 
     # ------------------------------------------------------------------ at the end
@@ -144,13 +145,16 @@ class Learning:
         self.best.finish(look)
         chosen = _choice(self._snapshot, step, config)
         output = config.output
+        if chosen.is_no_better and self.best.is_on and not output.export:
+            none = _none_is_better(self._snapshot.held_out)
+            self._session.log("warning", f"No weights are kept as the best: {none}.")
         if not output.export and not output.exact_match_samples:
             return
         if chosen.step != step and not self._take_up(chosen.step, step):
             chosen = _Choice(step, "The weights of the last step are exported instead.")
         self._evaluator.measure_exact_match("after", chosen.step, look)
         if output.export:
-            self._session.log("info", chosen.reason)
+            self._session.log("warning" if chosen.is_no_better else "info", chosen.reason)
             self._export(chosen.step, config)
 
     def _take_up(self, step: int, last: int) -> bool:
@@ -213,6 +217,8 @@ class _Choice:
 
     step: int
     reason: str
+    is_no_better: bool = False
+    """No evaluation after a step was better than that before the first one."""
 
 
 def _choice(snapshot: RunSnapshot, step: int, config: TrainConfig) -> _Choice:
@@ -220,6 +226,8 @@ def _choice(snapshot: RunSnapshot, step: int, config: TrainConfig) -> _Choice:
     held_out = snapshot.held_out
     best, kept, newest = held_out.best, held_out.kept, held_out.newest
     last = "The weights of the last step are exported"
+    if best is None and newest is not None:
+        return _Choice(step, f"{last}, though {_none_is_better(held_out)}.", is_no_better=True)
     if best is None or newest is None:
         what = "held-out loss" if held_out.by == "loss" else "answer to a held-out prompt"
         return _Choice(step, f"{last}; no {what} says that others are better.")
@@ -239,6 +247,18 @@ def _choice(snapshot: RunSnapshot, step: int, config: TrainConfig) -> _Choice:
         return _Choice(step, f"{last}: none {better}.")
     was = "the held-out loss was lower" if best.by == "loss" else "exact match was better"
     return _Choice(step, f"{last}; {was} at step {best.step:,}, whose weights are not kept.")
+
+
+def _none_is_better(held_out: HeldOut) -> str:
+    """Returns a clause that says that no evaluation was better than that before training."""
+    before = held_out.before
+    assert before is not None  # the first one after it would be the best
+    return f"no evaluation was better than that before training ({_told(before)})"
+
+
+def _told(score: Score) -> str:
+    loss = f"held-out loss {score.loss:.4f}"
+    return f"{_in_short(score)}, {loss}" if score.total else loss
 
 
 def _in_short(score: Score) -> str:

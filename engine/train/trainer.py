@@ -35,6 +35,7 @@ from engine.errors import (
 )
 from engine.memory.memory_watch import MemoryWatch
 from engine.ranks.rank_samples import fullest_gpu
+from engine.runs.before_training import worse_in_words
 from engine.runs.events import (
     ControlReceived,
     RunEnded,
@@ -188,8 +189,8 @@ class Trainer:
         kept = self._saver.kept
         if step < self.prepared.total_steps:
             why = self._learning.ended_early(step, self.prepared.total_steps)
-            return RunEnded("finished", kept.when_ended_early(why))
-        return RunEnded("finished", kept.when_finished(step))
+            return RunEnded("finished", self._with_what_it_reached(kept.when_ended_early(why)))
+        return RunEnded("finished", self._with_what_it_reached(kept.when_finished(step)))
 
     @property
     def _is_at_end(self) -> bool:
@@ -209,7 +210,12 @@ class Trainer:
         self._save(step, "stopping")
         self._learning.best.finish(self._look_while_saving)
         self._observer.compare(step, "end")
-        return RunEnded("stopped", self._saver.kept.when_stopped(step))
+        ended = self._saver.kept.when_stopped(step)
+        return RunEnded("stopped", self._with_what_it_reached(ended))
+
+    def _with_what_it_reached(self, ended: str) -> str:
+        """Returns how the run ended, with a warning if it made the model worse."""
+        return f"{ended} {worse_in_words(self.recorder.snapshot)}".rstrip()
 
     # ------------------------------------------------------------------ failures
 

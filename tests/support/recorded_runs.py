@@ -95,6 +95,21 @@ ROWS = {
 # ---------------------------------------------------------------------- runs
 
 
+ASSETS = {
+    "starter": "starter.jsonl",
+    "preferences": "preferences.jsonl",
+    "polite": "preferences.jsonl",
+}
+"""These rows are those of the starters."""
+FEW = 100
+"""Of the starter's rows, all are taken unless fewer than this many are asked for."""
+
+
+def _chosen_alone(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a pair of answers as a row with one answer, the chosen one."""
+    return {"prompt": row["prompt"], "completion": row["chosen"]}
+
+
 def _model(place: Path, made: Recorded) -> Path:
     """Writes a model of the starter's kind and tokenizer, of another size."""
     path = place / "model"
@@ -116,14 +131,19 @@ def _model(place: Path, made: Recorded) -> Path:
 
 def config_of(made: Recorded, place: Path) -> TrainConfig:
     """Writes the model and the rows of a run to `place`, and returns its settings."""
-    if made.rows == "starter":
-        source, model, init = PROGRAM_ROOT / "assets" / "starter.jsonl", None, "pretrained"
+    assets, source = PROGRAM_ROOT / "assets", place / "rows.jsonl"
+    model, init = assets / (made.model or "starter-model"), "pretrained"
+    if made.rows in ASSETS:
+        rows = (assets / ASSETS[made.rows]).read_text(encoding="utf-8").splitlines()
+        if made.rows == "starter" and made.count < FEW:
+            rows = rows[made.first : made.first + made.count]
+        if made.rows == "polite":
+            rows = [json.dumps(_chosen_alone(json.loads(row))) for row in rows]
     else:
-        source, model, init = place / "rows.jsonl", _model(place, made), "random"
+        model, init = _model(place, made), "random"
         draw = random.Random(made.seed)
         rows = [json.dumps(ROWS[made.rows](draw)) for _ in range(made.count)]
-        source.write_text("\n".join(rows), encoding="utf-8")
-    model = model or PROGRAM_ROOT / "assets" / "starter-model"
+    source.write_text("\n".join(rows), encoding="utf-8")
     values = SETTINGS | {"data.source": str(source), "model.source": str(model)}
     values |= {"model.init": init, "train.micro_batch_size": "auto", "train.seed": made.seed}
     base = {"name": made.name, "model": {"source": "m"}, "data": {"source": "d"}}

@@ -30,6 +30,12 @@ class Recorded:
     """After this step, a person stops the run."""
     leak: Callable[[int], int] | None = None
     """So many bytes are taken, and never freed, after each step."""
+    model: str = ""
+    """The run begins with the weights of this model in `assets`; an empty text means a random model
+    of `width` and `blocks`, or the starter's for its rows.
+    """
+    first: int = 0
+    """Of the starter's rows, so many are left out, and the next `count` taken if they are few."""
     limit: int = 0
     """The run believes that it may use this many bytes of RAM; 0 means as many as there are."""
     missed: str = ""
@@ -291,4 +297,107 @@ HELD = (
     ),
 )
 """These were made once the rules were frozen."""
-SETS = {"tuned": TUNED, "held": HELD}
+STARTER = {
+    "train.learning_rate": 4e-3,
+    "train.beta2": 0.98,
+    "data.max_seq_len": 128,
+    "data.eval_fraction": 0.04,
+    "output.exact_match_samples": 16,
+}
+SIX_ROWS = STARTER | {
+    "train.steps": 200,
+    "data.eval_fraction": 0.2,
+    "train.batch_size": 5,
+}
+POLITE: dict[str, Any] = {
+    "train.steps": 120,
+    "train.warmup_steps": 10,
+    "train.schedule": "linear",
+    "output.eval_every": 20,
+}
+ENDS = (
+    Recorded(
+        "rate-5",
+        "diverging|worse than before training",
+        "starter",
+        settings=STARTER
+        | {"train.learning_rate": 5.0, "train.schedule": "constant", "train.steps": 150}
+        | {"output.eval_every": 30},
+    ),
+    Recorded(
+        "six-rows",
+        "memorises",
+        "starter",
+        6,
+        first=21,
+        settings=SIX_ROWS,
+    ),
+    Recorded(
+        "six-other-rows",
+        "worse than before training",
+        "starter",
+        6,
+        settings=SIX_ROWS,
+    ),
+    Recorded(
+        "healthy",
+        "doing well",
+        "starter",
+        settings=STARTER | {"train.steps": 250, "output.eval_every": 50},
+    ),
+    Recorded(
+        "lora",
+        "doing well",
+        "polite",
+        model="preference-model",
+        settings=POLITE | {"train.method": "lora", "train.learning_rate": 5e-3},
+    ),
+    Recorded("noisy", "doing well", "mixed", 900, seed=31, settings={"train.batch_size": 1}),
+    Recorded("rate-0", "not learning", "copied", seed=32, settings={"train.learning_rate": 1e-9}),
+    Recorded(
+        "drift",
+        "overfitting",
+        "unrelated",
+        160,
+        48,
+        seed=33,
+        settings={"train.steps": 400, "train.learning_rate": 1e-3, "output.eval_every": 40}
+        | {"data.eval_fraction": 0.2},
+    ),
+    Recorded(
+        "diverges-late",
+        "diverging",
+        "counted",
+        600,
+        seed=34,
+        settings=FREE | {"train.steps": 250},
+        changes={180: 1.0},
+    ),
+    Recorded(
+        "spike",
+        "doing well",
+        "counted",
+        600,
+        seed=35,
+        settings={"train.schedule": "constant"},
+        changes={120: 0.05, 124: 3e-3},
+    ),
+    Recorded(
+        "pairs",
+        "doing well",
+        "preferences",
+        model="preference-model",
+        settings=POLITE
+        | {"train.learning_rate": 2e-4, "preference.objective": "dpo", "output.eval_every": 20},
+    ),
+    Recorded(
+        "no-validation",
+        "doing well",
+        "sorted",
+        600,
+        seed=36,
+        settings={"output.eval_every": 0, "data.eval_fraction": 0.0},
+    ),
+)
+"""These have an end that is known, and that a person would name as the verdict should."""
+SETS = {"tuned": TUNED, "held": HELD, "ends": ENDS}

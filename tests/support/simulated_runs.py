@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from app.verdict.judge import verdict
+from engine.runs.evaluations import RowLosses
 from engine.runs.events import EvalFinished, Event, Record, RunStarted, StateChanged, StepFinished
-from engine.runs.held_out import RowLosses
 from engine.runs.snapshot import RunSnapshot
 
 EVERY = 5
@@ -247,6 +247,14 @@ def alarms(made: Simulated, every: int = 1) -> dict[str, int]:
     return found
 
 
+def false_alarms(made: Simulated, every: int = 1) -> dict[str, int]:
+    """Returns the alarms of a healthy run. That tiny data are memorised is true, and not false."""
+    found = alarms(made, every)
+    if made.kind == "tiny data":
+        found.pop("memorises", None)
+    return found
+
+
 def many(make: Callable[[Draw, int], Simulated], count: int, seed: int) -> Iterator[Simulated]:
     """Yields so many runs, each from a seed of its own."""
     for number in range(count):
@@ -263,7 +271,7 @@ def main(count: int) -> None:
     told: Counter[tuple[str, str]] = Counter()
     alarmed = 0
     for made in many(any_healthy, count, SEED):
-        found = alarms(made, EVERY)
+        found = false_alarms(made, EVERY)
         alarmed += bool(found)
         told.update((made.kind, rule) for rule in found)
     print(f"healthy: {alarmed} of {count} get an alarm; {dict(told)}", flush=True)

@@ -6,6 +6,7 @@ import { addressOf, followLinks, markCurrent } from "./address.js";
 
 const READ_AGAIN = 60000; // ms until the list is read again; each poll tells which run goes on
 const SOON = 300; // ms after what changed it
+const LOOKED_AT = 2000; // ms until the server has looked at the records of new runs
 
 export class Sidebar {
     // go(place) shows a place.
@@ -45,9 +46,9 @@ export class Sidebar {
     }
 
     // Something has changed the list.
-    changed() {
+    changed(delay = SOON) {
         clearTimeout(this.timer);
-        this.timer = setTimeout(() => this.read(), SOON);
+        this.timer = setTimeout(() => this.read(), delay);
     }
 
     // Is called after each answer of the server.
@@ -64,7 +65,8 @@ export class Sidebar {
         }
     }
 
-    show({ runs, queued }) {
+    show({ runs, queued, is_complete }) {
+        if (!is_complete) this.changed(LOOKED_AT);
         const text = JSON.stringify([runs, queued]);
         if (text !== this.shown) {
             this.shown = text;

@@ -95,6 +95,7 @@ export class Stage extends Card {
 export class Result extends Card {
     show(result, run) {
         if (!this.isNews(result, run)) return;
+        this.root.dataset.tone = result.tone;
         setText(field(this.root, "result-title"), result.title);
         this.part("result-rows").replaceChildren(...result.rows.map(resultRow));
         setText(field(this.root, "result-of"), result.of);

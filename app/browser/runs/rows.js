@@ -22,7 +22,7 @@ export function rowOf(run, works, tick) {
         { "data-run": run.id },
         el("td", { class: "rs-pick" }, tick, state),
         nameCell(run, works),
-        el("td", { class: "rs-spark" }, curve(run)),
+        el("td", { class: "rs-spark", "data-tone": run.curve_tone }, curve(run)),
         lossCell(run),
         el("td", {}, run.model, el("small", {}, run.data)),
         timeCell(run),
@@ -44,8 +44,8 @@ function nameCell(run, works) {
         ? button(run, "open", run.name, works, "rs-link", "Open: ")
         : el("strong", {}, run.name);
     const note = run.note ? el("p", { class: "rs-note" }, run.note) : null;
-    const isBad = run.reason && run.tone === "bad";
-    const why = isBad ? el("small", { class: "rs-error" }, run.reason) : null;
+    const reason = run.worse || (run.tone === "bad" && run.reason);
+    const why = reason ? el("small", { class: "rs-error" }, reason) : null;
     const tags = run.tags.map((tag) => el("span", { class: "rs-tag" }, tag));
     return el(
         "td",

@@ -9,17 +9,25 @@ import numpy as np
 import pytest
 
 from app.verdict.divergence import divergence, of_divergence, of_spikes, spikes
-from app.verdict.held_out import held_out, of_held_out, of_plateau, paired_error
+from app.verdict.held_out import (
+    held_out,
+    of_before,
+    of_held_out,
+    of_memorising,
+    of_plateau,
+)
 from app.verdict.learning import learning, of_learning, of_low_rate
 from app.verdict.losses import block_error, losses_of, noise
+from app.words import in_digits
+from engine.runs.evaluations import RowLosses, paired_error
 from engine.runs.events import (
     DataPrepared,
     EvalFinished,
+    RunEnded,
     RunStarted,
     SettingsChanged,
     StepFinished,
 )
-from engine.runs.held_out import RowLosses
 from engine.runs.snapshot import RunSnapshot
 from tests.app.verdict.made_runs import CONFIG, OVERFIT, evaluated, falling, fold, steps
 from tests.support.synthetic_run import records, run_events
@@ -227,6 +235,98 @@ def test_a_loss_that_stands_still_is_a_calm_remark():
     assert run(flat, rate=2e-5) is None and run(flat[:7]) is None
     assert run([3.0, 2.0, 1.5, 1.2, 1.0, 0.99, 0.98, 0.97, 0.96, 0.95]) is None
     assert run(flat, total=300) is None  # a quarter of the run is longer than all of them
+
+
+# ------------------------------------------------------------------ before training
+
+
+def from_before(*losses, every=10, tokens=2000):
+    """Returns evaluations, of which the first is that before training."""
+    return [
+        EvalFinished(step=every * place, loss=loss, loss_tokens=tokens)
+        for place, loss in enumerate(losses)
+    ]
+
+
+def test_what_is_above_the_evaluation_before_training_is_worse():
+    def told(*losses, tokens=2000, loss=lambda step: 100.0 - step / 10, total=100):
+        return of_before(fold(*from_before(*losses, tokens=tokens), *steps(total, loss=loss)))
+
+    found = told(6.07, 300.0, 86.4)
+    assert (found.rule, found.tone) == ("worse than before training", "bad") and found.evidence
+    assert found.text == ("Worse than before training: the held-out loss is 86.4, and was 6.07.")
+    assert told(6.07, 86.4) is None  # one evaluation of a run that goes on may be a bad moment
+    assert told(6.07, 300.0, 6.3) is None and told(6.07, 5.0, 300.0) is None
+    assert told(6.0, 7.0, 7.0, tokens=4) is None and told(6.0, 7.0, 7.0, tokens=100)
+    ended = fold(*from_before(6.07, 86.4), *steps(), RunEnded("finished"))
+    assert of_before(ended).rule == "worse than before training"
+    advice = of_before(fold(*from_before(6.0, 4.0, 9.0, 9.0), *steps())).advice
+    assert advice.startswith("The weights of step 10, which are not kept, were better: 4.")
+    assert of_before(fold(*evaluated(1.0, 9.0, 9.0), *steps())) is None  # nobody knows
+
+
+def test_without_evaluations_the_first_step_tells_what_was_before_training():
+    def told(loss, count=40):
+        return of_before(fold(*steps(count, loss=loss)))
+
+    def exploded(step):
+        return 6.07 if step == 1 else 90 + 30 * math.sin(37 * step)
+
+    found = told(exploded)
+    assert found.rule == "worse than before training" and "6.07 in the first step" in found.text
+    assert told(exploded, 29) is None and told(lambda step: 5 + step / 100) is None
+    # The first batch was an easy one, as others are.
+    assert told(lambda step: 0.2 if step == 1 or step % 3 == 0 else 3.0, 60) is None
+    draw = np.random.default_rng(3).standard_normal(200)
+    assert told(lambda step: float(np.exp(0.9 * draw[step] - (step == 1))), 100) is None
+
+
+def test_a_run_that_is_above_its_beginning_is_not_said_to_learn():
+    """The loss exploded in the first steps and has fallen since, to what is still far too high."""
+
+    def loss(step):
+        return 6.0627 if step == 1 else 200 - step
+
+    exploded = fold(*from_before(6.07, 300.0, 250.0, 150.0, every=30), *steps(loss=loss))
+    found = learning(exploded, losses_of(exploded), held_out(exploded))
+    assert found.falls and not found.learns
+    said = of_learning(found)
+    assert said.tone == "calm" and "no lower than the 6.07 before training" in said.text
+    alone = fold(*steps(loss=lambda step: 6.0627 if step == 1 else 9 - step / 100))
+    said = of_learning(learning(alone, losses_of(alone), None))
+    assert said.tone == "calm" and "the 6.063 of the first step" in said.text
+    back = fold(*steps(loss=lambda step: 6.0627 if step == 1 else 60 * math.exp(-step / 20)))
+    said = of_learning(learning(back, losses_of(back), None))
+    assert said.text == f"It learns: training loss 6.063 → {in_digits(losses_last(back))}."
+
+
+def losses_last(snapshot):
+    """Returns the median of the latest fifth of the steps."""
+    values = np.array(snapshot.steps.loss)
+    return float(np.median(values[-len(values) // 5 :]))
+
+
+# ------------------------------------------------------------------ memorising
+
+
+def test_rows_that_are_known_by_heart_are_memorised():
+    def told(*losses, loss=lambda step: 4 * math.exp(-step / 6) + 0.0003, ended=(), every=20):
+        snapshot = fold(*from_before(*losses, every=every), *steps(loss=loss), *ended)
+        return of_memorising(snapshot, held_out(snapshot), losses_of(snapshot))
+
+    found = told(6.07, 5.3, 5.2, 5.1, 5.1)
+    assert (found.rule, found.tone) == ("memorises", "warn") and found.evidence
+    assert found.text.startswith("It memorises its rows: training loss 3.3")
+    assert found.text.endswith("e-4, held-out loss 5.1.")
+    assert told(6.07, 5.1, ended=[RunEnded("finished")], every=100)  # one evaluation is all
+    assert told(6.07, 5.1, every=100) is None
+    # A task that is learned: the held-out loss follows, and is far below what it was.
+    assert told(6.07, 1.0, 0.9, 0.8, 0.7) is None
+    assert told(6.07, 0.1, 0.05, 0.03, 0.03) is None
+    # A real model that is trained for too long, as its validation loss begins to rise.
+    assert told(1.6, 1.1, 1.0, 1.05, 1.1, loss=lambda step: 1.5 * math.exp(-step / 15) + 0.03)
+    # Held-out rows of another, harder kind than those of training, from the beginning.
+    assert told(3.0, 2.9, 2.9, 2.9, 2.9, loss=lambda step: 0.2 + 0.1 / step) is None
 
 
 # ------------------------------------------------------------------ learning

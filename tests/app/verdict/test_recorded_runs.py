@@ -1,4 +1,5 @@
-"""The verdict on real runs: those that the rules were tuned on, and those that they were not.
+"""The verdict on real runs: those that the rules were tuned on, those that they were not, and those
+with an end that is known.
 
 `docs/verdict.md` has what is said of each; `python -m tests.app.verdict.test_recorded_runs` prints
 its table. `tests/support/recorded_runs.py` made the runs.
@@ -23,6 +24,16 @@ EVERY = 10
 """A run is judged after every so many steps, and after every evaluation."""
 HEALTHY = ("doing well", "too early", "plateau", "rate too low", "nothing exact")
 """A run of which one of these is expected gets no alarm at any step."""
+STARTS_WRONG = ("not learning", "memory", "worse than before training", "memorises")
+TONES = {
+    "diverging": "bad",
+    "worse than before training": "bad",
+    "memorises": "warn",
+    "overfitting": "warn",
+    "not learning": "warn",
+    "doing well": "good",
+}
+"""The runs whose end is known have these colors."""
 RUNS = [(which, made) for which, runs in SETS.items() for made in runs]
 
 
@@ -65,7 +76,7 @@ def sign(made: Recorded, told: Told) -> int | None:
         return min(made.changes)
     if "overfitting" in made.expected:
         return held_out(told.snapshot).best_step
-    return 0 if made.expected in ("not learning", "memory") else None
+    return 0 if made.expected in STARTS_WRONG else None
 
 
 def row(made: Recorded, told: Told) -> str:
@@ -86,6 +97,9 @@ def row(made: Recorded, told: Told) -> str:
 def test_a_real_run_is_judged_as_expected(which, made):
     told = told_of(which, made)
     expected = set((made.missed or made.expected).split("|"))
+    if which == "ends":
+        assert told.verdict.headline.rule in expected
+        assert told.verdict.headline.tone == TONES[told.verdict.headline.rule]
     if expected & set(HEALTHY):
         assert told.alarms == {} and told.rules & expected
     elif "memory" in expected:

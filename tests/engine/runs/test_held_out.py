@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from engine.runs.evaluations import RowLosses
 from engine.runs.events import EvalFinished, ExactMatchMeasured, ExportWritten, Record, RunStarted
-from engine.runs.held_out import NEWEST_ROWS, Best, RowLosses, Score
+from engine.runs.held_out import NEWEST_ROWS, Best, Score
 from engine.runs.kept_events import BestKept
 from engine.runs.snapshot import RunSnapshot
 
@@ -21,7 +22,7 @@ def evaluated(step: int, loss: float) -> EvalFinished:
 
 OVERFITTED = [
     RunStarted(total_steps=60),
-    evaluated(0, 0.5),
+    evaluated(0, 5.0),
     evaluated(10, 3.0),
     BestKept(10, 3.0, "best/step-10"),
     evaluated(20, 1.0),
@@ -34,10 +35,32 @@ OVERFITTED = [
 
 
 def test_the_best_is_the_first_of_the_lowest_after_a_step():
-    """That of step 0, before training, is lower here. It is no weights that the run has trained."""
     snapshot = fold_of(*OVERFITTED)
     assert snapshot.best == Best(20, 1.0, kept=True) and snapshot.held_out.since_best == 4
+    assert snapshot.held_out.before == Score(0, 5.0)
     assert list(snapshot.evals.step) == [0, 10, 20, 30, 40, 50, 60]
+
+
+def test_nothing_is_the_best_that_is_no_better_than_before_training():
+    """A run with learning rate 5 had a star at 86.4, where it had begun with 6.07."""
+    losses = {0: 6.07, 75: 334.0, 150: 239.0, 225: 86.4, 300: 6.07}
+    held_out = fold_of(
+        RunStarted(total_steps=450), *(evaluated(step, loss) for step, loss in losses.items())
+    ).held_out
+    assert held_out.best is None and held_out.since_best == 4
+    assert held_out.newest == Score(300, 6.07)
+    later = fold_of(
+        RunStarted(total_steps=450), evaluated(0, 6.07), evaluated(75, 9.0), evaluated(150, 6.0)
+    )
+    assert later.best == Best(150, 6.0) and later.held_out.since_best == 0
+    resumed = fold_of(
+        RunStarted(total_steps=450),
+        evaluated(0, 6.07),
+        evaluated(75, 9.0),
+        evaluated(150, 6.0),
+        RunStarted(total_steps=450, resumed_step=100),
+    )
+    assert resumed.best is None and resumed.held_out.since_best == 1
 
 
 def test_the_rows_of_the_newest_evaluations_the_best_and_the_first_are_held():
@@ -87,7 +110,7 @@ def asked(step: int, correct: int, moment: str = "during") -> ExactMatchMeasured
 BY_ANSWERS = [
     RunStarted(total_steps=50, best_by="exact_match"),
     evaluated(0, 4.0),
-    asked(0, 9, "before"),
+    asked(0, 2, "before"),
     evaluated(10, 1.0),
     asked(10, 3),
     evaluated(20, 2.0),
@@ -111,6 +134,15 @@ def test_the_best_by_exact_match_has_the_lowest_loss_of_those_with_the_most_answ
     # Prompts that are asked at the end, of weights that were compared, count no second time.
     again = fold_of(*BY_ANSWERS, asked(30, 6, "after")).held_out
     assert again == held_out
+
+
+def test_answers_before_training_are_compared_too():
+    begun = [RunStarted(total_steps=50, best_by="exact_match"), evaluated(0, 4.0)]
+    worse = fold_of(*begun, asked(0, 9, "before"), evaluated(10, 1.0), asked(10, 8)).held_out
+    assert worse.best is None and worse.since_best == 1
+    # As many are answered, and the loss is lower.
+    equal = fold_of(*begun, asked(0, 9, "before"), evaluated(10, 1.0), asked(10, 9)).held_out
+    assert equal.best == Best(10, 1.0, 9, 10)
 
 
 def test_an_evaluation_counts_once_its_prompts_are_answered():

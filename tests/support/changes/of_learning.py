@@ -24,8 +24,8 @@ LEARNED = (
     Change(
         "worse-weights-kept",
         BEST_WEIGHTS,
-        "if not score.is_better_than(held_out.kept, held_out.by):",
-        "if score.is_better_than(held_out.kept, held_out.by):",
+        "if not all(score.is_better_than(each, held_out.by) for each in known):",
+        "if all(score.is_better_than(each, held_out.by) for each in known):",
         "Weights that are worse take the place of the best.",
         (BEST,),
     ),
@@ -56,10 +56,18 @@ LEARNED = (
     Change(
         "best-before-training",
         HELD_OUT,
-        "        if score.step <= 0:\n            return\n",
-        "",
+        "            self.before = score\n            return\n",
+        "            self.before = score\n",
         "The weights with which a run began count as its best.",
         (FOLD, BEST),
+    ),
+    Change(
+        "best-though-worse-than-before",
+        HELD_OUT,
+        "score.is_better_than(self.best or self.before, self.by)",
+        "score.is_better_than(self.best, self.by)",
+        "Weights that are worse than those before training count as the best.",
+        (FOLD,),
     ),
     Change(
         "patience-counted-anew",
