@@ -150,7 +150,7 @@ def test_the_tokens_are_made_as_before_and_those_of_before_are_read(place, own_c
     ]
     newer = {"notes": [], "classes": [], "pairs": False, "label": None}
     newer |= {"answer_flags": [], "roles": {}, "unused_flags": [], "possible_flags": []}
-    newer |= {"figures": []}
+    newer |= {"figures": [], "between": None}
     columns = contents[0]["tally"]["columns"]
     newer |= {"known": [*columns["columns"].values(), *columns["unused"]]}
     for name, value in newer.items():

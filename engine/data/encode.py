@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,7 @@ from engine.examples.example import (
 )
 
 _FAILED = Skipped("the tokenizer fails on its text")
+_PLAIN_WORDS = "The quick brown fox, 123."
 _Read = list[Rendered] | Skipped | Text | Segments | Tokens
 """An example is read as texts from a template, or stays as it is."""
 
@@ -181,11 +183,43 @@ class Encoder:
         limit = self.max_seq_len
         return Document(ids[:limit].astype(np.int32), trained[:limit], None, len(ids))
 
+    @functools.cached_property
+    def _special(self) -> list[int]:
+        """Returns the tokens that are no piece of a text."""
+        return sorted({*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder})
+
+    @functools.cached_property
+    def _is_mute(self) -> bool:
+        """Whether the tokenizer makes no tokens of plain words."""
+        return not self.tokenizer(_PLAIN_WORDS, add_special_tokens=False)["input_ids"]
+
+    def _no_tokens(self) -> Skipped:
+        name = type(self.tokenizer).__name__
+        return Skipped(
+            f"The tokenizer (a {name}) makes no tokens of the text",
+            "its class may not fit its tokenizer.json: write the right tokenizer_class into "
+            "tokenizer_config.json, such as PreTrainedTokenizerFast",
+            refused=True,
+        )
+
+    def _untrained(self, documents: list[Document]) -> Skipped:
+        """Returns why none of the documents of an example has a trained token."""
+        if any(document.cut for document in documents):
+            return Skipped("no trained token is left within max_seq_len")
+        ids = np.concatenate([np.empty(0, np.int32), *(document.ids for document in documents)])
+        if np.isin(ids, self._special).all():
+            return Skipped("the tokenizer makes no tokens of its text")
+        if len(ids) == len(documents):
+            return Skipped("its text is a single token, and nothing predicts the first token")
+        return Skipped("none of its tokens is to be trained")
+
     def _kept(self, documents: list[Document]) -> Kept | Skipped:
         """Keeps the documents of one example that have a trained token."""
         kept = [document for document in documents if document.trained.any()]
+        if self._is_mute and all(np.isin(each.ids, self._special).all() for each in documents):
+            return self._no_tokens()
         if not kept:
-            return Skipped("no trained token is left within max_seq_len")
+            return self._untrained(documents)
         left_out = [document for document in documents if not document.trained.any()]
         unseen_answers = sum(document.cut for document in left_out)
         if unseen_answers:

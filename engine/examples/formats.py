@@ -94,6 +94,8 @@ class ColumnMap:
     """These keys say nothing of training, as `data.unused_flags` says."""
     possible_flags: tuple[str, ...] = ()
     """These keys may be flags: rows that have one are refused."""
+    between: str | None = None
+    """This is put between an instruction and its input, where another program says so."""
     figures: tuple[str, ...] = ()
     """These keys (`KeySurvey.figures`) are 0 or 1 in some rows and something else in others."""
 
@@ -123,7 +125,7 @@ class ColumnMap:
         read = made.read_pair if self.pairs and made.read_pair is not None else made.read
         said = Said(self.roles, self._known_flags)
         whole = {column: without_nulls(value) for column, value in row.items()}
-        example = read(Parts(whole, self.columns, where, made.needs, said))
+        example = read(Parts(whole, self.columns, where, made.needs, said, self.between))
         if self.label is not None and isinstance(example, Conversation | Pair):
             example = Labelled(example, is_good(row, self.label, where))
         refuse_weights(example, where)
@@ -235,6 +237,7 @@ def map_columns(
         own_roles(roles),
         tuple(unused_flags),
         tuple(flag for flag in possible if flag not in unused_flags),
+        source.between,
         tuple(survey.keys.figures()),
     )
 

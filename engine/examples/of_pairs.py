@@ -16,6 +16,8 @@ def joined_prompt(parts: Parts) -> str:
     """Returns the user's turn, with what is added to it."""
     prompt = parts.text("prompt")
     extra = parts.optional_text("input")
+    if parts.between is not None:
+        return parts.between.join(text for text in (prompt, extra) if text)
     if not extra.strip():
         return prompt
     return f"{prompt}{_BETWEEN}{extra}" if prompt.strip() else extra

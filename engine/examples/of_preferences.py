@@ -101,14 +101,18 @@ def _dialogue(text: str) -> list[Turn]:
 
 def _prompt(parts: Parts) -> list[Turn]:
     """Returns the turns before the answers."""
-    if "prompt" not in parts.columns or is_blank(parts.optional("prompt")):
+    has_question = "prompt" in parts.columns and not (
+        is_blank(parts.optional("prompt")) and is_blank(parts.optional("input"))
+    )
+    if not has_question:
         raise DataError(
             f"The column {parts.place('chosen')} has no question before its answer; name the "
             "column of the question in data.columns.prompt."
         )
     value = parsed_list(parts.value("prompt"))
-    if not isinstance(value, str):
+    if not isinstance(value, str | None):
         return parts.turns("prompt")
+    value = value or ""
     if value.lstrip().startswith(_DIALOGUE):
         turns = _dialogue(parts.text("prompt"))
         is_open = turns and is_blank(turns[-1].message["content"])

@@ -30,6 +30,8 @@ class Parts:
     """This says in words what rows of this format need."""
     said: Said = field(default_factory=Said)
     """What the settings say of roles and flags."""
+    between: str | None = None
+    """This is put between an instruction and its input, where another program says so."""
 
     def place(self, part: str) -> str:
         """Returns where a part is, in the words of an error."""

@@ -56,6 +56,13 @@ def is_saved_by_datasets(path: Path) -> bool:
         return False
 
 
+def has_splits(path: Path) -> bool:
+    """Returns whether any file of a folder belongs to a split of its own."""
+    if is_saved_by_datasets(path):
+        return (path / "dataset_dict.json").exists()
+    return any(_splits([file.relative_to(path) for file in _data_files(path)]))
+
+
 def files_of(path: Path, config: DataConfig) -> list[Path]:
     """Returns the files from which the source at `path` is read, sorted by name: the file itself,
     all files of a folder that `datasets` saved, or the data files of the wanted split. Raises

@@ -35,7 +35,7 @@ from engine.sources.arrow_files import (
 )
 from engine.sources.bounded_lines import count_lines
 from engine.sources.excel import sheet_note, sheet_rows
-from engine.sources.folders import files_of, is_saved_by_datasets, left_out
+from engine.sources.folders import files_of, has_splits, is_saved_by_datasets, left_out
 from engine.sources.hub_connection import from_hub_or_cache
 from engine.sources.json_files import (
     Read,
@@ -59,6 +59,7 @@ from engine.sources.kinds import (
 from engine.sources.open_text import damage_of, encoding_of, open_bytes
 from engine.sources.reading import told
 from engine.sources.registry import Registered, registered
+from engine.sources.registry_rows import BETWEEN
 from engine.sources.tables import DELIMITERS, delimiter_of, table_rows, usual_delimiter
 from engine.sources.text_files import lengths_of_passages, passages
 
@@ -99,6 +100,8 @@ class Source:
     """It is the format of the rows if a registry says it, or None."""
     columns: dict[str, str] = dataclasses.field(default_factory=dict)
     """It gives the column of each part of an example if a registry says it."""
+    between: str | None = None
+    """A registry's program puts this between an instruction and its input."""
     skim: Read | None = None
     """This function yields what tells the columns and the kinds of values of all rows, and is
     faster than `read`: long lists are cut short, or rows left out that are like others. It is None
@@ -161,7 +164,12 @@ def _of_registry(entry: Registered, inner: Source) -> Source:
             yield number, entry.row(row, inner.where(number))
 
     found = dataclasses.replace(
-        inner, total=total, read=read, format=entry.format, columns=entry.columns
+        inner,
+        total=total,
+        read=read,
+        format=entry.format,
+        columns=entry.columns,
+        between=BETWEEN,
     )
     # Names of speakers do not matter for columns that the entry names, but rows do that are not
     # read.
@@ -199,7 +207,10 @@ def notes_on(config: DataConfig) -> list[str]:
     if path is None:
         return []
     if path.is_dir():
-        return [*left_out(path, config), *_notes_on_files(path, config)]
+        notes = [*left_out(path, config), *_notes_on_files(path, config)]
+        if config.split != DataConfig.split and not has_splits(path):
+            notes.append(f"data.split {config.split} is not used: the folder has no splits.")
+        return notes
     notes = _notes_on_file(path)
     if config.split != DataConfig.split:
         notes.append(f"data.split {config.split} is not used: a file has no splits.")
@@ -369,7 +380,14 @@ def _saved_by_datasets(path: Path, config: DataConfig) -> Source:
 
     def load() -> Any:
         loaded = datasets.load_from_disk(str(path))
-        return loaded[config.split] if isinstance(loaded, dict) else loaded
+        if not isinstance(loaded, dict):
+            return loaded
+        if config.split not in loaded:
+            raise DataError(
+                f"The folder {path} has no split {config.split}; it has {', '.join(loaded)}, set "
+                "data.split to one of these."
+            )
+        return loaded[config.split]
 
     remedy = "give a folder that save_to_disk wrote, and a data.split that it has"
     return _from_datasets(load, path.name, f"The folder {path}", remedy)

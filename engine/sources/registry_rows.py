@@ -13,6 +13,8 @@ ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "hist
 SHAREGPT = {"messages": "conversations"}
 SHARED = {"system": "system", "tools": "tools", "chosen": "chosen", "rejected": "rejected"}
 """These columns may be named in entries of each formatting."""
+BETWEEN = "\n"
+"""LLaMA-Factory puts this between an instruction and its input, where neither is empty."""
 _PARTS = {"query": "input", "response": "completion"}
 """These names for a column differ from those of `data.columns`."""
 _ANSWERS = ("chosen", "rejected")

@@ -7,7 +7,9 @@ from __future__ import annotations
 import csv
 import json
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from engine.config.data_settings import DataConfig
 from engine.data.loader import prepare_data
@@ -134,13 +136,15 @@ def test_only_names_that_are_splits_say_one_and_what_is_left_out_is_said(tmp_pat
             tmp_path / "set" / name for name in (names if expected == "*" else expected).split()
         )
         assert files_of(tmp_path / "set", config) == wanted
+        unused = ["data.split " + split + " is not used: the folder has no splits."]
+        notes = unused if expected == "*" and split != "train" else []
         assert notes_on(config) == (
             [
                 "A file of the folder set is left out, because its name says no split and others "
                 "do: extra.jsonl."
             ]
             if "extra.jsonl" in names
-            else []
+            else notes
         )
 
 
@@ -183,5 +187,40 @@ def test_splits_of_a_saved_data_set(tmp_path, tokenizer):
         }
     ).save_to_disk(str(tmp_path / "saved"))
     assert prepared(tmp_path / "saved", tokenizer, split="test").summary["rows_read"] == 3
-    with pytest.raises(DataError, match=r"cannot be loaded .*data\.split that it has\.$"):
+    with pytest.raises(
+        DataError, match=r"saved has no split dev; it has train, test, set data\.split"
+    ):
         prepared(tmp_path / "saved", tokenizer, split="dev")
+
+
+def test_a_split_that_a_saved_data_set_or_a_folder_cannot_have_is_told(tmp_path, tokenizer):
+    import datasets
+
+    datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"))
+    lines(tmp_path / "folder" / "a.jsonl", ROWS)
+    for place in ("saved", "folder"):
+        found = prepared(tmp_path / place, tokenizer, split="dev").summary
+        assert "data.split dev is not used: the folder has no splits." in found["warnings"]
+
+
+def test_maps_are_objects_as_in_other_files(tmp_path, tokenizer):
+    turn = pa.map_(pa.string(), pa.string())
+    talks = [[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "hello"}]] * 2
+    pairs = [[list(each.items()) for each in talk] for talk in talks]
+    table = pa.table({"messages": pa.array(pairs, pa.list_(turn))})
+    parquet.write_table(table, tmp_path / "maps.parquet")
+    lines(tmp_path / "objects.jsonl", [{"messages": talk} for talk in talks])
+    found, expected = (
+        prepared(tmp_path / name, tokenizer).train.ids.tolist()
+        for name in ("maps.parquet", "objects.jsonl")
+    )
+    assert found == expected
+
+
+def test_a_map_in_place_of_a_text_is_refused_for_what_it_is(tmp_path, tokenizer):
+    kind = pa.map_(pa.string(), pa.string())
+    table = pa.table({"prompt": pa.array([[("a", "b")]], kind), "completion": ["hello"]})
+    parquet.write_table(table, tmp_path / "maps.parquet")
+    said = r"^The column prompt in row 1 of maps\.parquet is an object, not "
+    with pytest.raises(DataError, match=said):
+        prepared(tmp_path / "maps.parquet", tokenizer)

@@ -58,7 +58,7 @@ FILES = {
 }
 SYSTEM, ASKED, ANSWER = (
     {"role": "system", "content": "be"},
-    {"role": "user", "content": "hello\n\nan"},
+    {"role": "user", "content": "hello\nan"},
     {"role": "assistant", "content": "he"},
 )
 EXPECTED = {

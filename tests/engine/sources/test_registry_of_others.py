@@ -40,7 +40,7 @@ READ = {
             }
         },
         {"q": "hello", "more": "there", "a": "an hello", "s": "be", "h": []},
-        Pair("hello\n\nthere", "an hello", "be", "\n\n"),
+        Pair("hello\nthere", "an hello", "be", "\n\n"),
     ),
     "a query that is not named": (
         {"columns": {"prompt": "instruction", "response": "output"}},
