@@ -61,7 +61,9 @@ class Reasoning:
     opening: str
     """The text before the reasoning, in the prompt or in the answer."""
     closing: str
-    """The text between the reasoning and what the answer says."""
+    """The text between the reasoning and what the answer says, without the white space behind it
+    if the template leaves reasoning out.
+    """
     in_prompt: bool
     """Whether the prompt for an answer ends with the opening."""
     is_left_out: bool = False
@@ -106,6 +108,10 @@ class Habits:
         if way is None or found is None:
             return message
         thought, rest, is_own = found
+        if way.is_left_out:
+            # The row's own white space stays. A line end is reasoning that is empty.
+            return message | {"content": rest, "reasoning_content": thought or "\n"}
+        rest = rest.lstrip("\n")
         if thought:
             return message | {"content": rest, "reasoning_content": thought}
         # An empty block is what some templates themselves write where there is no reasoning.
@@ -257,7 +263,7 @@ class Habits:
         if closing not in self._code or not plain.startswith(prompt[: opens.start()] + _ANSWERED):
             return None
         opening = prompt[opens.start() :]
-        return Reasoning(self._contents, opening, f"\n{closing}\n\n", True, is_left_out=True)
+        return Reasoning(self._contents, opening, f"\n{closing}", True, is_left_out=True)
 
     # ------------------------------------------------------------------ texts
 
@@ -319,9 +325,9 @@ def _inside(content: str, way: Reasoning) -> Iterator[tuple[str, str, bool]]:
         if opening and closing and text.startswith(opening):
             thought, found, rest = text.removeprefix(opening).partition(closing)
             if found:
-                yield thought.strip("\n"), rest.lstrip("\n"), opening == own[0]
+                yield thought.strip("\n"), rest, opening == own[0]
     opening, closing = own
     if way.in_prompt and closing:
         thought, found, rest = text.partition(closing)
         if found and opening not in thought:
-            yield thought.strip("\n"), rest.lstrip("\n"), True
+            yield thought.strip("\n"), rest, True
