@@ -132,8 +132,7 @@ class Habits:
             for way in ("reasoning_content", "reasoning", "part")
         ]
         texts = self._texts([(thought, form) for form in forms])
-        asked = Chat(in_form(turns[:1], self._contents, {}), self._tools)
-        (begun,) = self._write([asked], True)
+        (begun,) = self._texts([(turns[:1], self._contents)], generation=True)
         prompt = begun if isinstance(begun, str) else ""
         for form, text in zip(forms, texts):
             if _writes(text, _ASKED, _THOUGHT, _ANSWERED):
@@ -229,13 +228,15 @@ class Habits:
         """
         form = self._contents
         as_system = replace(form, developer="system")
-        turns = [_turn("user", _ASKED), _turn("assistant", _ANSWERED)]
-        own = [_turn("developer", _GIVEN), *turns]
-        nobody = [_turn(_NO_ROLE, _GIVEN), *turns]
-        known, stranger, system = self._texts([(own, form), (nobody, form), (own, as_system)])
-        if not _writes(system, _GIVEN, _ASKED, _ANSWERED):
+        asked = _turn("user", _ASKED)
+        own, nobody = ([_turn(role, _GIVEN), asked] for role in ("developer", _NO_ROLE))
+        # Prompts are compared: some templates write a system turn with the last question alone.
+        known, stranger, system = self._texts(
+            [(own, form), (nobody, form), (own, as_system)], generation=True
+        )
+        if not _writes(system, _GIVEN, _ASKED):
             return form
-        if not _writes(known, _GIVEN, _ASKED, _ANSWERED):
+        if not _writes(known, _GIVEN, _ASKED):
             return as_system
         if isinstance(stranger, Refusal):
             return form
@@ -272,9 +273,11 @@ class Habits:
         texts = self._texts([(turns, form) for form in forms])
         return next((form for form, text in zip(forms, texts) if _writes(text, *said)), None)
 
-    def _texts(self, asked: list[tuple[list[Message], Form]]) -> list[str | Refusal]:
+    def _texts(
+        self, asked: list[tuple[list[Message], Form]], generation: bool = False
+    ) -> list[str | Refusal]:
         chats = [Chat(in_form(turns, form, {}), self._tools) for turns, form in asked]
-        return self._write(chats, False)
+        return self._write(chats, generation)
 
 
 def _turn(role: str, content: str, **keys: Any) -> Message:

@@ -210,7 +210,7 @@ def of_trl(family: str, messages: list[Message], tools: list[Any] | None, place:
     )
     ids, mask = through["input_ids"], through["assistant_masks"]
     end = len(mask) - mask[::-1].index(1)
-    begin = end - (mask[:end][::-1] + [0]).index(0)
+    begin = end - [*mask[:end][::-1], 0].index(0)
     before = plain[:place]
     prompt = ours.apply_chat_template(before, tools=tools, add_generation_prompt=True)["input_ids"]
     published = ours.apply_chat_template(plain[: place + 1], **seen)
@@ -243,22 +243,23 @@ def _given(family: str, messages: list[Message], trained: bool) -> list[Message]
     reasoning as a key if it knows the key, and in the content if it does not; arguments as text for
     templates that join text; parts for the models with images that want them.
     """
-    found = []
-    for message in messages:
-        content = message["content"]
-        if isinstance(content, list):
-            message = message | {"content": "".join(part["text"] for part in content)}
-        elif message["role"] == "assistant" and "<think>" in content and knows_reasoning(family):
-            thought, _, rest = content.removeprefix("<think>\n").partition("\n</think>\n\n")
-            message = message | {"content": rest, "reasoning_content": thought}
-        elif trained and "reasoning_content" in message and family.startswith("deepseek"):
-            kept = {key: value for key, value in message.items() if key != "reasoning_content"}
-            message = kept | inline(message["reasoning_content"], content)
-        joins = family == "deepseek_r1_distill" or (family == "deepseekv3" and not trained)
-        if joins and "tool_calls" in message:
-            message = message | {"tool_calls": list(map(_with_text, message["tool_calls"]))}
-        found.append(message)
+    found = [_as_given(family, message, trained) for message in messages]
     return prepare_multimodal_messages(found) if family in WANT_PARTS else found
+
+
+def _as_given(family: str, message: Message, trained: bool) -> Message:
+    given, content = dict(message), message["content"]
+    if isinstance(content, list):
+        given["content"] = "".join(part["text"] for part in content)
+    elif message["role"] == "assistant" and "<think>" in content and knows_reasoning(family):
+        thought, _, rest = content.removeprefix("<think>\n").partition("\n</think>\n\n")
+        given |= {"content": rest, "reasoning_content": thought}
+    elif trained and "reasoning_content" in message and family.startswith("deepseek"):
+        given |= inline(given.pop("reasoning_content"), content)
+    joins = family == "deepseek_r1_distill" or (family == "deepseekv3" and not trained)
+    if joins and "tool_calls" in message:
+        given["tool_calls"] = list(map(_with_text, message["tool_calls"]))
+    return given
 
 
 def _with_text(call: dict[str, Any]) -> dict[str, Any]:
