@@ -195,6 +195,10 @@ class Asked:
     """The published prompt."""
     published: list[int]
     """The published text up to and including the answer."""
+    next: int
+    """The first token that the published template writes of a turn behind such an answer, or -1 if
+    it leaves that turn out.
+    """
     text: str
     """TRL's text up to and including the answer."""
 
@@ -214,6 +218,7 @@ def of_trl(family: str, messages: list[Message], tools: list[Any] | None, place:
     before = plain[:place]
     prompt = ours.apply_chat_template(before, tools=tools, add_generation_prompt=True)["input_ids"]
     published = ours.apply_chat_template(plain[: place + 1], **seen)
+    behind = _behind(family, "tool_calls" in plain[place])
     # Histories may differ, so what the prompt and the answer add to the turns before are compared.
     asked = _added(ours, before, tools, ours.decode(prompt))
     text = theirs.decode(ids)
@@ -227,7 +232,21 @@ def of_trl(family: str, messages: list[Message], tools: list[Any] | None, place:
         ends = range(1, end - begin)
         whole = ours.decode(prompt)
         count = max((n for n in ends if whole.endswith(theirs.decode(ids[begin:][:n]))), default=0)
-    return Asked(ids[begin:end], count, prompt, published["input_ids"], text)
+    return Asked(ids[begin:end], count, prompt, published["input_ids"], behind, text)
+
+
+@functools.cache
+def _behind(family: str, calls: bool) -> int:
+    """Returns the first token of a person's turn behind an answer, or of a tool's behind a call."""
+    answered = answer("", tool_calls=[_OSLO]) if calls else answer("Hello.")
+    chat = [user("Hi"), answered, result(1, "rain") if calls else user("Oh")]
+    tokenizer = _that_calls(as_published(family))
+    texts = [
+        tokenizer.apply_chat_template(_given(family, chat[:end], trained=False))["input_ids"]
+        for end in (2, 3)
+    ]
+    shared = len(os.path.commonprefix(texts))  # noqa: RUF071  of lists of tokens
+    return texts[1][shared] if shared < len(texts[1]) else -1
 
 
 def _added(
