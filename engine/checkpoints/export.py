@@ -199,6 +199,10 @@ def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold
         trained.tokenizer.save_pretrained(partial)
         if trained.whole is not None:
             trained.whole.copy_files(partial, trained.written_dtype)
+            settings = _generation_config(trained)
+            # The file of the source stays as it is where it says the same.
+            if ids_of_end(settings) != ids_of_end(load_generation_config(trained.source)):
+                settings.save_pretrained(partial)
         if trained.adapters is None:
             text = modelfile(trained.tokenizer, trained.ends)
             (partial / MODELFILE).write_text(text, encoding="utf-8")

@@ -6,6 +6,8 @@ import json
 import shlex
 from pathlib import Path
 
+from engine.home.modelfile import MODELFILE, stops_in
+
 
 def what_to_type(folder: str | Path, name: str) -> list[tuple[str, str]]:
     """Returns labels with what to type. `folder` was exported, and `name` is what Ollama is to call
@@ -20,7 +22,7 @@ def what_to_type(folder: str | Path, name: str) -> list[tuple[str, str]]:
         (
             "Talk to it with llama.cpp, from its folder",
             f"python convert_hf_to_gguf.py {quoted} --outtype auto --outfile {gguf}\n"
-            f"llama-cli -m {gguf} --jinja -cnv",
+            f"llama-cli -m {gguf} --jinja -cnv{_stops(path)}",
         ),
         (
             "Talk to it with Ollama",
@@ -34,23 +36,43 @@ def adapter_to_type(folder: str | Path, name: str, base: str) -> list[tuple[str,
     the model `base`. Servers call it `name`.
     """
     path = str(Path(folder))
+    settings, more, ends = "", "", ""
+    # Adapters of earlier versions have no generation settings.
+    if not Path(folder).is_dir() or (Path(folder) / "generation_config.json").is_file():
+        settings, more = f" --generation-config {shlex.quote(path)}", ", GenerationConfig"
+        ends = (
+            "\nmodel.generation_config = GenerationConfig.from_pretrained(folder)"
+            "  # says what ends an answer"
+        )
     return [
         (
             "Load it in Python (PEFT)",
             "from peft import AutoPeftModelForCausalLM\n"
-            "from transformers import AutoTokenizer, GenerationConfig\n\n"
+            f"from transformers import AutoTokenizer{more}\n\n"
             f"folder = {path!r}\n"
             "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
-            'model = AutoPeftModelForCausalLM.from_pretrained(folder, dtype="auto")\n'
-            "# It says what ends an answer.\n"
-            "model.generation_config = GenerationConfig.from_pretrained(folder)",
+            f'model = AutoPeftModelForCausalLM.from_pretrained(folder, dtype="auto"){ends}',
         ),
         (
             "Serve it with vLLM",
             f"vllm serve {shlex.quote(base)} --enable-lora "
-            f"--lora-modules {name}={shlex.quote(path)} --generation-config {shlex.quote(path)}",
+            f"--lora-modules {name}={shlex.quote(path)}{settings}",
         ),
     ]
+
+
+def _stops(folder: Path) -> str:
+    """Returns the options that end an answer where the Modelfile says, for a program that knows the
+    end token of the tokenizer alone.
+    """
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        stops = stops_in((folder / MODELFILE).read_text(encoding="utf-8"))
+        eos = config.get("eos_token")
+    except (OSError, ValueError, AttributeError):
+        return ""
+    known = eos.get("content") if isinstance(eos, dict) else eos
+    return "".join(f" -r {shlex.quote(stop)}" for stop in stops if stop != known)
 
 
 def _python(folder: str) -> str:

@@ -12,6 +12,7 @@ from engine.errors import RamstreamError
 from engine.home.chat_shape import NoShape, shape_of
 
 MODELFILE = "Modelfile"
+_STOP = "PARAMETER stop "
 
 
 def modelfile(tokenizer: Any, ends: Sequence[str] = ()) -> str:
@@ -36,8 +37,17 @@ def modelfile(tokenizer: Any, ends: Sequence[str] = ()) -> str:
             f'TEMPLATE """{shape.in_go}"""',
         ]
     for stop in dict.fromkeys(filter(None, stops)):
-        lines.append(f"PARAMETER stop {json.dumps(stop, ensure_ascii=False)}")
+        lines.append(f"{_STOP}{json.dumps(stop, ensure_ascii=False)}")
     return "\n".join(lines) + "\n"
+
+
+def stops_in(text: str) -> list[str]:
+    """Returns the stops of a Modelfile that `modelfile` has written. Raises ValueError for a line
+    that is none of its.
+    """
+    lines = text.splitlines()
+    found = [line.removeprefix(_STOP) for line in lines if line.startswith(_STOP)]
+    return [str(json.loads(stop)) for stop in found]
 
 
 def _template_ends(tokenizer: Any) -> list[str]:

@@ -16,14 +16,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
 
 from engine.config.settings import TrainConfig
 from engine.model.library import no_progress_bars
 from engine.runs.events import ExactMatchMeasured
+from tests.support.tiny import tiny_config
 from tests.support.trained_runs import events_of, trained
 
 CAPITALS = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Peru": "Lima"}
@@ -71,25 +70,23 @@ def tokenizer_for(template: str, eos: str = OWN_END) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def model_folder(folder: Path, tokenizer: PreTrainedTokenizerFast, end: str = OWN_END) -> Path:
-    """Writes a tiny Llama with this tokenizer, whose own end token is `end`."""
+def model_folder(
+    folder: Path, tokenizer: PreTrainedTokenizerFast, end: str = OWN_END, family: str = "llama"
+) -> Path:
+    """Writes a tiny model with this tokenizer, whose own end token is `end`."""
     torch.manual_seed(3)
-    config = LlamaConfig(
+    changes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
+    changes |= {"max_position_embeddings": 2048, "initializer_range": 0.1}
+    config = tiny_config(
+        family,
         vocab_size=len(tokenizer),
-        hidden_size=48,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        initializer_range=0.1,
-        tie_word_embeddings=False,
         bos_token_id=1,
         eos_token_id=tokenizer.convert_tokens_to_ids(end),
         pad_token_id=0,
+        **(changes if family == "llama" else {"initializer_range": 0.1}),
     )
     with no_progress_bars():
-        LlamaForCausalLM(config).save_pretrained(folder)
+        AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -145,10 +142,9 @@ class Learned:
     def model(self) -> Any:
         return AutoModelForCausalLM.from_pretrained(self.folder)
 
-    def ids_of_prompt(self, messages: list[dict[str, Any]], tools: Any = None) -> torch.Tensor:
+    def ids_of_prompt(self, messages: list[dict[str, Any]]) -> torch.Tensor:
         return self.tokenizer.apply_chat_template(
             messages,
-            tools=tools,
             add_generation_prompt=True,
             return_tensors="pt",
             return_dict=False,

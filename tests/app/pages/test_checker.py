@@ -32,6 +32,8 @@ from engine.machine.known_machines import named_machine, with_figures
 from engine.machine.spill_folder import Mount
 from engine.model.pretrained_files import load_tokenizer
 from engine.words import GIB
+from tests.support.data_tokenizers import NO_END
+from tests.support.folders import make_data
 
 
 def shown(**values):
@@ -215,6 +217,28 @@ def test_a_preview_says_whether_its_data_can_be_trained_on(tmp_path, rows, said,
         assert finding is None
     else:
         assert said in finding["text"] and finding["blocks"] is blocks
+
+
+def test_answers_that_end_with_no_token_are_a_finding_that_blocks_nothing(tmp_path):
+    def without_end(source: str):
+        tokenizer = load_tokenizer(source)
+        tokenizer.chat_template = NO_END
+        return tokenizer
+
+    engine = SimpleNamespace(preview=preview, load_tokenizer=without_end)
+    checker = Checker(SimpleNamespace(runs_dir=tmp_path, engine=engine))
+    path = make_data(tmp_path / "rows.jsonl")
+    found = checker.preview(shown(model__source="assets/starter-model", data__source=str(path)))
+    told = (
+        "The chat template ends an answer with no token, so the model cannot learn where to stop "
+        "(40 answers); use a model whose chat template ends an answer with a token."
+    )
+    assert found["finding"] == {
+        "text": told,
+        "blocks": False,
+        "headline": "Answers will not end by themselves.",
+    }
+    assert found["endless"] == told and found["ends"] == []
 
 
 def test_data_that_a_run_would_refuse_at_once_start_none(tmp_path):

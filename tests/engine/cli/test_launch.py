@@ -21,8 +21,9 @@ from engine.paths import PROGRAM_ROOT
 from engine.runs.folder import create_run
 from engine.runs.runs_folder import refuse_unusable
 from engine.summaries.listing import list_runs
+from tests.support.data_tokenizers import NO_END
 from tests.support.disks import small_file_system
-from tests.support.folders import make_config
+from tests.support.folders import make_config, make_data, make_model, make_tokenizer
 
 ROOT = Path(launch.__file__).parent
 
@@ -224,10 +225,26 @@ def test_check_refuses_data_that_cannot_be_trained_on(capsys, tmp_path, rows, sa
     assert said in told.err and told.err.count("\n") == 1 and not told.out
 
 
+def test_check_warns_of_answers_that_end_with_no_token(capsys, tmp_path):
+    model = make_model(tmp_path / "model")
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = NO_END
+    tokenizer.save_pretrained(model)
+    data = make_data(tmp_path / "data.jsonl")
+    preset = str(PROGRAM_ROOT / "presets/starter.yaml")
+    other = [f"model.source={model}", f"data.source={data}"]
+    assert launch.main(["check", preset, *(f"--set={each}" for each in other)]) == 0
+    told = capsys.readouterr().out
+    assert "\nWarning: The chat template ends an answer with no token, so the model cannot" in told
+    assert "where to stop (40 answers); use a model whose chat template ends an answer with" in told
+
+
 def test_check_says_how_much_of_the_data_is_trained(capsys):
     preset = str(PROGRAM_ROOT / "presets/starter.yaml")
     assert launch.main(["check", preset]) == 0
-    assert "Data: 42.1 % of the tokens of the first 200 rows" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "Data: 42.1 % of the tokens of the first 200 rows" in told
+    assert " An answer ends with <|end|>." in told
     does_not_fit = 1  # on a machine with little free memory, which is not asked here
     other = ["check", preset, "--set", "model.source=Qwen/Qwen2.5-0.5B"]
     assert launch.main(other) in (0, does_not_fit)

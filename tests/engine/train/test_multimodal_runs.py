@@ -4,6 +4,7 @@ whole model again.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -183,3 +184,17 @@ def test_adapters_stand_beside_the_language_model_alone(tmp_path):
         merged = seen(tmp_path / "out", "llava")
         torch.testing.assert_close(adapted(**prompt).logits, merged, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(merged, seen(source, "llava"), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("own", [1, [1, 2]])
+def test_an_export_ends_its_answers_as_it_was_trained(tmp_path, own):
+    """The generation settings of the source stay as they are where they have the token."""
+    source = make_multimodal(tmp_path / "model", "gemma3")
+    settings = source / "generation_config.json"
+    settings.write_text(json.dumps({"eos_token_id": own, "top_k": 3, "do_sample": True}))
+    values = {"model.source": str(source), "train.steps": 1, "output.export": True}
+    export = train(tmp_path, **values).folder.export_path
+    found = json.loads((export / "generation_config.json").read_text())
+    assert found["eos_token_id"] == [1, 2] and found["top_k"] == 3
+    is_same = (export / "generation_config.json").read_bytes() == settings.read_bytes()
+    assert is_same is (own == [1, 2])

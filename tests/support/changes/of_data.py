@@ -18,9 +18,9 @@ AUTOMATON = "tests/engine/dividing/test_automaton.py"
 WORDS = "tests/engine/dividing/test_word_tokens.py"
 MARKED = "engine/dividing/marked_spaces.py"
 MARKS = "tests/engine/dividing/test_marked_spaces.py"
-HABITS = "tests/engine/data/test_habits_of_templates.py"
-TRL_MASKS = "tests/engine/data/test_masks_of_trl.py"
 LONG = "tests/engine/data/test_long_texts.py"
+TURN_ENDS = "tests/engine/data/test_turn_ends.py"
+ENDED = "tests/engine/train/test_ended_answers.py"
 
 DATA = (
     Change(
@@ -166,6 +166,38 @@ DATA = (
         "after = np.zeros(len(self._suffix), dtype=bool)",
         "A text does not learn to end.",
         (MASKS,),
+    ),
+    Change(
+        "open-turns-stay-open",
+        "engine/data/render.py",
+        "        if ahead and not is_followed:\n",
+        "        if ahead and not is_followed and not ahead:\n",
+        "An answer that the chat template leaves open is trained without what ends it.",
+        (TURN_ENDS,),
+    ),
+    Change(
+        "calls-end-as-answers",
+        "engine/data/turn_ends.py",
+        '            return self.next_turns.get("tool", "")\n',
+        '            return self.next_turns.get("user", "")\n',
+        "A call that the chat template leaves open ends as an answer does.",
+        (TURN_ENDS,),
+    ),
+    Change(
+        "exports-without-their-ends",
+        "engine/checkpoints/export.py",
+        "    ends = list(dict.fromkeys([*own, *ids_of(trained.tokenizer, trained.ends)]))\n",
+        "    ends = list(dict.fromkeys(own))\n",
+        "An export does not say what was trained to end an answer.",
+        (ENDED,),
+    ),
+    Change(
+        "answers-do-not-end-as-trained",
+        "engine/train/evaluation.py",
+        "        trained = prepared.data.ends\n",
+        "        trained = ()\n",
+        "The answers of a run go on behind what was trained to end them.",
+        (ENDED,),
     ),
     Change(
         "neighbour-of-an-answer-trained",
@@ -318,45 +350,5 @@ DATA = (
         "self._write_ones(0)",
         "Weights that come late belong to the first tokens of a source.",
         ("tests/engine/data/test_weights.py",),
-    ),
-    Change(
-        "parts-for-everybody",
-        "engine/data/habits.py",
-        "        form = self._first(turns, forms, _ASKED, _ANSWERED) or forms[0]\n",
-        "        form = forms[1]\n",
-        "Every template gets content as parts, which many write as Python shows a list.",
-        (HABITS, TRL_MASKS),
-    ),
-    Change(
-        "arguments-as-the-program-writes-them",
-        "engine/data/message_forms.py",
-        "arguments.text if isinstance(arguments, Arguments) else None",
-        "None",
-        "Arguments that a row gives as text are trained with other white space.",
-        (HABITS,),
-    ),
-    Change(
-        "reasoning-only-in-the-templates-tags",
-        "engine/data/habits.py",
-        "for opening, closing in (own, _THINK):",
-        "for opening, closing in (own,):",
-        "<think> in an answer is text in templates with other tags.",
-        (HABITS,),
-    ),
-    Change(
-        "empty-block-is-given",
-        "engine/data/answers.py",
-        "texts.before[len(begun) :].isspace()",
-        "not texts.before[len(begun) :]",
-        "The end of an empty block of reasoning is not trained, though no prompt has it.",
-        (HABITS, TRL_MASKS),
-    ),
-    Change(
-        "tools-known-by-their-names",
-        "engine/data/kept_turns.py",
-        "return any(map(written.holds, told)) or writes_tools()",
-        "return True",
-        "Tools that a template leaves out are not told where an answer calls them.",
-        (HABITS,),
     ),
 )
