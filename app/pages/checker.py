@@ -172,6 +172,8 @@ class Checker:
             sample = next((one for (_, of), one in self._samples.items() if of == data), None)
             if data not in self._rows and sample is not None and not sample.is_all:
                 _keep(self._rows, data, self._session.engine.count_rows(data))
+                # The count looked at the columns of all rows, which the next preview shows.
+                self._preview.cache_clear()
         except RamstreamError:
             return  # the verdict and the preview say what is wrong
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from engine.errors import DataError, first_line
 from engine.sources.json_files import Row
 from engine.sources.open_text import open_bytes
@@ -63,19 +65,46 @@ def skimmed(batch: Any) -> list[Row]:
     """Returns the rows of a batch or table with no more than the first items of lists that hold
     numbers, or nothing but text: they say of what kind all are. Bytes are shortened too.
     """
+    names = batch.schema.names
+    columns = [_skimmed_values(column) for column in batch.columns]
+    return [dict(zip(names, values)) for values in zip(*columns)]
+
+
+def _skimmed_values(column: Any) -> list[Any]:
     import pyarrow as pa
     from pyarrow import compute
 
-    def shortened(column: Any) -> Any:
-        kind = column.type
-        if _is_list(kind) and (pa.types.is_primitive(kind.value_type) or _is_text(kind)):
-            return compute.list_slice(column, 0, _ITEMS_SKIMMED)
-        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-            return compute.binary_slice(column, 0, 1)
-        return column
+    kind = column.type
+    if _is_list(kind):
+        if pa.types.is_struct(kind.value_type) and _is_text(kind):
+            return _first_objects(column)
+        if pa.types.is_primitive(kind.value_type) or _is_text(kind):
+            column = compute.list_slice(column, 0, _ITEMS_SKIMMED)
+    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        column = compute.binary_slice(column, 0, 1)
+    values: list[Any] = column.to_pylist(maps_as_pydicts="strict")
+    return values
 
-    columns = [shortened(column) for column in batch.columns]
-    return _pylist(pa.table(columns, batch.schema.names))
+
+def _first_objects(column: Any) -> list[Any]:
+    """Returns each list of a column of objects with its first object alone. Objects that have the
+    same keys are one object here, which is ten times as fast.
+    """
+    from pyarrow import compute
+
+    if hasattr(column, "combine_chunks"):  # of a table
+        column = column.combine_chunks()
+    lengths = compute.list_value_length(column).to_pylist()
+    objects = compute.list_slice(column, 0, 1).flatten()
+    keys = np.zeros((len(objects), objects.type.num_fields), bool)
+    for place, values in enumerate(objects.flatten()):
+        keys[:, place] = values.is_valid()
+    _, places, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    alike = [[item] for item in objects.take(places).to_pylist()]
+    found = iter(which.reshape(-1).tolist())
+    # A length is None where there is no list.
+    none_or_empty = {None: None, 0: []}
+    return [alike[next(found)] if length else none_or_empty[length] for length in lengths]
 
 
 def _is_list(kind: Any) -> bool:
