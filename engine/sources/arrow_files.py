@@ -103,7 +103,7 @@ def _first_objects(column: Any) -> list[Any]:
     alike = [[item] for item in objects.take(places).to_pylist()]
     found = iter(which.reshape(-1).tolist())
     # A length is None where there is no list.
-    none_or_empty = {None: None, 0: []}
+    none_or_empty: dict[int | None, Any] = {None: None, 0: []}
     return [alike[next(found)] if length else none_or_empty[length] for length in lengths]
 
 
