@@ -74,12 +74,16 @@ def starts_by_content(template: Template, asked: list[tuple[Chat, int, Texts]]) 
     for by its chat, its place in the chat, and its texts.
     """
     chats: list[Chat] = []
+    openings: list[str] = []
     for chat, place, _ in asked:
         before, answer = chat.messages[:place], chat.messages[place]
-        thinks = template.writes_reasoning(bool(chat.tools))
-        chats += [Chat([*before, _probed(answer, probe, thinks)], chat.tools) for probe in PROBES]
+        thinks = any(answer.get(key) for key in REASONING_KEYS)
+        way = template.reasoning(bool(chat.tools)) if thinks else None
+        openings.append("" if way is None or way.in_prompt else way.opening)
+        probed = [_probed(answer, probe, way is not None) for probe in PROBES]
+        chats += [Chat([*before, each], chat.tools) for each in probed]
     written = template.write(chats, generation=False)
-    pairs = zip(written[::2], written[1::2])
+    pairs = zip(written[::2], written[1::2], openings)
     return [_start(texts, *pair) for (_, _, texts), pair in zip(asked, pairs)]
 
 
@@ -94,9 +98,9 @@ def _probed(answer: Message, probe: str, thinks: bool) -> Message:
     return {key: value for key, value in answer.items() if key not in left_out} | {"content": probe}
 
 
-def _start(texts: Texts, first: str | Refusal, second: str | Refusal) -> int | None:
+def _start(texts: Texts, first: str | Refusal, second: str | Refusal, opening: str) -> int | None:
     """Returns where the answer begins in its text. `first` and `second` have the probes in its
-    place.
+    place, or in place of its reasoning, which the answer begins with `opening`.
     """
     text = texts.through
     if isinstance(text, Refusal) or isinstance(first, Refusal) or isinstance(second, Refusal):
@@ -120,7 +124,7 @@ def _start(texts: Texts, first: str | Refusal, second: str | Refusal) -> int | N
         behind = _behind_prompt(shared, texts.before)
         if behind is not None:
             return len(shared) - len(behind)
-    return len(header) if shared == header else None
+    return len(header.removesuffix(opening)) if shared == header else None
 
 
 def _behind_prompt(header: str, prompt: str) -> str | None:

@@ -61,7 +61,9 @@ class Reasoning:
     opening: str
     """The text before the reasoning, in the prompt or in the answer."""
     closing: str
-    """The text between the reasoning and what the answer says."""
+    """The text between the reasoning and what the answer says, without the white space behind it
+    if the template leaves reasoning out.
+    """
     in_prompt: bool
     """Whether the prompt for an answer ends with the opening."""
     is_left_out: bool = False
@@ -106,6 +108,10 @@ class Habits:
         if way is None or found is None:
             return message
         thought, rest, is_own = found
+        if way.is_left_out:
+            # The row's own white space stays. A line end is reasoning that is empty.
+            return message | {"content": rest, "reasoning_content": thought or "\n"}
+        rest = rest.lstrip("\n")
         if thought:
             return message | {"content": rest, "reasoning_content": thought}
         # An empty block is what some templates themselves write where there is no reasoning.
@@ -126,8 +132,7 @@ class Habits:
             for way in ("reasoning_content", "reasoning", "part")
         ]
         texts = self._texts([(thought, form) for form in forms])
-        asked = Chat(in_form(turns[:1], self._contents, {}), self._tools)
-        (begun,) = self._write([asked], True)
+        (begun,) = self._texts([(turns[:1], self._contents)], generation=True)
         prompt = begun if isinstance(begun, str) else ""
         for form, text in zip(forms, texts):
             if _writes(text, _ASKED, _THOUGHT, _ANSWERED):
@@ -223,13 +228,15 @@ class Habits:
         """
         form = self._contents
         as_system = replace(form, developer="system")
-        turns = [_turn("user", _ASKED), _turn("assistant", _ANSWERED)]
-        own = [_turn("developer", _GIVEN), *turns]
-        nobody = [_turn(_NO_ROLE, _GIVEN), *turns]
-        known, stranger, system = self._texts([(own, form), (nobody, form), (own, as_system)])
-        if not _writes(system, _GIVEN, _ASKED, _ANSWERED):
+        asked = _turn("user", _ASKED)
+        own, nobody = ([_turn(role, _GIVEN), asked] for role in ("developer", _NO_ROLE))
+        # Prompts are compared: some templates write a system turn with the last question alone.
+        known, stranger, system = self._texts(
+            [(own, form), (nobody, form), (own, as_system)], generation=True
+        )
+        if not _writes(system, _GIVEN, _ASKED):
             return form
-        if not _writes(known, _GIVEN, _ASKED, _ANSWERED):
+        if not _writes(known, _GIVEN, _ASKED):
             return as_system
         if isinstance(stranger, Refusal):
             return form
@@ -257,7 +264,7 @@ class Habits:
         if closing not in self._code or not plain.startswith(prompt[: opens.start()] + _ANSWERED):
             return None
         opening = prompt[opens.start() :]
-        return Reasoning(self._contents, opening, f"\n{closing}\n\n", True, is_left_out=True)
+        return Reasoning(self._contents, opening, f"\n{closing}", True, is_left_out=True)
 
     # ------------------------------------------------------------------ texts
 
@@ -266,9 +273,11 @@ class Habits:
         texts = self._texts([(turns, form) for form in forms])
         return next((form for form, text in zip(forms, texts) if _writes(text, *said)), None)
 
-    def _texts(self, asked: list[tuple[list[Message], Form]]) -> list[str | Refusal]:
+    def _texts(
+        self, asked: list[tuple[list[Message], Form]], generation: bool = False
+    ) -> list[str | Refusal]:
         chats = [Chat(in_form(turns, form, {}), self._tools) for turns, form in asked]
-        return self._write(chats, False)
+        return self._write(chats, generation)
 
 
 def _turn(role: str, content: str, **keys: Any) -> Message:
@@ -319,9 +328,9 @@ def _inside(content: str, way: Reasoning) -> Iterator[tuple[str, str, bool]]:
         if opening and closing and text.startswith(opening):
             thought, found, rest = text.removeprefix(opening).partition(closing)
             if found:
-                yield thought.strip("\n"), rest.lstrip("\n"), opening == own[0]
+                yield thought.strip("\n"), rest, opening == own[0]
     opening, closing = own
     if way.in_prompt and closing:
         thought, found, rest = text.partition(closing)
         if found and opening not in thought:
-            yield thought.strip("\n"), rest.lstrip("\n"), True
+            yield thought.strip("\n"), rest, True

@@ -42,11 +42,11 @@ class Template:
         habits = self._habits_of(has_tools)
         return list(messages) if habits is None else list(map(habits.apart, messages))
 
-    def writes_reasoning(self, has_tools: bool) -> bool:
-        """Returns whether the template writes the reasoning of answers."""
+    def reasoning(self, has_tools: bool) -> Reasoning | None:
+        """Returns how the template writes the reasoning of answers, or None if it leaves it out."""
         habits = self._habits_of(has_tools)
         way = None if habits is None else habits.reasoning
-        return way is not None and not way.is_left_out
+        return None if way is None or way.is_left_out else way
 
     def renames_developer(self, chat: Chat) -> bool:
         """Returns whether a turn of the developer in a chat is written as the system's."""
@@ -144,4 +144,6 @@ def _joined(text: str, prompt: str, thought: str, way: Reasoning) -> str:
     begun = prompt.removesuffix(way.opening)
     if not text.startswith(begun):
         return text
-    return begun + way.opening + thought.strip("\n") + way.closing + text[len(begun) :]
+    said = text[len(begun) :]
+    between = "" if said.startswith("\n") else "\n\n"
+    return begun + way.opening + thought.strip("\n") + way.closing + between + said

@@ -32,7 +32,7 @@ TURNS = [
     {"role": "assistant", "content": "so then"},
 ]
 SYSTEM = {"role": "system", "content": "Speak like a pirate."}
-DEVELOPER = {"role": "developer", "content": "Never say no."}
+CRITIC = {"role": "critic", "content": "Never say no."}
 
 
 def encoded(template, conversation, tokenizer=None, **settings):
@@ -70,21 +70,20 @@ def test_a_system_turn_that_answers_push_out_is_trained_with_each_prompt():
 
 
 def test_a_turn_that_the_prompt_lacks_too_is_told_with_its_role_and_count():
-    texts, told = encoded(WITH_THE_LAST_QUESTION, Conversation([DEVELOPER, *TURNS, DEVELOPER]))
+    texts, told = encoded(WITH_THE_LAST_QUESTION, Conversation([CRITIC, *TURNS, CRITIC]))
     assert len(texts) == 1 and "Never" not in texts[0][0]
-    assert told["The chat template leaves out a developer turn, in its prompts too"] == 1
+    assert told["The chat template leaves out a critic turn, in its prompts too"] == 1
     assert told["A turn behind the last trained answer is left out"] == 1
 
 
-@pytest.mark.parametrize(("turn", "what"), [(SYSTEM, "system"), (DEVELOPER, "developer")])
-def test_rows_with_a_lost_turn_are_refused_where_that_is_wanted(tmp_path, turn, what):
+def test_rows_with_a_lost_turn_are_refused_where_that_is_wanted(tmp_path):
     path = tmp_path / "a.jsonl"
-    rows = [{"messages": TURNS}, {"messages": [turn, *TURNS]}]
+    rows = [{"messages": TURNS}, {"messages": [SYSTEM, *TURNS]}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = DataConfig(str(path), lost_turns="refuse", eval_fraction=0.0)
     tokenizer = made.byte_level_tokenizer(WITH_THE_LAST_QUESTION)
     sentence = (
-        f"The chat template leaves out a {what} turn, in line 2 of a.jsonl; set data.lost_turns to "
+        "The chat template leaves out a system turn, in line 2 of a.jsonl; set data.lost_turns to "
         "turn_by_turn to train with the prompts that the template makes, or use a model whose "
         "template writes it."
     )
@@ -92,6 +91,13 @@ def test_rows_with_a_lost_turn_are_refused_where_that_is_wanted(tmp_path, turn, 
         prepare_data(config, tokenizer, 1)
     assert str(caught.value) == sentence
     assert preview(config, tokenizer)["error"] == sentence
+
+
+def test_a_developers_turn_is_written_where_a_template_writes_the_systems():
+    developer = SYSTEM | {"role": "developer"}
+    texts, told = encoded(WITH_THE_LAST_QUESTION, Conversation([developer, *TURNS]))
+    assert texts == encoded(WITH_THE_LAST_QUESTION, Conversation([SYSTEM, *TURNS]))[0]
+    assert any("written as a system turn" in sentence for sentence in told)
 
 
 def test_a_short_turn_is_missed_though_its_text_stands_elsewhere():

@@ -18,6 +18,8 @@ AUTOMATON = "tests/engine/dividing/test_automaton.py"
 WORDS = "tests/engine/dividing/test_word_tokens.py"
 MARKED = "engine/dividing/marked_spaces.py"
 MARKS = "tests/engine/dividing/test_marked_spaces.py"
+HABITS = "tests/engine/data/test_habits_of_templates.py"
+TRL_MASKS = "tests/engine/data/test_masks_of_trl.py"
 LONG = "tests/engine/data/test_long_texts.py"
 TURN_ENDS = "tests/engine/data/test_turn_ends.py"
 ENDED = "tests/engine/train/test_ended_answers.py"
@@ -350,5 +352,45 @@ DATA = (
         "self._write_ones(0)",
         "Weights that come late belong to the first tokens of a source.",
         ("tests/engine/data/test_weights.py",),
+    ),
+    Change(
+        "parts-for-everybody",
+        "engine/data/habits.py",
+        "        form = self._first(turns, forms, _ASKED, _ANSWERED) or forms[0]\n",
+        "        form = forms[1]\n",
+        "Every template gets content as parts, which many write as Python shows a list.",
+        (HABITS, TRL_MASKS),
+    ),
+    Change(
+        "arguments-as-the-program-writes-them",
+        "engine/data/message_forms.py",
+        "arguments.text if isinstance(arguments, Arguments) else None",
+        "None",
+        "Arguments that a row gives as text are trained with other white space.",
+        (HABITS,),
+    ),
+    Change(
+        "reasoning-only-in-the-templates-tags",
+        "engine/data/habits.py",
+        "for opening, closing in (own, _THINK):",
+        "for opening, closing in (own,):",
+        "<think> in an answer is text in templates with other tags.",
+        (HABITS,),
+    ),
+    Change(
+        "empty-block-is-given",
+        "engine/data/answers.py",
+        "texts.before[len(begun) :].isspace()",
+        "not texts.before[len(begun) :]",
+        "The end of an empty block of reasoning is not trained, though no prompt has it.",
+        (HABITS, TRL_MASKS),
+    ),
+    Change(
+        "tools-known-by-their-names",
+        "engine/data/kept_turns.py",
+        "return any(map(written.holds, told)) or writes_tools()",
+        "return True",
+        "Tools that a template leaves out are not told where an answer calls them.",
+        (HABITS,),
     ),
 )

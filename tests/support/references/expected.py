@@ -102,8 +102,10 @@ def _apart(family: Family, message: dict[str, Any]) -> dict[str, Any]:
     if not closed or not (begins or (family.thinks == "prompt" and not opened)):
         return message
     reasoning = (reasoning if begins else before).strip("\n")
+    if family.thinks == "prompt":
+        return message | {"content": rest, "reasoning_content": reasoning or "\n"}
     if not reasoning:
-        return message if family.thinks == "key" else message | {"content": rest.lstrip("\n")}
+        return message
     return message | {"content": rest.lstrip("\n"), "reasoning_content": reasoning}
 
 

@@ -302,7 +302,8 @@ def _deepseek_r1(page: Page, messages: list[dict], tools: list | None, prompt: b
                 # The template leaves it out, and its prompt begins it, but behind a tool's output.
                 page.wrote("<think>\n", place if after_tool else None)
                 page.said(reasoning.strip("\n"), place, answer=True)
-                page.wrote("\n</think>\n\n", place)
+                said = message["content"].split("</think>")[-1]
+                page.wrote("\n</think>" + ("" if said.startswith("\n") else "\n\n"), place)
             page.said(message["content"].split("</think>")[-1], place, answer=True)
             page.wrote("<｜end▁of▁sentence｜>", place)
             after_tool = False

@@ -41,6 +41,8 @@ _SPECIAL = re.compile(
 )
 _ADDED = re.compile(r"</?(?:think|tool_call|tool_response)>")
 """These tokens are not special."""
+_TODAY = re.compile(r"""strftime_now\(["']%Y-%m-%d["']\)""")
+"""Templates of runs have this date every day."""
 _SPLIT = r" ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _MERGES = [("Ċ", "Ċ"), ("h", "e"), ("l", "l"), ("he", "ll")]
 
@@ -93,4 +95,5 @@ def _tokenizer(family: str, file: str) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
     )
     made.chat_template = (_templates() / file).read_text(encoding="utf-8")
+    made.chat_template = _TODAY.sub("'2024-07-26'", made.chat_template)
     return made
