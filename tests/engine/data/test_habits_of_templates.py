@@ -109,6 +109,42 @@ def test_reasoning_in_a_content_moves_to_where_the_template_writes_it(content):
     assert "<|channel|>analysis<|message|>2 and 2 are four.<|end|>" in found[0][1]
 
 
+_ASSISTANT = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}BODY"
+    "{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+OTHER_WAYS = {
+    "tags of Seed-OSS": (
+        "{% if m.reasoning_content %}{{ '<seed:think>' + m.reasoning_content + '</seed:think>' }}"
+        "{% endif %}{{ m.content }}",
+        "<seed:think>2 and 2 are four.</seed:think>Four.",
+    ),
+    "a part, as Ministral 3 and Magistral have it": (
+        "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
+        "{% if part.type == 'thinking' %}{{ '[THINK]' + part.thinking + '[/THINK]' }}"
+        "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}",
+        "[THINK]2 and 2 are four.[/THINK]Four.",
+    ),
+    "the key reasoning alone": (
+        "{% if m.reasoning %}{{ '<think>' + m.reasoning + '</think>' }}{% endif %}{{ m.content }}",
+        "<think>2 and 2 are four.</think>Four.",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", OTHER_WAYS)
+def test_reasoning_is_given_in_the_way_that_the_template_writes_it(way):
+    body, written = OTHER_WAYS[way]
+    tokenizer = byte_level_tokenizer(_ASSISTANT.replace("BODY", body))
+    own = {"role": "assistant", "content": written}
+    as_reasoning = {"role": "assistant", "content": "Four.", "reasoning": "2 and 2 are four."}
+    for answer in (AS_KEY, INLINE, own, as_reasoning):
+        found, _ = encoded(tokenizer, [USER, answer])
+        assert not isinstance(found, Skipped), (answer, found)
+        assert found[0][1] == written + "<|im_end|>", answer
+
+
 def test_a_row_without_reasoning_is_trained_from_the_empty_block_that_the_template_writes():
     answer = {"role": "assistant", "content": "Four."}
     for family, block in (("nemotron_3_nano", "</think>Four."), ("qwen3_5_think", "Four.")):
