@@ -54,6 +54,7 @@ UNKNOWN_COLUMNS = (
     "A run would refuse the names of these columns: say which one is what, in the preview of the "
     "data."
 )
+UNUSED_FLAGS = "data.unused_flags"
 TAKEN_OVER = (
     "source",
     "format",
@@ -188,7 +189,8 @@ class Checker:
 
         If the rows cannot be read, `error` says why. In both cases, `given` holds the component
         values that the preview was made from, and `finding` says whether a run could train on the
-        data: None, or its `text` and whether it `blocks` a start.
+        data: None, or its `text` and whether it `blocks` a start. `confirm` is there where a person
+        may say that keys are no flags.
         """
         given = {
             name: value
@@ -261,7 +263,8 @@ class Checker:
         found = engine.preview(data, tokenizer, rows=PREVIEW_ROWS)
         mapping = _as_in_form(found.get("mapping"))
         if "error" in found:
-            return _unread(found["error"]) | {"mapping": mapping}
+            unread = _unread(found["error"]) | {"mapping": mapping}
+            return unread | _to_confirm(data, found.get("unused_flags"))
         _keep(self._samples, (model, data), Sample.of(found))
         columns = dict(found["columns"])
         return {name: found[name] for name in TAKEN_OVER} | {
@@ -307,6 +310,17 @@ def _unread(error: str) -> dict[str, Any]:
     """Returns a preview of rows that cannot be read."""
     text = as_labelled(error)
     return {"error": text, "finding": {"text": text, "blocks": True}}
+
+
+def _to_confirm(data: DataConfig, names: list[str] | None) -> dict[str, Any]:
+    """Returns `confirm` for keys that may be flags: how many are new, and what the form shows of
+    `data.unused_flags` once a person has confirmed that they are none.
+    """
+    if names is None:
+        return {}
+    (setting,) = (setting for setting in settings() if setting.dotted == UNUSED_FLAGS)
+    new = len(names) - len(data.unused_flags)
+    return {"confirm": {"new": new, "shown": setting.show(tuple(names))}}
 
 
 def _finding(found: dict[str, Any]) -> dict[str, Any] | None:

@@ -116,6 +116,8 @@ class TrainEvents:
             fields["preference.objective"].input,
             fields["data.split"].blur,
             fields["data.max_seq_len"].blur,
+            fields["data.roles"].blur,
+            fields["data.unused_flags"].blur,
             # A name on the hub is looked up when it is complete, not at each letter.
             fields["model.source"].submit,
             fields["model.source"].blur,

@@ -6,6 +6,7 @@ import { el, field } from "../common/dom.js";
 import { Mapping } from "./mapping.js";
 
 const PATIENCE = 600; // ms until the page says that it is waiting
+const FLAGS = "data.unused_flags";
 const isColumn = (name) => name.startsWith("data.columns.");
 const OTHER_DATA = "These columns are of the data before; those of the new data are looked up.";
 
@@ -32,10 +33,38 @@ export function drawPreview(place, preview) {
     place.mapping.show(preview.mapping ?? null, failed);
     field(element, "understood").classList.toggle("rs-error", failed);
     element.querySelector(".rs-preview-key").hidden = failed || !preview.rows;
+    ask(place, preview);
     if (isOfDataBefore(place, preview)) clearColumns(place);
+    else if (isConfirmedForOther(place, preview)) clearConfirmed(place);
     if (preview.rows) drawRows(element, preview);
     else clearRows(element, preview.error ?? "");
     drawLengths(place, preview.rows ? preview : null);
+}
+
+// Offers to confirm that keys of the data are no flags.
+function ask(place, { confirm, given }) {
+    const root = place.element.querySelector(".rs-preview-ask");
+    root.hidden = !confirm;
+    if (!confirm) return;
+    const button = root.querySelector("button");
+    button.textContent = confirm.new === 1 ? "This key is no flag" : "These keys are no flags";
+    button.onclick = () => {
+        const source = given["data.source"];
+        if (source !== typedSource()) return; // other data were typed meanwhile
+        place.confirmed = { source, flags: confirm.shown };
+        give(place, { [FLAGS]: confirm.shown });
+    };
+}
+
+// Whether the form still has the flags that a person confirmed for other data, and no others.
+function isConfirmedForOther({ confirmed }, { given = {} }) {
+    if (!confirmed || given["data.source"] === confirmed.source) return false;
+    return given[FLAGS] === confirmed.flags;
+}
+
+function clearConfirmed(place) {
+    place.confirmed = null;
+    give(place, { [FLAGS]: "" });
 }
 
 // Makes settings of the chosen columns. Gradio does that, since it owns the form.
