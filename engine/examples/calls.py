@@ -135,6 +135,8 @@ def read_tools(value: Any, place: str) -> list[Any] | None:
         value = value["tools"]
     if is_blank(value):
         return None
+    if isinstance(value, dict) and not set(value) & {"name", "function", "toolSpec"}:
+        value = [None]  # it is no tool either
     given = value if isinstance(value, list | tuple) else [value]
     tools = [parsed_list(tool) for tool in given]
     if not all(isinstance(tool, dict) for tool in tools):

@@ -19,7 +19,7 @@ SYSTEM: Names = (
     *("system", "system_prompt", "systemprompt", "system_message", "systemmessage"),
     *("system_instruction", "systeminstruction"),
 )
-TOOLS: Names = ("tools", "functions", "toolconfig", "tool_config")
+TOOLS: Names = ("tools", "functions")
 
 
 @dataclass(frozen=True)

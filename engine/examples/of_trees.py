@@ -8,11 +8,11 @@ from typing import Any
 from engine.errors import DataError
 from engine.examples.example import Example
 from engine.examples.format import Format
+from engine.examples.roles import role_of
 from engine.examples.row_parts import Parts
 from engine.examples.turns import Turn, conversation
 from engine.examples.values import in_words, is_blank, valid_text
 
-_ROLES = {"prompter": "user", "user": "user", "assistant": "assistant"}
 _UNRANKED = 1 << 30
 FLAT = frozenset({"message_id", "parent_id", "text", "role"})
 """These are the columns of the same trees with a row for each turn."""
@@ -35,9 +35,10 @@ def _read_tree(parts: Parts) -> Example | None:
                 "role, replies}."
             )
         role = turn.get("role")
-        if not isinstance(role, str) or role not in _ROLES:
+        if not isinstance(role, str):
             raise DataError(f"There is no role prompter or assistant in {place}; add it.")
-        turns.append(Turn({"role": _ROLES[role], "content": valid_text(turn["text"])}))
+        role, _ = role_of(valid_text(role), place, parts.said.roles)
+        turns.append(Turn({"role": role, "content": valid_text(turn["text"])}))
         turn = _best(turn.get("replies"), place)
     while turns and turns[-1].message["role"] != "assistant":
         turns.pop()

@@ -7,7 +7,7 @@ from engine.examples.format import SYSTEM, TOOLS, TURNS, Format
 from engine.examples.row_parts import Parts
 from engine.examples.turns import conversation, has_turns, with_system
 
-_OPTIONAL = {"system": SYSTEM, "tools": TOOLS}
+_OPTIONAL = {"system": SYSTEM, "tools": (*TOOLS, "toolconfig", "tool_config")}  # of Bedrock
 _MEANINGS = {"system": "the system turn, where the turns have none of their own"}
 
 

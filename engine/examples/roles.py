@@ -44,8 +44,8 @@ def role_of(name: str, place: str, own: Mapping[str, str]) -> tuple[str, bool]:
     holds nothing but calls. `own` are the names of `data.roles`, which come first. Raises DataError
     for a name that neither has.
     """
-    if name in own:
-        return own[name], False
+    if name.strip() in own:
+        return own[name.strip()], False
     plain = plain_name(name)
     if plain in CALLS:
         return "assistant", True

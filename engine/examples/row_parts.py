@@ -106,6 +106,8 @@ class Parts:
                 is_answer[number] = True
         others = {name: self.row[name] for name in self.row if name not in self.columns.values()}
         weights = row_weights(others, self.said.unused, is_answer, self.where)
+        if not any(weight is not None for weight in weights):
+            return turns
         return [self._weighted(turn, weights) for turn in turns]
 
     def _weighted(self, turn: Turn, weights: list[float | None]) -> Turn:

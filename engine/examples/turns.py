@@ -65,8 +65,7 @@ def read_turns(turns: list[Any], place: str, said: Said) -> list[Turn]:
     """Reads each turn of a list that is at `place`. Raises DataError."""
     found: list[Turn] = []
     for number, turn in enumerate(turns):
-        for one in _read(turn, f"turn {number + 1} of {place}", said):
-            made = replace(one, numbers=(number,))
+        for made in _read(turn, number, f"turn {number + 1} of {place}", said):
             before = found[-1] if found else None
             if made.is_call and before is not None and _goes_on(before):
                 found[-1] = _joined(before, made, f"turn {number + 1} of {place}")
@@ -75,33 +74,40 @@ def read_turns(turns: list[Any], place: str, said: Said) -> list[Turn]:
     return found
 
 
-def _read(turn: Any, place: str, said: Said) -> list[Turn]:
-    """Reads a turn {role, content, ...} or {from, value, ...}: one or, with what calls gave,
-    several. Keys without a value are left out.
+def _read(turn: Any, number: int, place: str, said: Said) -> list[Turn]:
+    """Reads the turn {role, content, ...} or {from, value, ...} with this number, from 0 on: one
+    or, with what calls gave, several. Keys without a value are left out.
     """
     name, keys = _keys(turn, place)
     role, is_call = role_of(name, place, said.roles)
     value = _take_text(keys, place)
-    for key in [key for key in keys if key in said.unused and plain_name(key) in KNOWN]:
-        del keys[key]
+    if said.unused and keys:
+        keys = {
+            key: inner
+            for key, inner in keys.items()
+            if key not in said.unused or plain_name(key) not in KNOWN
+        }
     if is_call:
         thoughts, calls = spoken_calls(value, place)
-        return [replace(_turn(role, Content(thoughts, calls=calls), keys, place), is_call=True)]
+        made = _turn(role, Content(thoughts, calls=calls), keys, number, place)
+        return [replace(made, is_call=True)]
     if role == "tool" and isinstance(value, dict):
         value = json.dumps(valid_tree(value, place), ensure_ascii=False)
     content = read_content(value, "content", place, role == "assistant")
     if not content.results:
-        return [_turn(role, content, keys, place)]
+        return [_turn(role, content, keys, number, place)]
     if role == "assistant":
         raise DataError(
             f"There is a result of a tool in {place}, which is an answer; write it as a turn of "
             "its own with the role tool."
         )
     rest = {key: value for key, value in keys.items() if plain_name(key) not in KNOWN}
-    results = [Turn(valid_tree(rest, place) | result) for result in content.results]
+    results = [
+        Turn(valid_tree(rest, place) | result, numbers=(number,)) for result in content.results
+    ]
     is_empty = not content.text.strip() and not content.calls
     take_weight(dict(keys), False, place)
-    return results if is_empty else [*results, _turn(role, content, keys, place)]
+    return results if is_empty else [*results, _turn(role, content, keys, number, place)]
 
 
 def _goes_on(turn: Turn) -> bool:
@@ -209,24 +215,28 @@ def _take_text(keys: dict[str, Any], place: str) -> Any:
     return keys.pop(there[0]) if there else None
 
 
-def _turn(role: str, content: Content, keys: dict[str, Any], place: str) -> Turn:
+def _turn(role: str, content: Content, keys: dict[str, Any], number: int, place: str) -> Turn:
     """Returns a turn from its content and its other keys."""
+    message: Message = {"role": role, "content": content.text}
     is_answer = role == "assistant"
-    weight = _weight_of_all(take_weight(keys, is_answer, place), content, place)
-    for key, what in MEDIA_COLUMNS.items():
-        if not is_blank(keys.pop(key, None)):
-            raise DataError(f"There is {what} in {place}, {WITHOUT}.")
-    calls = [*content.calls, *_calls_of(keys, is_answer, place)]
+    weight, calls = None, content.calls
+    if keys:  # most turns have no others
+        weight = take_weight(keys, is_answer, place)
+        for key, what in MEDIA_COLUMNS.items():
+            if not is_blank(keys.pop(key, None)):
+                raise DataError(f"There is {what} in {place}, {WITHOUT}.")
+        calls = [*content.calls, *_calls_of(keys, is_answer, place)]
+        message["content"] = _with_refusal(content.text, keys, place)
+        message |= valid_tree(keys, place)
+    if content.weights:
+        weight = _weight_of_all(weight, content, place)
     if calls and not is_answer:
         raise DataError(f"There is a call in {place}; only an answer (assistant) calls tools.")
-    text = _with_refusal(content.text, keys, place)
-    rest = valid_tree(keys, place)
     if content.thoughts:
-        rest.setdefault("reasoning_content", content.thoughts)
+        message.setdefault("reasoning_content", content.thoughts)
     if calls:
-        rest["tool_calls"] = calls
-    message = {"role": role, "content": text, **rest}
-    return Turn(message, 1.0 if weight is None else weight, weight is not None)
+        message["tool_calls"] = calls
+    return Turn(message, 1.0 if weight is None else weight, weight is not None, numbers=(number,))
 
 
 def _weight_of_all(weight: float | None, content: Content, place: str) -> float | None:

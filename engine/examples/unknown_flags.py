@@ -202,7 +202,8 @@ def _turns(value: Any) -> list[dict[Any, Any]]:
 
 def _keys_of_turn(turn: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
     """Yields the keys of a turn and of its parts that nothing reads."""
-    yield from _unread(turn)
+    if not turn.keys() <= _READ:
+        yield from _unread(turn)
     for name in _CONTENTS:
         inner = turn.get(name)
         for part in inner if isinstance(inner, list | tuple) else ():
@@ -211,8 +212,6 @@ def _keys_of_turn(turn: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _unread(keys: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
-    if keys.keys() <= _READ:
-        return
     for key, value in keys.items():
         if value is None or not isinstance(key, str) or key in _READ:
             continue

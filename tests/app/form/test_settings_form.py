@@ -67,6 +67,7 @@ def another_value(setting, default):
         "engine.gpu_memory_gib": 12.5,
         "train.max_grad_norm": None,
         "output.webhook": "https://example.org/hook",
+        "data.roles": ("customer=user", "critic=critic"),
         "output.trackers": ("wandb", "tensorboard"),
     }
     if setting.dotted in special:
