@@ -27,8 +27,8 @@ LABELS = {
     "data.long_texts": "Texts longer than a row",
     "data.overlap": "Repeated tokens where a text goes on",
     "data.add_tokens": "Tokens to add (one a line)",
-    "data.roles": "Roles with other names (NAME=ROLE, one a line)",
-    "data.unused_flags": "Keys that say nothing of training (one a line)",
+    "data.roles": "Roles with other names (one a line)",
+    "data.unused_flags": "Keys that are no flags",
     "data.eval_fraction": "Held-out share",
 }
 
@@ -62,7 +62,7 @@ SHORT_HELP = {
     "data.max_seq_len": "Longer examples are cut and counted; texts go on in the next row.",
     "model.rope_scaling": "For rows longer than those of the model, which must learn them.",
     "model.rope_factor": "Rows may be this many times as long.",
-    "data.roles": "Such as customer=user; critic=critic if the chat template has that role.",
-    "data.unused_flags": "Keys of true and false, or 0 and 1, that are no flags.",
+    "data.roles": "Such as customer=user, or critic=critic if the chat template has that role.",
+    "data.unused_flags": "One a line: keys of true and false, or 0 and 1, that say nothing of training.",
     "data.add_tokens": "Each is one token in the data, such as <tool>; the embedding may grow.",
 }

@@ -168,8 +168,8 @@ def flags_error(names: tuple[str, ...], place: str) -> UnknownFlags:
     more = f" (and so may {listed(names[1:])})" if len(names) > 1 else ""
     return UnknownFlags(
         f"The key {legible(names[0])} in {place} is true or false, or 0 or 1, and may say what is "
-        f"not to be trained{more}; if it does not, set data.unused_flags to [{listed(names)}], "
-        "otherwise call it train, with true for what is trained.",
+        f"not to be trained{more}; set data.unused_flags to [{listed(names)}] if it does not, or "
+        "call it train, with true for what is trained.",
         names,
     )
 

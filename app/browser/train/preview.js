@@ -30,7 +30,7 @@ export function drawPreview(place, preview) {
     place.mapping ??= new Mapping(element.querySelector(".rs-mapping"), (changes) =>
         applyColumns(place, changes),
     );
-    place.mapping.show(preview.mapping ?? null, failed);
+    place.mapping.show(preview.mapping ?? null, failed && !preview.confirm);
     field(element, "understood").classList.toggle("rs-error", failed);
     element.querySelector(".rs-preview-key").hidden = failed || !preview.rows;
     ask(place, preview);

@@ -290,7 +290,7 @@ def without(value, key):
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_a_key_that_may_be_a_flag_must_be_confirmed_once(tmp_path, tokenizer, name):
     row, key, place = UNKNOWN[name]
-    said = rf"^The key {key} in {place}.* data\.unused_flags to \[{key}\], otherwise call it train"
+    said = rf"^The key {key} in {place}.* data\.unused_flags to \[{key}\] if it does not, or"
     with pytest.raises(UnknownFlags, match=said) as raised:
         read(row)
     assert raised.value.names == (key,)
