@@ -63,6 +63,6 @@ SHORT_HELP = {
     "model.rope_scaling": "For rows longer than those of the model, which must learn them.",
     "model.rope_factor": "Rows may be this many times as long.",
     "data.roles": "Such as customer=user, or critic=critic if the chat template has that role.",
-    "data.unused_flags": "One a line: keys of true and false, or 0 and 1, that say nothing of training.",
+    "data.unused_flags": "One a line: true and false there says nothing of training.",
     "data.add_tokens": "Each is one token in the data, such as <tool>; the embedding may grow.",
 }
