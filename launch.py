@@ -26,6 +26,7 @@ from engine.cli import argument_types, command_arguments
 from engine.cli.streams import OutputError, open_closed_streams, show, write_any_name
 from engine.config.export_choice import EXPORT_DTYPES, EXPORT_FORMS, EXPORT_FROM, ExportChoice
 from engine.errors import ConfigError, RamstreamError
+from engine.machine.primitive_cache import bound_kept_kernels
 from engine.paths import program_command
 
 DEFAULT_RUNS = "runs"
@@ -39,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     # as long when the machine has any other work. torch reads the variable when it is imported. A
     # user's own setting takes precedence.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    bound_kept_kernels()  # here, so that processes that this one starts have it too
     open_closed_streams()
     write_any_name()
     try:

@@ -23,8 +23,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from engine.machine.primitive_cache import bound_kept_kernels
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as launch.py does
+bound_kept_kernels()  # as it does, too
 # With models this small, threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Images of containers often forbid Python to keep what it has compiled. Each process of pytest

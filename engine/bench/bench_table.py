@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from engine.bench.steady import in_words
 from engine.words import GIB
 
 Row = tuple[str, str]
@@ -33,10 +34,8 @@ def _ceilings(ceilings: dict[str, Any]) -> str:
     copies = _in_billions(c["host_copy"].values())
     adamw = _in_billions(c["adamw"].values())
     threads = " / ".join(str(count) for count in c["adamw"])
+    has_gpu = c["call"] is not None
     rows = [
-        ("to the device, alone", _gb(c["h2d"])),
-        ("from the device, alone", _gb(c["d2h"])),
-        ("both ways at once", f"{_gb(c['h2d_with_d2h'])} to, {_gb(c['d2h_with_h2d'])} from"),
         ("matrix product, sustained", _tflops(c["matmul"])),
         (
             "causal attention",
@@ -44,28 +43,40 @@ def _ceilings(ceilings: dict[str, Any]) -> str:
             "backward",
         ),
     ]
-    if c.get("call"):
-        rows += [
-            ("attention of packed rows", f"{_tflops(c['packed_attention'])} in long rows"),
-            ("a launch beside AdamW", f"{1e6 * c['call']:,.1f} µs"),
+    if has_gpu:
+        rows = [
+            ("to the device, alone", _gb(c["h2d"])),
+            ("from the device, alone", _gb(c["d2h"])),
+            ("both ways at once", f"{_gb(c['h2d_with_d2h'])} to, {_gb(c['d2h_with_h2d'])} from"),
+            *rows,
         ]
-    if c.get("link"):
+        # What it takes beside its products is estimated, and may be more than that.
+        if c["packed_attention"] <= c["matmul"]:
+            rows.append(
+                ("attention of packed rows", f"{_tflops(c['packed_attention'])} in long rows")
+            )
+        rows.append(("a launch beside AdamW", f"{1e6 * c['call']:,.1f} µs"))
+    if c["link"] is not None:
         rows.append(("between two GPUs", f"{_gb(c['link'])} each way at once"))
+    if has_gpu:
+        rows.append(("memory of the device", f"{_gb(c['device_memory'])} read and written"))
     rows += [
-        ("memory of the device", f"{_gb(c['device_memory'])} read and written"),
         ("memory of the host", f"{copies} GB/s read and written, with {threads} threads"),
         ("AdamW on the host", f"{adamw} billion parameters/s, with {threads} threads"),
         (
             "the same, moments in bf16 / 8 bits",
             f"{_in_billions(c['adamw_kinds'].values())} billion parameters/s",
         ),
-        (
-            "AdamW while the bus is busy",
-            f"{c['adamw_with_copies'] / 1e9:,.2f} billion parameters/s beside "
-            f"{_gb(c['h2d_with_all'])} to and {_gb(c['d2h_with_all'])} from the device",
-        ),
-        ("a sweep over its planes", f"{c['sweep'] / 1e9:,.2f} billion parameters/s"),
     ]
+    if has_gpu:
+        rows.append(
+            (
+                "AdamW while the bus is busy",
+                f"{c['adamw_with_copies'] / 1e9:,.2f} billion parameters/s beside "
+                f"{_gb(c['h2d_with_all'])} to and {_gb(c['d2h_with_all'])} from the device",
+            )
+        )
+    rows.append(("a sweep over its planes", f"{c['sweep'] / 1e9:,.2f} billion parameters/s"))
     return _table("This machine", rows)
 
 
@@ -93,53 +104,82 @@ def _speed_rows(s: dict[str, Any]) -> list[Row]:
     if s["method"] != "full":
         formula = "2 x parameters passed forward, back and trained x tokens"
     rows = [
-        (
-            "step, home to home",
-            f"{_seconds(s['seconds'])}, {s['tokens_per_second']:,.0f} tokens/s",
-        ),
-        (
-            "predicted",
-            f"{_seconds(s['predicted_seconds'])} "
-            f"({_percent(s['predicted_seconds'] / s['seconds'] - 1, '+')})",
-        ),
+        ("step, home to home", f"{_steps_in_words(s)}, {s['tokens_per_second']:,.0f} tokens/s"),
+        ("warm-up", in_words(s)),
+    ]
+    predicted = s["predicted_seconds"]
+    if predicted is not None:
+        error = _percent(predicted / s["seconds"] - 1, "+")
+        rows.append(("predicted", f"{_seconds(predicted)} ({error})"))
+    rows.append(
         (
             "TFLOPS",
             f"{flops['parameters']:,.4g} ({formula}), {flops['model']:,.4g} (causal model FLOPs)",
-        ),
-        (
-            "work done by the device",
-            f"{flops['hardware']:,.4g} TFLOPS with recompute, {_percent(s['utilisation'])} of "
-            "its matrix products",
-        ),
-    ]
+        )
+    )
+    done = f"{flops['hardware']:,.4g} TFLOPS with recompute"
+    if s["utilisation"] is not None:
+        done += f", {_percent(s['utilisation'])} of its matrix products"
+    rows.append(("work done by the device", done))
+    rows += [("not shown", text) for text in s["doubtful"]]
     if s["reference_seconds"] is not None:
         found = f"found in {_seconds(s['reference_seconds'])}, once before the first step"
         rows.append(("reference of the answers", found))
     return rows
 
 
+def _steps_in_words(figures: dict[str, Any]) -> str:
+    """Returns the mean of the steps that count, and their spread."""
+    words = _seconds(figures["seconds"])
+    if figures["steps"] == 1:
+        return words
+    least, most = _seconds(figures["least_seconds"]), _seconds(figures["most_seconds"])
+    return f"{words} ({least} to {most} in {figures['steps']} steps)"
+
+
 def _wait_rows(s: dict[str, Any]) -> list[Row]:
     exposed = [f"{name} {1e3 * seconds:,.1f} ms" for name, seconds in s["exposed"].items()]
     busy = [f"{lane} {_seconds(seconds)}" for lane, seconds in s["busy"].items()]
-    return [
+    share = s["exposed_share"]
+    of_step = "" if share is None else f"{_percent(share)} of the step: "
+    rows = [
         ("bound by", s["bound"]),
-        ("exposed", f"{_percent(s['exposed_share'])} of the step: {', '.join(exposed)}"),
+        ("exposed", f"{of_step}{', '.join(exposed)}"),
         ("busy", ", ".join(busy)),
-        ("AdamW in the step", _adamw_in_words(s)),
-        (
-            "Python",
-            f"launches a step's work in {_seconds(s['launch_seconds'])} of processor time",
-        ),
+        *_adamw_rows(s),
     ]
+    if s["launch_seconds"] is not None:
+        took = f"launches a step's work in {_seconds(s['launch_seconds'])} of processor time"
+        rows.append(("Python", took))
+    return rows
 
 
-def _adamw_in_words(s: dict[str, Any]) -> str:
-    share, of_what = _percent(s["adamw_of_alone"]), "a sweep in place"
+def _adamw_rows(s: dict[str, Any]) -> list[Row]:
+    """Returns a row for each place where AdamW ran."""
+    updated = s["updated_parameters"]
+    total = sum(updated.values())
+    of_what = "a sweep in place"
     if s["optimizer"] != "adamw":
         of_what = f"what {s['optimizer']} reaches alone"
-    return (
-        f"{s['adamw_parameters_per_second'] / 1e9:,.2f} billion parameters/s, {share} of {of_what}"
-    )
+    rates = {
+        "host": (s["adamw_parameters_per_second"], s["adamw_of_alone"], of_what),
+        "device": (
+            s["device_adamw_parameters_per_second"],
+            s["device_adamw_of_memory"],
+            "the bandwidth of its memory",
+        ),
+    }
+    rows = []
+    for where, (rate, share, of_what) in rates.items():
+        if not updated[where]:
+            continue
+        words = f"{_percent(updated[where] / total)} of the parameters"
+        if rate is not None:
+            words += f", {rate / 1e9:,.2f} billion parameters/s"
+        if share is not None:
+            words += f", {_percent(share)} of {of_what}"
+        rows.append((f"AdamW on the {where}", words))
+    return rows
 
 
 def _plan_row(s: dict[str, Any]) -> Row:
@@ -202,7 +242,8 @@ def _evaluation_rows(e: dict[str, Any] | None) -> list[Row]:
         ),
         (
             "its kernels alone",
-            f"{_seconds(e['floor_seconds'])}, so it takes {e['of_floor']:,.3f} times its floor",
+            f"{_seconds(e['floor_seconds'])}, so it takes {max(1.0, e['of_floor']):,.3f} times its "
+            "floor",
         ),
         (
             "fetches",
@@ -231,9 +272,11 @@ def _resident(resident: dict[str, Any]) -> str:
 
 def _way_row(way: dict[str, Any]) -> Row:
     value = (
-        f"{_seconds(way['seconds'])}, {way['tflops']['parameters']:,.4g} TFLOPS, micro-batches "
+        f"{_steps_in_words(way)}, {way['tflops']['parameters']:,.4g} TFLOPS, micro-batches "
         f"of {way['micro_batch_size']} rows"
     )
+    if not way["is_settled"]:
+        value += ", no two steps in a row alike"
     if way["peak"]:
         value += f", peak {way['peak'] / GIB:,.2f} GiB"
     return f"{'with' if way['recompute'] else 'without'} recompute", value

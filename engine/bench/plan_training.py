@@ -15,8 +15,9 @@ from engine.fit.job import Job, Target, numbers_of_ranks
 from engine.fit.memory_items import MemoryItem, PartName
 from engine.fit.needs import RUNTIME_GROWTH_BYTES, Needs, Resident, SessionFacts
 from engine.fit.planner import Chosen
-from engine.fit.predict import predicted_seconds
+from engine.fit.predict import predicted_seconds, rates_of_steps
 from engine.machine.device import device_of, gpu_count
+from engine.machine.disk_rates import with_disk
 from engine.machine.read_machine import Machine
 from engine.model.shape import ModelShape
 
@@ -57,6 +58,18 @@ def planned_seconds(chosen: Chosen, job: Job, target: Target) -> float:
     assert target.rates is not None  # a bench has measured them
     rows = planned_rows(chosen, job)
     return predicted_seconds(job.shape, chosen.choices, target.rates, rows, target.device)
+
+
+def told_seconds(chosen: Chosen, job: Job, target: Target) -> float | None:
+    """Returns the predicted time of a step as a run tells it; None on the CPU in bf16, where
+    products are not measured.
+    """
+    row_length = job.row_length
+    size = chosen.micro_batch_size
+    rates = rates_of_steps(job.shape, size, target.rates, row_length, target.device)
+    if rates is None:
+        return None
+    return planned_seconds(chosen, job, replace(target, rates=with_disk(rates, job.config)))
 
 
 def predicted_host_bytes(chosen: Chosen, job: Job, machine: Machine, resident: int) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.bench.steady import Steady, steady
 from engine.config.settings import ModelConfig
 from engine.data.rows import MicroBatch, micro_batch_bounds
 from engine.errors import FitError
@@ -46,7 +47,9 @@ class ResidentSettings:
     loss_chunk: int
     """The logits of this many positions exist at once."""
     seconds: float
-    """Steps are run for about this many seconds."""
+    """Steps are run for about this many seconds, or twice as many where no two steps in a row
+    agree.
+    """
     compiled: bool = False
     """It uses the same compiled kernels as a compiled streamed step."""
 
@@ -58,12 +61,24 @@ class ResidentFigures:
     recompute: bool
     """Blocks were checkpointed."""
     micro_batch_size: int
-    steps: int
-    """This many steps were timed, after those that warm up."""
-    seconds: float
-    """A timed step took this many seconds on average."""
-    peak: int
-    """At most this many device bytes were allocated at once."""
+    counted: Steady
+    """The steps after those that warm up."""
+    peak: int | None
+    """At most this many device bytes were allocated at once; None on the CPU."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step that counts, on average."""
+        return self.counted.mean
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the figures as a bench prints them."""
+        return {
+            "recompute": self.recompute,
+            "micro_batch_size": self.micro_batch_size,
+            **self.counted.to_dict(),
+            "peak": self.peak,
+        }
 
 
 def resident_bytes(parameters: int, dtype: str) -> int:
@@ -78,18 +93,16 @@ def train_resident(
     batches: Sequence[MicroBatch],
     settings: ResidentSettings,
 ) -> ResidentFigures:
-    """Runs steps over `batches` from random weights, the first half of them to warm up. Raises
-    FitError when no size of a micro-batch fits.
+    """Runs steps over `batches` from random weights. Raises FitError when no size of a micro-batch
+    fits.
     """
     for size in settings.sizes:
         _forget_what_was_before(backend)
         try:
             trained = _random_model(config, model, backend.device, settings.compiled)
             taken = _train(trained, backend, _split(batches, size), settings)
-            steady = taken[len(taken) // 2 :]
-            mean = sum(steady) / len(steady)
-            peak = backend.memory()["peak"]
-            return ResidentFigures(settings.recompute, size, len(steady), mean, peak)
+            peak = backend.memory()["peak"] if backend.device.type != "cpu" else None
+            return ResidentFigures(settings.recompute, size, steady(taken), peak)
         except torch.OutOfMemoryError:
             pass  # a smaller size may fit
         finally:
@@ -174,7 +187,11 @@ def _train(
     chunks = LossChunks(settings.loss_chunk, settings.compiled)
     backend.drain()
     taken: list[float] = []
-    while len(taken) < LEAST_STEPS or sum(taken) < settings.seconds:
+    while (
+        len(taken) < LEAST_STEPS
+        or sum(taken) < settings.seconds
+        or (sum(taken) < 2 * settings.seconds and not steady(taken).is_settled)
+    ):
         began = time.perf_counter()
         for ids, labels in on_device:
             _accumulate(model, ids, labels, scale, chunks)

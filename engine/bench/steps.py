@@ -9,7 +9,7 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from engine.bench.random_pairs import AnswersOfSteps
 from engine.bench.span_figures import longest_gaps, overlaps, seconds_by_kind
+from engine.bench.steady import steady
 from engine.checkpoints.adapter_weights import initialise_adapters
 from engine.checkpoints.weights import initialise
 from engine.config.adapters import Adapters
@@ -230,9 +231,9 @@ class StepFigures:
     """The number of times since the process began that the allocator ran out of memory and had to
     wait for the device.
     """
-    rates: dict[str, float]
-    """They are the GB/s of whole planes to and from the device, and the billions of parameters that
-    were updated on the host in a second.
+    rates: dict[str, float | None]
+    """GB/s of whole planes to and from the device, and billions of parameters that AdamW updated in
+    a second, on the host and on the device; None of what did not take place.
     """
 
 
@@ -256,6 +257,10 @@ class RunFigures:
     """In each step, the thread that launches the ops of COMPUTE took this many seconds of processor
     time.
     """
+    seconds: list[float]
+    """Every step took so long, also those before the ones that `steps` has."""
+    updated: dict[str, int]
+    """So many parameters are updated in a step on the `host` and on the `device`, by all ranks."""
     reference_seconds: float | None = None
     """It is that of `AnswersOfSteps`."""
 
@@ -272,7 +277,9 @@ class RunSettings:
     first: int = 1
     """The first step has this number."""
     seconds: float = 0.0
-    """Steps are run until at least this many seconds have passed."""
+    """Steps are run until at least this many seconds have passed, and until twice as many where no
+    two steps in a row have agreed.
+    """
     answers: AnswersOfSteps | None = None
     """These answers are compared, in the micro-batches of every step; None where none are."""
 
@@ -295,7 +302,7 @@ def run_steps(planes: Planes, batches: Sequence[MicroBatch], settings: RunSettin
         if answers is not None:
             answers.compare(engine)
             batches = answers.batches()
-        applied, launches = _take_steps(engine, batches, settings)
+        applied, launches, seconds = _take_steps(engine, batches, settings)
         last_spans = [span for step in list(applied)[-2:] for span in step.applied.spans]
         tokens = sum(batch.tokens for batch in batches)
         figures: list[StepFigures] = []
@@ -312,6 +319,8 @@ def run_steps(planes: Planes, batches: Sequence[MicroBatch], settings: RunSettin
             fixed=engine.state.fixed_bytes(),
             host_boundaries=engine.boundary_bytes,
             launches=launches,
+            seconds=seconds,
+            updated=updated_by_place(applied[-1].applied.spans, planes),
             reference_seconds=None if answers is None else answers.reference_seconds,
         )
     finally:
@@ -331,10 +340,13 @@ class _TakenStep:
 
 def _take_steps(
     engine: StreamingEngine, batches: Sequence[MicroBatch], settings: RunSettings
-) -> tuple[deque[_TakenStep], list[float]]:
-    """Runs the steps, and returns the last of them and the processor time of each launch."""
+) -> tuple[deque[_TakenStep], list[float], list[float]]:
+    """Runs the steps, and returns the last of them, the processor time of each launch, and the
+    seconds of each step.
+    """
     taken: deque[_TakenStep] = deque(maxlen=STEPS_KEPT)
     launches: list[float] = []
+    seconds: list[float] = []
     began = mark = time.perf_counter()
 
     def on_applied(applied: AppliedStep) -> None:
@@ -343,19 +355,26 @@ def _take_steps(
         nonlocal mark
         now = time.perf_counter()
         taken.append(_TakenStep(applied, now - mark, engine.backend.memory()["retries"]))
+        seconds.append(now - mark)
         mark = now
 
+    def goes_on() -> bool:
+        if number < settings.first + settings.steps:
+            return True
+        passed = time.perf_counter() - began
+        if passed >= 2 * settings.seconds:
+            return False
+        return passed < settings.seconds or not (seconds and steady(seconds).is_settled)
+
     number, answers = settings.first, settings.answers
-    while (
-        number < settings.first + settings.steps or time.perf_counter() - began < settings.seconds
-    ):
+    while goes_on():
         before = time.thread_time()
         own = batches if answers is None else answers.of_step(engine, list(batches))
         engine.train_step(number, own, settings.rate, on_applied)
         launches.append(time.thread_time() - before)
         number += 1
     engine.drain()
-    return taken, launches
+    return taken, launches, seconds
 
 
 def _step_figures(
@@ -385,40 +404,85 @@ def _step_figures(
     )
 
 
-_SECOND_PASS = {OpKind.UPDATE: OpKind.UPDATE_MOMENTS}
-"""An op of the second kind does a part of the work of one of the first."""
+UPDATED = {
+    "host": (OpKind.UPDATE, OpKind.UPDATE_MOMENTS),
+    "device": (OpKind.DEVICE_UPDATE, OpKind.UPDATE_IN_PLACE),
+}
+"""The ops of AdamW, by where it runs."""
 
 
-def rates(spans: Sequence[Span], planes: Planes) -> dict[str, float]:
+def updates_of(
+    spans: Sequence[Span], planes: Planes, kinds: Collection[OpKind]
+) -> list[tuple[int, float]]:
+    """Returns the parameters, of all ranks, and the seconds of each op of some `kinds`. The second
+    pass over moments updates parameters that the first has counted.
+    """
+    layouts = planes.store.layouts
+    shards = Shards(1 if planes.crew is None else planes.crew.plan.ranks)
+    found = []
+    for span in spans:
+        op = span.op
+        if op.kind not in kinds:
+            continue
+        piece = getattr(op, "piece", None)
+        own = shards.numel(layouts[op.unit].numel) if piece is None else piece[1] - piece[0]
+        numel = 0 if op.kind == OpKind.UPDATE_MOMENTS else shards.ranks * own
+        found.append((numel, span.end - span.start))
+    return found
+
+
+def updated_by_place(spans: Sequence[Span], planes: Planes) -> dict[str, int]:
+    """Returns how many parameters the ops of a step update, by where AdamW runs: elements of their
+    planes, of which a few lie between parameters.
+    """
+    return {
+        where: sum(numel for numel, _ in updates_of(spans, planes, kinds))
+        for where, kinds in UPDATED.items()
+    }
+
+
+def rates(spans: Sequence[Span], planes: Planes) -> dict[str, float | None]:
     """Returns GB/s of whole planes to and from the device, and billions of parameters that AdamW
-    updated a second on the host: by all ranks, as if each was as fast as this one. A rate is 0
+    updated a second where it ran: by all ranks, as if each was as fast as this one. A rate is None
     where no such copy or update took place.
     """
     item = PLANE_ITEM_BYTES[planes.model.dtype]
     layouts = planes.store.layouts
     shards = Shards(1 if planes.crew is None else planes.crew.plan.ranks)
-    result: dict[str, float] = {}
-    for name, kind, scale in (
-        ("h2d_gb_s", OpKind.PREFETCH, item["weight_high"] / 1e9),
-        ("d2h_gb_s", OpKind.OFFLOAD, item["grad"] / 1e9),
-        ("adamw_g_s", OpKind.UPDATE, 1e-9),
+    result: dict[str, float | None] = {}
+    for name, kind, nbytes in (
+        ("h2d_gb_s", OpKind.PREFETCH, item["weight_high"]),
+        ("d2h_gb_s", OpKind.OFFLOAD, item["grad"]),
     ):
-        chosen = [span for span in spans if span.op.kind == kind]
-        timed = [span for span in spans if span.op.kind in {kind, _SECOND_PASS.get(kind)}]
-        seconds = sum(span.end - span.start for span in timed)
+        copies = [span for span in spans if span.op.kind == kind]
         # Frozen weights are fetched, too.
         plane = "high_numel" if kind == OpKind.PREFETCH else "numel"
-        numels = [getattr(layouts[span.op.unit], plane) for span in chosen]
-        numel = sum(map(shards.numel, numels))
-        if kind == OpKind.UPDATE:
-            numel *= shards.ranks
-        result[name] = scale * numel / seconds if seconds else 0.0
+        numels = [
+            # A rank brings its shard, or all of it.
+            getattr(layouts[span.op.unit], plane)
+            if getattr(span.op, "whole", None)
+            else shards.numel(getattr(layouts[span.op.unit], plane))
+            for span in copies
+        ]
+        seconds = sum(span.end - span.start for span in copies)
+        result[name] = nbytes * sum(numels) / seconds / 1e9 if seconds else None
+    for name, kinds in (("adamw_g_s", UPDATED["host"]), ("device_adamw_g_s", UPDATED["device"])):
+        updates = updates_of(spans, planes, kinds)
+        seconds = sum(took for _, took in updates)
+        result[name] = sum(numel for numel, _ in updates) / seconds / 1e9 if seconds else None
     return result
+
+
+def mean_rate(steps: Sequence[StepFigures], name: str) -> float | None:
+    """Returns the mean over the steps of a rate; None where one of them lacks it."""
+    found = [step.rates[name] for step in steps]
+    known = [rate for rate in found if rate is not None]
+    return statistics.fmean(known) if known and len(known) == len(found) else None
 
 
 def mean_of(steps: Sequence[StepFigures], name: str) -> dict[str, float]:
     """Returns the mean over the steps of each value in their dictionary `name`."""
     means = {}
-    for key in getattr(steps[0], name):
+    for key in dict.fromkeys(key for step in steps for key in getattr(step, name)):
         means[key] = statistics.fmean(getattr(step, name).get(key, 0.0) for step in steps)
     return means

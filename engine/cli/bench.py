@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from engine.bench.bench_table import as_text, streamed_as_text
+from engine.bench.credible import share_of, without_doubtful
 from engine.bench.plan_training import (
     plan_training,
     planned_rows,
     planned_seconds,
     predicted_host_bytes,
     rows_of_step,
+    told_seconds,
 )
 from engine.bench.resident import (
     ResidentFigures,
@@ -33,6 +35,7 @@ from engine.bench.resident import (
     train_resident,
 )
 from engine.bench.resident_sizes import resident_sizes
+from engine.bench.steady import steady
 from engine.bench.step_flops import step_flops
 from engine.bench.steps import (
     Planes,
@@ -40,6 +43,7 @@ from engine.bench.steps import (
     RunSettings,
     Trained,
     mean_of,
+    mean_rate,
     random_rows,
     run_steps,
 )
@@ -55,7 +59,7 @@ from engine.fit.sizes import CUDA_CONTEXT_BYTES
 from engine.fit.spill import spill_room
 from engine.machine.cgroups import sample_host_memory
 from engine.machine.disk_rates import with_disk
-from engine.machine.rates import ONE_THREAD, store_rates
+from engine.machine.rates import ONE_THREAD, UPDATE_BYTES, store_rates
 from engine.machine.read_machine import read_machine
 from engine.machine.spill_folder import check_spill_folder
 from engine.measuring.ceilings import Ceilings, measure
@@ -76,6 +80,13 @@ _RANDOM = ("data.source=random tokens", "model.init=random")
 LEAST_STEPS = 4
 LONG_STEP_SECONDS = 60
 """Of steps that are predicted to be longer than this, half as many are run."""
+SHARES = {
+    "utilisation": "",
+    "exposed_share": "",
+    "adamw_of_alone": "adamw_parameters_per_second",
+    "device_adamw_of_memory": "device_adamw_parameters_per_second",
+}
+"""These figures are shares of what a machine reaches, or of the step, each with its own rate."""
 HIDDEN = 0.05
 """Compute is named as the bound of a step whose waits take at most this fraction of its time."""
 RESIDENT_SHARE = 0.95
@@ -90,6 +101,9 @@ BOUNDS = {
     "exchange": "the exchange between GPUs",
     "other": "Python, which launches the work",
 }
+
+ON_CPU = {"h2d": "copies of weights within RAM", "d2h": "copies of gradients within RAM"}
+"""There is no bus on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +156,8 @@ def _say(what: str) -> None:
 
 @dataclass(frozen=True)
 class Measuring:
-    """Each training runs for `seconds`, of which the first half is the warm-up. The last step does
-    not count, since no forward follows it.
+    """Each training runs for `seconds`, or for twice as many where no two steps in a row have
+    agreed, which ends the warm-up. The last step does not count, since no forward follows it.
 
     A training has at least `steps` steps; where this is None, LEAST_STEPS or half as many. `say` is
     called with a text for each measurement that begins. With `compare`, the model is also
@@ -295,8 +309,8 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
             f"Training, streamed: {lines * rows} rows of {length:,} tokens{of_pairs} a step, in "
             f"micro-batches of {lines * chosen.micro_batch_size}"
         )
-        predicted, seconds = planned_seconds(chosen, job, target), bench.how.seconds
-        steps = bench.how.steps or LEAST_STEPS // (2 if predicted > LONG_STEP_SECONDS else 1)
+        planned, seconds = planned_seconds(chosen, job, target), bench.how.seconds
+        steps = bench.how.steps or LEAST_STEPS // (2 if planned > LONG_STEP_SECONDS else 1)
         settings = RunSettings(
             chosen.choices, steps, 1e-6, chosen.loss_chunk, seconds=seconds, answers=answers
         )
@@ -314,6 +328,7 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
         if limit is not None:
             backend.limit_memory(backend.memory()["total"])
     figures = _as_figures(config, bench, chosen, run) | of_host
+    predicted = told_seconds(chosen, job, target)
     return figures | {"predicted_seconds": predicted, "evaluation": evaluated}, chosen
 
 
@@ -336,61 +351,75 @@ def _evaluated(config: TrainConfig, bench: _Bench, chosen: Chosen) -> dict[str, 
 def _as_figures(
     config: TrainConfig, bench: _Bench, chosen: Chosen, run: RunFigures
 ) -> dict[str, Any]:
-    """Returns the figures of a run, from the second half of its steps."""
+    """Returns the figures of a run, from the steps after the warm-up."""
     # No forward follows the last step, so its updates are sooner done. It counts if it is alone.
-    taken = run.steps[:-1] or run.steps
+    counted = steady(run.seconds[:-1] or run.seconds)
+    taken, launches = run.steps[:-1] or run.steps, run.launches[:-1] or run.launches
     shape, ceilings = bench.shape, bench.ceilings
     length, rows = config.data.max_seq_len, config.preference.lines * config.train.batch_size
-    steady = taken[len(taken) // 2 :]
-    took = statistics.fmean(step.seconds for step in steady)
+    kept = taken[-len(counted.seconds) :]
+    took = counted.mean
     choices = chosen.choices
     recomputed = len(shape.blocks) - shape.forward_blocks - choices.kept_blocks
     learned = planned_rows(chosen, Job(shape, config, config.row_tokens))
     flops = step_flops(shape, rows, length, max(0, recomputed), learned)
     flops["hardware"] -= choices.attention_blocks * shape.attention_flops(rows, length)
-    exposed = mean_of(steady, "exposed")
+    exposed = mean_of(kept, "exposed")
     share = sum(exposed.values()) / took
     longest_wait = max(exposed, key=lambda cause: exposed[cause])
     bounds = BOUNDS | ({"other": BEFORE_STEPS} if config.preference.has_pass else {})
+    if bench.device == "cpu":
+        bounds |= ON_CPU
     assert ceilings.sweep is not None  # only a measurement for plans omits it
     # With moments in fp32, a sweep over the same memory is compared.
     alone = ceilings.adamw_kinds.get(shape.optimizer, ceilings.sweep)
-    adamw = statistics.fmean(step.rates["adamw_g_s"] for step in steady) * 1e9
     passes = 2 * ONE_OF_TWO_PASSES[shape.dtype] if choices.late_moments else 1.0
-    return {
+    adamw, there = (mean_rate(kept, name) for name in ("adamw_g_s", "device_adamw_g_s"))
+    # Products are measured in float32 on the CPU, and are faster there in bf16.
+    has_peak = bench.device == "cuda" or shape.dtype == "float32"
+    peak = choices.ranks * ceilings.matmul
+    on_gpu = bench.device == "cuda"
+    figures = {
         "parameters": shape.parameter_count,
         "trained_parameters": shape.trained_count,
         "method": config.train.method,
         "objective": config.preference.objective,
         "reference_seconds": run.reference_seconds,
         "tokens_per_step": rows * length,
-        "steps": len(steady),
-        "seconds": took,
-        "seconds_by_step": [step.seconds for step in run.steps],
+        **counted.to_dict(),
+        "seconds_by_step": run.seconds,
         "tokens_per_second": rows * length / took,
         "tflops": {name: value / took / 1e12 for name, value in flops.items()},
-        "utilisation": flops["hardware"] / took / (choices.ranks * ceilings.matmul),
+        "utilisation": share_of(flops["hardware"] / took, peak) if has_peak else None,
         "exposed": exposed,
         "exposed_share": share,
+        "updated_parameters": run.updated,
         "bound": "compute" if share <= HIDDEN else bounds[longest_wait],
-        "busy": mean_of(steady, "busy"),
-        "by_kind": mean_of(steady, "by_kind"),
-        "overlap": mean_of(steady, "overlap"),
-        "adamw_parameters_per_second": adamw,
-        "adamw_of_alone": adamw * passes / alone,
+        "busy": mean_of(kept, "busy"),
+        "by_kind": mean_of(kept, "by_kind"),
+        "overlap": mean_of(kept, "overlap"),
+        "adamw_parameters_per_second": None if adamw is None else 1e9 * adamw,
+        "adamw_of_alone": share_of(None if adamw is None else 1e9 * adamw * passes, alone),
+        "device_adamw_parameters_per_second": None if there is None else 1e9 * there,
+        "device_adamw_of_memory": share_of(
+            None if there is None else 1e9 * there * UPDATE_BYTES[shape.optimizer],
+            choices.ranks * ceilings.device_memory,
+        ),
         "optimizer": shape.optimizer,
-        "launch_seconds": statistics.fmean(run.launches[len(run.launches) // 2 :]),
+        # On the CPU, the thread that launches the work also does it.
+        "launch_seconds": statistics.fmean(launches[counted.warm_up :]) if on_gpu else None,
         "choices": choices.to_dict()
         | {"micro_batch_size": chosen.micro_batch_size, "loss_chunk": chosen.loss_chunk},
-        "gaps": steady[-1].gaps,
+        "gaps": kept[-1].gaps,
         "allocator_retries": [step.retries for step in run.steps],
-        "peak_device_bytes": run.peak,
-        "peak_reserved_bytes": run.reserved,
-        "planned_device_bytes": chosen.gpu_bytes,
+        "peak_device_bytes": run.peak if on_gpu else None,
+        "peak_reserved_bytes": run.reserved if on_gpu else None,
+        "planned_device_bytes": chosen.gpu_bytes if on_gpu else None,
         "host_boundaries_bytes": run.host_boundaries,
         "losses": [step.loss for step in run.steps],
         "timeline": run.timeline,
     }
+    return without_doubtful(figures, SHARES)
 
 
 # ---------------------------------------------------------------------- all states on the device
@@ -446,5 +475,5 @@ def _resident(config: TrainConfig, bench: _Bench, chosen: Chosen) -> dict[str, A
     ways = []
     for way in found:
         rates = {name: flops[name] / way.seconds / 1e12 for name in ("parameters", "model")}
-        ways.append(asdict(way) | {"tflops": rates})
+        ways.append(way.to_dict() | {"tflops": rates})
     return {"ways": ways, "why_not": why_not}

@@ -38,6 +38,8 @@ class MemoryItem(Word):
     """
     LIBRARIES = "Libraries"
     """This memory is for libraries that the program has yet to load."""
+    KERNELS = "Kernels"
+    """oneDNN keeps the kernels of the latest shapes that it multiplied in bf16, on the CPU."""
     MARGIN = "Margin"
     """This memory is reserved."""
     WEIGHT_HIGH = "weight_high"
@@ -137,6 +139,7 @@ _OVERHEAD = frozenset(
     (
         MemoryItem.RUNTIME,
         MemoryItem.LIBRARIES,
+        MemoryItem.KERNELS,
         MemoryItem.MARGIN,
         MemoryItem.CUDA_CONTEXT,
         MemoryItem.ALLOCATOR_SLACK,

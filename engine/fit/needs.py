@@ -28,6 +28,7 @@ from engine.fit.sizes import FOLLOWER_BYTES, RUNTIME_BYTES
 from engine.fit.spill import shares_disk_of_runs, spill_of, spill_room
 from engine.machine.device import device_of, gpu_count, gpu_limit, rates_of, with_link
 from engine.machine.disk_rates import with_disk
+from engine.machine.primitive_cache import KEPT_BYTES
 from engine.machine.rates import Rates
 from engine.machine.read_machine import Machine
 from engine.model.shape import ModelShape
@@ -269,6 +270,9 @@ class Needs:
         """
         resident = self._facts.resident
         items = self._program(resident)
+        if self.device == "cpu" and self.shape.dtype == "bfloat16":
+            words = "for products in bf16 of the latest shapes"
+            items.append(Item(MemoryItem.KERNELS, self.ranks * KEPT_BYTES, words))
         output = self.config.output
         if output.checkpoint != "none" or output.export or self.keeps_best:
             words = "pages of checkpoint or export on their way to the disk"

@@ -313,12 +313,6 @@ class HostStore:
         """Returns the bytes of a plane."""
         return self._where.nbytes(unit, plane)
 
-    def trained_bytes(self, unit: str, plane: str) -> int:
-        """Returns the bytes of a plane without those of weights that are in weight_high alone."""
-        layout, size = self.layouts[unit], self.nbytes(unit, plane)
-        is_longer = plane == "weight_high" and layout.high_numel
-        return size * layout.numel // layout.high_numel if is_longer else size
-
     def weight(self, unit: str, name: str) -> torch.Tensor:
         """Returns a parameter's weight_high in the parameter's own shape, in host memory: a view of
         the plane, or a copy if it is not whole in this host's RAM.

@@ -46,6 +46,10 @@ COPIED_BYTES = 2
 """A parameter that is copied takes this many bytes: it is bf16."""
 
 
+_NOT_EVERYWHERE = ("overhead", "call", "link")
+"""These rates are 0 where there is nothing to measure: on the CPU, or with a single GPU."""
+
+
 @dataclass(frozen=True)
 class Ceilings:
     """The fields are the highest rates of a machine in bytes, FLOPs or parameters a second. Copies
@@ -120,7 +124,8 @@ class Ceilings:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Returns the rates as plain data, with None for those that were not measured."""
+        return asdict(self) | {name: getattr(self, name) or None for name in _NOT_EVERYWHERE}
 
 
 def measure(

@@ -11,6 +11,7 @@ import torch
 
 from engine.graphs.graph_recorder import Recorder
 from engine.machine.cgroups import sample_host_memory
+from engine.machine.primitive_cache import bound_kept_kernels
 from engine.machine.rates import SMALL_PRODUCT
 from engine.plan.ops import Lane
 from engine.runtime.backend import Ticket
@@ -36,6 +37,7 @@ class CpuBackend:
     device_name = "CPU"
 
     def __init__(self) -> None:
+        bound_kept_kernels()
         self.device = torch.device("cpu")
         self._threads = torch.get_num_threads()
 

@@ -23,6 +23,7 @@ from tests.support.chosen import big_shape, config
 HOST = (
     "Runtime",
     "Libraries",
+    "Kernels",
     "Margin",
     "weight_high",
     "weight_low",
@@ -70,6 +71,7 @@ NAMES = HOST + DEVICE + DISK
 OVERHEAD = (
     "Runtime",
     "Libraries",
+    "Kernels",
     "Margin",
     "CUDA context",
     "Allocator slack",
