@@ -14,7 +14,7 @@ def in_hours(seconds: float) -> str:
         return f"{seconds / 3_600:,.3g} h"
     if seconds >= 120:
         return f"{seconds / 60:,.3g} min"
-    return f"{seconds:,.0f} s"
+    return "under 1 s" if 0 < seconds < 0.5 else f"{seconds:,.0f} s"
 
 
 def counted(count: int, thing: str) -> str:
@@ -36,9 +36,37 @@ def in_seconds(seconds: float) -> str:
 
 
 def in_gib(count: float) -> str:
-    """Returns a size such as "12.3 GiB", "312 MiB" or "4 KiB"."""
+    """Returns a size such as "12.3 GiB", "312 MiB", "4 KiB" or "300 bytes"."""
     if abs(count) >= GIB:
         return f"{count / GIB:,.1f} GiB"
     if abs(count) >= MIB:
         return f"{count / MIB:,.0f} MiB"
+    if 0 < abs(count) < 1024:
+        return counted(round(count), "byte")
     return f"{count / 1024:,.0f} KiB"
+
+
+def in_gb(count: float) -> str:
+    """Returns a size in units of a thousand, such as "12.35 GB", "7.1 MB" or "4 KB"."""
+    if count >= 1e9:
+        return f"{count / 1e9:,.2f} GB"
+    if count >= 1e6:
+        return f"{count / 1e6:,.1f} MB"
+    return f"{count / 1e3:,.0f} KB" if count >= 1e3 or not count else counted(round(count), "byte")
+
+
+def in_percent(part: float, whole: float) -> str:
+    """Returns which share of the whole a part is, such as "17 %": "under 1 %" and "over 99 %" where
+    rounding would tell nothing from something, or something from all.
+    """
+    share = 100 * part / whole
+    if 0 < share < 1:
+        return "under 1 %"
+    return "over 99 %" if 99 < share < 100 else f"{share:,.0f} %"
+
+
+def billions(count: int) -> str:
+    """Returns a number of parameters in words, such as "7.62 billion" or "860,000"."""
+    if count < 1e6:
+        return f"{count:,}"
+    return f"{count / 1e9:,.2f} billion" if count >= 1e8 else f"{count / 1e6:,.2f} million"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from engine.bench.steady import in_words
-from engine.words import GIB
+from engine.words import GIB, billions, in_gib
 
 Row = tuple[str, str]
 """A row of a table is a name and a value, both as text."""
@@ -85,9 +85,9 @@ def streamed_as_text(streamed: dict[str, Any]) -> str:
     s = streamed
     trained = ""
     if s["method"] != "full":
-        trained = f" ({s['trained_parameters'] / 1e9:,.4f} billion trained, {s['method']})"
+        trained = f" ({billions(s['trained_parameters'])} trained, {s['method']})"
     title = (
-        f"Streamed: {s['parameters'] / 1e9:,.3f} billion parameters{trained}, "
+        f"Streamed: {billions(s['parameters'])} parameters{trained}, "
         f"{s['tokens_per_step']:,} tokens a step{_objective(s)}, mean of {s['steps']} steps"
     )
     rows = [*_speed_rows(s), *_wait_rows(s), _plan_row(s), *_memory_rows(s)]
@@ -216,16 +216,16 @@ def _memory_rows(s: dict[str, Any]) -> list[Row]:
     rows.append(
         (
             "memory of the host",
-            f"{s['host_rss_bytes'] / GIB:,.2f} GiB without boundaries, "
+            f"{_gib(s['host_rss_bytes'])} without boundaries, "
             f"{s['host_rss_bytes'] / s['parameters']:,.2f} bytes a parameter, "
-            f"{s['host_file_bytes'] / GIB:,.2f} GiB of files of libraries among them",
+            f"{_gib(s['host_file_bytes'])} of files of libraries among them",
         )
     )
+    with_boundaries = f" with {_gib(boundaries)} of boundaries" if boundaries else ""
     rows.append(
         (
             "its peak",
-            f"{peak / GIB:,.2f} GiB with {boundaries / GIB:,.2f} GiB of boundaries, predicted "
-            f"{predicted / GIB:,.2f} "
+            f"{_gib(peak)}{with_boundaries}, predicted {_gib(predicted)} "
             f"({_percent(predicted / peak - 1, '+')})",
         )
     )
@@ -292,6 +292,11 @@ def _gb(rate: float) -> str:
 
 def _tflops(rate: float) -> str:
     return f"{rate / 1e12:,.4g} TFLOPS"
+
+
+def _gib(count: float) -> str:
+    """Returns a size with two digits behind the point, where that says something."""
+    return f"{count / GIB:,.2f} GiB" if count >= GIB / 10 else in_gib(count)
 
 
 def _seconds(value: float) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from engine.cli.check_data import checked_data
 from engine.cli.check_hosts import check_hosts
-from engine.cli.check_report import billions, notes, report_as_text
+from engine.cli.check_report import notes, report_as_text
 from engine.cli.pool_text import pool_as_text
 from engine.config.doubts import doubts
 from engine.config.settings import TrainConfig
@@ -48,7 +48,7 @@ from engine.model.shape import ModelShape
 from engine.planes.moments import KINDS
 from engine.run_model.shape_of_run import shape_of_run
 from engine.trackers.known_trackers import destinations
-from engine.words import in_gib
+from engine.words import billions, in_gib
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from engine.machine.read_machine import Machine
 from engine.model.shape import ModelShape
 from engine.plan.ops import Lane
 from engine.run_model.shape_of_run import shape_of_run
-from engine.words import in_seconds
+from engine.words import in_gb, in_seconds
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ def _in_words(between: Between, choices: dict[str, Any]) -> list[str]:
     return [
         "",
         "Between GPUs and hosts, in a step",
-        f"  each GPU receives {between.received_by_gpu / 1e9:,.0f} GB {whose}",
-        f"  each host receives {between.received_by_host / 1e9:,.0f} GB of {what} over the "
-        f"network, at {8 * between.network / 1e9:,.0f} Gbit/s",
+        f"  each GPU receives {in_gb(between.received_by_gpu)} {whose}",
+        f"  each host receives {in_gb(between.received_by_host)} of {what} over the "
+        f"network, at {8 * between.network / 1e9:,.3g} Gbit/s",
         f"  exchanges take {in_seconds(between.exchange_seconds)}, beside computing; COMPUTE waits "
         f"for {in_seconds(between.compute_waits)}",
     ]

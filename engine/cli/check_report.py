@@ -11,7 +11,7 @@ from engine.fit.memory_items import PartName
 from engine.fit.needs import Part
 from engine.fit.report import FitReport
 from engine.machine.read_machine import Machine
-from engine.words import counted, in_gib, in_hours, in_seconds
+from engine.words import billions, counted, in_gib, in_hours, in_percent, in_seconds
 
 TITLES = ((PartName.HOST, "RAM"), (PartName.GPU, "GPU memory"), (PartName.DISK, "Disk"))
 
@@ -175,7 +175,7 @@ def _updates_in_words(
 
 def _part_as_text(title: str, part: Part) -> list[str]:
     limit = "" if part.limit is None else f" of {in_gib(part.limit)} free"
-    share = f", {100 * part.total / part.limit:.0f} %" if part.limit else ""
+    share = f", {in_percent(part.total, part.limit)}" if part.limit else ""
     width = max(len(item.name) for item in part.items)
     lines = [f"{title}: {in_gib(part.total)}{limit}{share}"]
     for item in part.items:
@@ -183,11 +183,6 @@ def _part_as_text(title: str, part: Part) -> list[str]:
             line = f"  {item.name:<{width}}  {in_gib(item.bytes):>10}  {item.note}"
             lines.append(line.rstrip())
     return lines
-
-
-def billions(count: int) -> str:
-    """Returns a number of parameters in words."""
-    return f"{count / 1e9:,.2f} billion" if count >= 1e8 else f"{count / 1e6:,.2f} million"
 
 
 def _yaml(value: Any) -> str:

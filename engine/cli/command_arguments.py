@@ -178,8 +178,8 @@ def bench_arguments(bench: argparse.ArgumentParser) -> None:
         "--seconds",
         type=argument_types.seconds,
         default=60.0,
-        help="that each training runs, or up to twice as many until two steps in a row agree within "
-        "3 %%, which ends the warm-up",
+        help="that each training runs, or up to twice as many until two steps in a row agree "
+        "within 3 %%, which ends the warm-up",
     )
     bench.add_argument(
         "--steps",

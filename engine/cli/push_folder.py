@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from engine.home.push import push
+from engine.words import in_gb
 
 
 def push_folder(folder: Path, repository: str, public: bool) -> str:
@@ -14,6 +15,6 @@ def push_folder(folder: Path, repository: str, public: bool) -> str:
     """
 
     def say(done: float, total: float, message: str = "") -> None:
-        print(f"{message} ({done / 1e9:,.2f} of {total / 1e9:,.2f} GB)", file=sys.stderr)
+        print(f"{message} ({in_gb(done)} of {in_gb(total)})", file=sys.stderr)
 
     return push(folder, repository, not public, say)

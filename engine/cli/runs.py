@@ -47,7 +47,7 @@ def runs_as_text(runs_dir: Path, as_json: bool) -> str:
             (
                 run.id,
                 run.state,
-                f"{run.step}/{run.total_steps}",
+                f"{run.step}/{run.total_steps}" if run.total_steps else "",
                 "" if run.loss is None else f"{run.loss:.4f}",
                 _best_in_words(_best(run, glance), glance),
                 started,

@@ -46,7 +46,7 @@ from engine.runs.folder import open_run
 from engine.runs.kept_events import BestKept
 from engine.sources.open_source import refuse_missing_file
 from engine.train.run import Run, resume_run, start_run
-from engine.words import counted, in_gib, in_seconds
+from engine.words import counted, in_gb, in_gib, in_percent, in_seconds
 
 IN_BYTES = ("download", "load_model", "allocate", "checkpoint")
 """The progress of these jobs is measured in bytes."""
@@ -251,10 +251,13 @@ class _Screen:
                 self._write(line)
 
     def _show_data(self, summary: dict[str, Any]) -> None:
+        percent = f"{summary['percent_trained']} %"
+        if not summary["percent_trained"] and summary["train_loss_tokens"]:
+            percent = "under 0.1 %"
         self._write(
             f"Data: {summary['train_examples']:,} examples as {summary['format']} in "
             f"{summary['train_rows']:,} rows, {summary['train_tokens']:,} tokens, "
-            f"{summary['percent_trained']} % of them trained; {summary['eval_examples']:,} held out"
+            f"{percent} of them trained; {summary['eval_examples']:,} held out"
         )
         read = [f"{column} -> {meaning}" for column, meaning in summary["columns"].items()]
         read += [f"{column} is not used" for column in summary["unused_columns"]]
@@ -279,19 +282,19 @@ class _Screen:
             case ExactMatchMeasured():
                 line = (
                     f"Held-out exact match {event.moment} training: {event.correct} of "
-                    f"{event.total} ({100 * event.correct / event.total:.0f} %)"
+                    f"{event.total} ({in_percent(event.correct, event.total)})"
                 )
             case CheckpointWritten():
                 alone = " of weights alone," if event.holds == "weights" else ""
                 line = (
-                    f"Step {event.step}: checkpoint{alone} of {event.bytes / 1e9:.2f} GB saved in "
-                    f"{event.seconds:.1f} s, for which training waited at most "
+                    f"Step {event.step}: checkpoint{alone} of {in_gb(event.bytes)} saved in "
+                    f"{in_seconds(event.seconds)}, for which training waited at most "
                     f"{in_seconds(event.waited_seconds)}"
                 )
             case BestKept():
                 line = (
-                    f"Step {event.step}: the best weights so far, {event.bytes / 1e9:.2f} GB, kept "
-                    f"in {event.seconds:.1f} s"
+                    f"Step {event.step}: the best weights so far, {in_gb(event.bytes)}, kept "
+                    f"in {in_seconds(event.seconds)}"
                 )
             case ExportWritten():
                 line = f"Model written to {self._run.folder.path / event.path}"
