@@ -48,6 +48,9 @@ REASONS: dict[str, dict[str, str]] = {
     "engine/cli/streams.py": {
         "setattr of sys": "Python has no stream there when the program was started without one"
     },
+    "engine/machine/primitive_cache.py": {
+        "os.environ is changed": "oneDNN and torch read there how many kernels they may keep"
+    },
     "engine/sources/hub_connection.py": {
         "datasets.config.HF_HUB_OFFLINE is set": "datasets takes it in no other way at run time"
     },

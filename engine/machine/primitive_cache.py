@@ -26,4 +26,4 @@ def bound_kept_kernels() -> None:
     """
     for names in (_OF_ONEDNN, _OF_TORCH):
         if not any(name in os.environ for name in names):
-            os.environ[names[0]] = str(KEPT_KERNELS)
+            os.environ.setdefault(names[0], str(KEPT_KERNELS))

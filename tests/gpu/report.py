@@ -44,8 +44,10 @@ def say(text: str = "") -> None:
     print(text, flush=True)
 
 
-def joined(figures: dict[str, float], digits: int = 2) -> str:
-    return ", ".join(f"{name} {value:.{digits}f}" for name, value in figures.items())
+def joined(figures: dict[str, float] | dict[str, float | None], digits: int = 2) -> str:
+    """Returns the figures that were measured."""
+    known = {name: value for name, value in figures.items() if value is not None}
+    return ", ".join(f"{name} {value:.{digits}f}" for name, value in known.items())
 
 
 def checks(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:

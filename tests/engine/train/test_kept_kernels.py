@@ -1,5 +1,5 @@
-"""RAM does not grow with the number of lengths that rows have, in bf16 on the CPU, where each length
-needs kernels of its own.
+"""RAM does not grow with the number of lengths that rows have, in bf16 on the CPU, where each
+length needs kernels of its own.
 """
 
 from __future__ import annotations
