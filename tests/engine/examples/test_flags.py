@@ -312,16 +312,18 @@ def test_a_key_that_may_be_a_flag_must_be_confirmed_once(tmp_path, tokenizer, na
 
 
 def test_one_sentence_names_all_of_them():
-    row = {"messages": chat({"toxic": True, "ok": 0}), "spam": False}
-    with pytest.raises(
-        UnknownFlags, match=r"\(and so may toxic, ok\).* \[spam, toxic, ok\]"
-    ) as one:
+    part = [{"type": "text", "text": "a", "hidden": True}]
+    row = {"messages": chat({"toxic": True, "ok": 0, "content": part}), "spam": False}
+    said = r"\(and so may toxic, ok, hidden\).* \[spam, toxic, ok, hidden\]"
+    with pytest.raises(UnknownFlags, match=said) as one:
         read(row)
-    assert one.value.names == ("spam", "toxic", "ok")
+    assert one.value.names == ("spam", "toxic", "ok", "hidden")
     again = pickle.loads(pickle.dumps(one.value))
     assert (str(again), again.names) == (str(one.value), one.value.names)
-    with pytest.raises(UnknownFlags, match=r"\[toxic\]"):
-        read(row, unused_flags=["spam", "ok"])
+    for left in ("toxic", "hidden"):
+        others = [name for name in one.value.names if name != left]
+        with pytest.raises(UnknownFlags, match=rf"\[{left}\]"):
+            read(row, unused_flags=others)
 
 
 def test_a_later_row_with_a_new_flag_stops_the_run(tmp_path, tokenizer):

@@ -23,8 +23,58 @@ TRL_MASKS = "tests/engine/data/test_masks_of_trl.py"
 LONG = "tests/engine/data/test_long_texts.py"
 TURN_ENDS = "tests/engine/data/test_turn_ends.py"
 ENDED = "tests/engine/train/test_ended_answers.py"
+PROGRAMS = "tests/engine/data/test_turns_of_programs.py"
+FLAGS = "tests/engine/examples/test_flags.py"
 
 DATA = (
+    Change(
+        "roles-in-capital-letters",
+        "engine/examples/roles.py",
+        "    plain = plain_name(name)\n",
+        "    plain = name\n",
+        "Roles are known in small letters alone.",
+        (PROGRAMS,),
+    ),
+    Change(
+        "calls-apart-from-their-answer",
+        "engine/examples/turns.py",
+        "    return is_answer and (turn.is_call or ",
+        "    return is_answer and (turn.is_call and ",
+        "Calls in turns of their own are not joined to the calls before them.",
+        (PROGRAMS,),
+    ),
+    Change(
+        "masked-means-trained",
+        "engine/examples/flags.py",
+        "return float(not value) if name in UNTRAINED else float(value)",
+        "return float(value)",
+        "A turn that is masked is trained, and others are not.",
+        (FLAGS,),
+    ),
+    Change(
+        "one-mask-for-turns-and-answers",
+        "engine/examples/flags.py",
+        "    of_all = len(values) == len(is_answer)\n",
+        "    of_all = True\n",
+        "A list of one number for each answer is read as one for each turn.",
+        (FLAGS,),
+    ),
+    Change(
+        "flags-of-parts-unseen",
+        "engine/examples/unknown_flags.py",
+        "            if isinstance(part, dict):\n                yield from _unread(part)\n",
+        "            if not isinstance(part, dict):\n                yield from _unread(part)\n",
+        "Keys of the parts of a turn that may be flags are passed over.",
+        (FLAGS,),
+    ),
+    Change(
+        "nulls-of-json-lines-kept",
+        "engine/examples/formats.py",
+        "{column: without_nulls(value) for",
+        "{column: value for",
+        "Nulls that datasets fills into calls and schemas are trained.",
+        (PROGRAMS,),
+    ),
     Change(
         "first-token-of-a-text-trained",
         ENCODE,
