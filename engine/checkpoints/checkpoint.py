@@ -151,8 +151,13 @@ class CheckpointInfo:
     path: Path
     step: int
     bytes: int
+    """So many bytes were written anew."""
     state: dict[str, Any]
     """This state was written with the checkpoint."""
+    plane_bytes: int = 0
+    """The planes of the weights that are trained take so many of them: what `checkpoint_bytes`
+    counts. Weights that are not trained are written once, with the first checkpoint of a run.
+    """
     seconds: float = 0.0
     """Writing took this many seconds; 0.0 for a checkpoint that was found on disk."""
     skipped: tuple[str, ...] = ()
@@ -201,7 +206,7 @@ def write_checkpoint(
         _clear_leftovers(root)
         _check_disk_space(root, step, needed)
         unfinished.mkdir()
-        written = _write_files(unfinished, step, contents, progress)
+        written, planes = _write_files(unfinished, step, contents, progress)
         _move_into_place(root, step, unfinished)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -220,7 +225,8 @@ def write_checkpoint(
         raise
     _delete_others(root, step, keep)
     seconds = time.monotonic() - began
-    return CheckpointInfo(root / f"step-{step}", step, written, contents.state, seconds)
+    path = root / f"step-{step}"
+    return CheckpointInfo(path, step, written, contents.state, planes, seconds)
 
 
 def change_state(path: Path, values: Mapping[str, Any]) -> None:
@@ -272,9 +278,11 @@ def _earlier(root: Path) -> list[Earlier]:
     return found
 
 
-def _write_files(folder: Path, step: int, contents: Contents, progress: Progress) -> int:
+def _write_files(
+    folder: Path, step: int, contents: Contents, progress: Progress
+) -> tuple[int, int]:
     """Writes and syncs all files of a checkpoint, the manifest last, and returns the bytes that are
-    written anew.
+    written anew, and those of the planes among them.
     """
     store = contents.store
     layouts = list(store.layouts.values())
@@ -310,7 +318,8 @@ def _write_files(folder: Path, step: int, contents: Contents, progress: Progress
     # The files are on the disk already; this puts their names there too.
     sync_folder(folder)
     buffer_bytes = 0 if buffers is None else buffers["bytes"]
-    return sum(unit["bytes"] for unit in units) + new_bytes + len(manifest) + buffer_bytes
+    planes = sum(unit["bytes"] for unit in units)
+    return planes + new_bytes + len(manifest) + buffer_bytes, planes
 
 
 def _write_buffers(folder: Path, buffers: Mapping[str, Tensor]) -> dict[str, Any]:

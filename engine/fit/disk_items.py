@@ -46,9 +46,16 @@ def disk_items(config: TrainConfig, shape: ModelShape, checkpoints_before: int) 
 def export_bytes(config: TrainConfig, shape: ModelShape) -> int:
     """Returns the bytes of the weights in the folder that a run exports."""
     dtype = written_dtype(config.output.export_dtype, shape.dtype)
+    item = PLANE_ITEM_BYTES[dtype]["weight_high"]
     if config.exports_adapter:
-        return shape.trained_count * PLANE_ITEM_BYTES[dtype]["weight_high"]
-    return shape.export_bytes(dtype)
+        return shape.trained_count * item
+    merged = 0
+    if config.train.method == "lora":
+        # Adapters are added to the weights of their layers, and not written beside them. Those of
+        # stacks of experts count as if they were.
+        features = sum(unit.adapter_features for unit in shape.units)
+        merged = min(shape.trained_count, config.train.lora_rank * features)
+    return shape.export_bytes(dtype) - merged * item
 
 
 def best_items(config: TrainConfig, shape: ModelShape) -> tuple[Item, ...]:

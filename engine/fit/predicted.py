@@ -34,7 +34,8 @@ def predictions(report: Mapping[str, Any], checkpoint_bytes: int | None = None) 
     the allocator's gaps included. The loading peak is the memory in use just before the optimizer
     states are allocated. It is predicted for weights that are read and for weights that are drawn.
 
-    report: `FitReport.to_dict()`. checkpoint_bytes: the size of one checkpoint.
+    report: `FitReport.to_dict()`. checkpoint_bytes: the size of one checkpoint, without weights
+    that are not trained, which all checkpoints of a run share.
     """
     found: dict[str, float] = {}
     items = items_of(report, PartName.HOST)

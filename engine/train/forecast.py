@@ -72,7 +72,9 @@ class Forecast:
         return self._steps == KNOWN_STEPS
 
     def checkpoint(self, nbytes: int) -> None:
-        """Adds the size of a checkpoint that was written."""
+        """Adds the size of a checkpoint that was written: of its planes, as predicted. Weights that
+        are not trained are shared by all checkpoints of a run, and in none of them.
+        """
         self._measured["checkpoint_bytes"] = nbytes
 
     def spilled(self, nbytes: int) -> None:

@@ -292,7 +292,7 @@ class Saver:
         self._saved_step = info.step
         if self._kind == "full":
             self._full_step = info.step
-        self._forecast.checkpoint(info.bytes)
+        self._forecast.checkpoint(info.plane_bytes)
 
     def _path(self, step: int) -> Path:
         return self._session.folder.checkpoints_path / f"step-{step}"
