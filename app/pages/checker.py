@@ -24,6 +24,7 @@ from app.session.session import Session
 from app.view.data_figures import lengths_figure, lengths_words
 from app.view.effort_words import Effort, Sample, effort, effort_words
 from app.view.pool_words import gain_of
+from engine.checkpoints.usable_start import refuse_unusable
 from engine.config.data_settings import DataConfig
 from engine.config.doubts import doubts
 from engine.config.preference_settings import OBJECTIVE
@@ -218,16 +219,19 @@ class Checker:
 
     def read_trainable(self, shown: dict[str, Any]) -> TrainConfig:
         """Returns the config for component values by dotted name. Raises RamstreamError for an
-        invalid value, and for data on this machine that a run would refuse at once.
+        invalid value, and for a model or data on this machine that a run would refuse at once.
         """
         config = read_config(with_even_rows(shown)[0])
+        refuse_unusable(config)
         self._session.engine.check_data(config.read_data)
         return config
 
     def _asked(self, config: TrainConfig) -> tuple[TrainConfig, Machine, int]:
         """Returns what estimates of a config depend on. Raises ConfigError for a folder of this
-        machine that cannot take moments.
+        machine that cannot take moments, and ModelError for weights of this machine with which no
+        run could begin.
         """
+        refuse_unusable(config)
         machine = self._machine()
         if config.engine.disk is not None and machine.here:
             check_spill_folder(config.engine.disk)

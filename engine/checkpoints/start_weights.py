@@ -49,14 +49,6 @@ def tokens_at_start(config: TrainConfig) -> tuple[str, ...]:
     return earlier.tokens if earlier.is_of(config.model.source) else ()
 
 
-def needs_own_weights(config: TrainConfig) -> bool:
-    """Tells whether the run begins with the weights that `model.init` names: an adapter is no whole
-    model.
-    """
-    place = config.model.start_from
-    return place is None or is_peft_folder(place)
-
-
 def fill_start(
     config: TrainConfig,
     model: StreamedModel,

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from engine.checkpoints.usable_start import refuse_unusable
 from engine.cli.check_data import checked_data
 from engine.cli.check_hosts import check_hosts
 from engine.cli.check_report import notes, report_as_text
@@ -153,6 +154,7 @@ def check(
             "best is for tables of models; leave it out, since a report of one job offers smaller "
             "moments where they help.",
         )
+    refuse_unusable(config)
     if machine.hosts > 1 or machine.network_gbits is not None:
         if job.preset is not None:
             checked_data(config)  # bad data end here, as without hosts

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from engine.checkpoints.saved_steps import saved_steps
+from engine.checkpoints.usable_start import refuse_unusable
 from engine.cli.bars import SteadyBar
 from engine.cli.check_report import boundaries_in_words, kernels_in_words
 from engine.config.settings import TrainConfig
@@ -101,6 +102,7 @@ def asked_run(command: TrainCommand) -> Run:
     for part, _ in config.data.parts():
         # A run would find this too, but only after torch and transformers are imported.
         refuse_missing_file(part.only_source)
+    refuse_unusable(config)
     return start_run(config, runs_dir)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from engine.config.preference_settings import OBJECTIVE, PreferenceConfig
 from engine.config.rope_settings import ROPE_FACTOR, ROPE_SCALING, USUAL_FACTOR
 from engine.config.settings import OptimConfig, TrainConfig
+from engine.paths import resolve_source
 
 HIGHEST_RATE, LOWEST_RATE = 2e-2, 1e-8
 """Language models are trained with peak rates between these: about 1e-6 to 1e-4 for large models,
@@ -45,7 +46,7 @@ class Doubt:
 def doubts(config: TrainConfig) -> tuple[Doubt, ...]:
     """Returns what is doubtful in the settings, in the order of a preset."""
     train, output = config.train, config.output
-    found = [*_of_rope(config), *_of_another_method(train)]
+    found = [*_of_gguf(config), *_of_rope(config), *_of_another_method(train)]
     rate, steps = train.learning_rate, train.steps
     if rate > HIGHEST_RATE:
         text = f"A learning rate of {rate:g} is far above those of 1e-6 to 1e-2 that are usual"
@@ -84,6 +85,18 @@ def doubts(config: TrainConfig) -> tuple[Doubt, ...]:
         )
         found.append(Doubt("output.export_form", text))
     return tuple(found)
+
+
+def _of_gguf(config: TrainConfig) -> list[Doubt]:
+    """Returns a doubt about a hub id that publishers give to models for llama.cpp."""
+    source = config.model.source.strip()
+    if not source.lower().endswith("-gguf") or resolve_source(source) is not None:
+        return []
+    text = (
+        f"{source} is named as a model in GGUF, the format of llama.cpp, which cannot be trained: "
+        "a run refuses it, unless it has safetensors too. Take the model from which it was made."
+    )
+    return [Doubt("model.source", text)]
 
 
 def _of_rope(config: TrainConfig) -> list[Doubt]:

@@ -32,6 +32,7 @@ from engine.errors import first_line
 from engine.files import disk_free
 from engine.helper_process import take_output
 from engine.hub.hub_cache import LISTED, weight_files
+from engine.hub.local_weights import CONFIG, about_gguf, is_gguf
 from engine.words import in_gib
 
 ANSWER_SECONDS = 10
@@ -92,6 +93,8 @@ class _Transfer:
         """Runs the download of missing files: configuration, tokenizer and, with `weights`, the
         weights.
         """
+        if CONFIG not in self._files:
+            self._refuse_gguf()
         wanted = [name for name in self._files if _SMALL.fullmatch(name)]
         if weights:
             wanted = list(dict.fromkeys([*wanted, *self._weights()]))
@@ -116,7 +119,7 @@ class _Transfer:
             self._tell()
 
     def _weights(self) -> list[str]:
-        """Returns the names of the weight files. Raises Refused if the hub lacks one."""
+        """Returns the names of the weight files. Raises Refused if the hub lacks one or all."""
         # The first of LISTED that is there is the only one that is read.
         first = next((name for name in LISTED if name in self._files), "")
         for name in ("config.json", first):
@@ -125,6 +128,13 @@ class _Transfer:
         found = weight_files(
             self._files, lambda name: (self._folder / name).read_text(encoding="utf-8")
         )
+        if not found:
+            self._refuse_gguf()
+            raise Refused(
+                "ModelError",
+                f"model.source: {self._source} has no weights on the hub ({LISTED[0]}); choose "
+                "another model.",
+            )
         lacking = [name for name in found if name not in self._files]
         if lacking:
             raise Refused(
@@ -133,6 +143,11 @@ class _Transfer:
                 f"({lacking[0]} is missing there); choose another model.",
             )
         return found
+
+    def _refuse_gguf(self) -> None:
+        """Raises Refused where the hub has the model in the format of llama.cpp."""
+        if any(map(is_gguf, self._files)):
+            raise Refused("ModelError", about_gguf(f"{self._source} has its weights"))
 
     def _size(self, name: str) -> int:
         return self._files[name].size or 0

@@ -10,6 +10,7 @@ from typing import Any
 from engine.errors import ModelError, first_line
 from engine.hub.hub import is_fetched
 from engine.hub.hub_cache import cached_config
+from engine.hub.local_weights import refuse_no_model
 from engine.model.config_file import is_of_a_field, refuse_broken, why_refused
 from engine.model.library import hub_is_cut_off, transformers
 from engine.paths import resolve_source
@@ -21,14 +22,7 @@ def load_config(source: str) -> Any:
     Raises ModelError, in one sentence, where there is none that can be read.
     """
     path = resolve_source(source)
-    if path is not None and path.is_dir() and not (path / "config.json").exists():
-        raise ModelError(
-            f"model.source: {source} has no config.json; give a Hugging Face model folder."
-        )
-    if path is not None and not path.is_dir() and path.suffix != ".json":
-        raise ModelError(
-            f"model.source: {source} is a file; give a Hugging Face model folder or a hub id."
-        )
+    refuse_no_model(source, path)
     file = cached_config(source)
     if path is not None:
         file = path / "config.json" if path.is_dir() else path

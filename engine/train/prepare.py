@@ -27,13 +27,9 @@ import torch
 from engine.checkpoints.checkpoint import CheckpointInfo
 from engine.checkpoints.copies import CopyMemory
 from engine.checkpoints.restore import load_newest_checkpoint, newest_checkpoint
-from engine.checkpoints.start_weights import (
-    fill_start,
-    needs_own_weights,
-    refuse_start,
-    tokens_at_start,
-)
+from engine.checkpoints.start_weights import fill_start, tokens_at_start
 from engine.checkpoints.untouched_weights import Source
+from engine.checkpoints.usable_start import needs_own_weights, refuse_unusable
 from engine.config.settings import TrainConfig
 from engine.data.loader import BY_LENGTH, PreparedData, prepare_data
 from engine.data.preview import check_first_rows
@@ -208,6 +204,10 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     config = session.config
     if config.engine.disk is not None:
         check_spill_folder(config.engine.disk)
+    # A damaged checkpoint is found before anything is allocated.
+    newest = newest_checkpoint(session.folder.checkpoints_path, True) if resume else None
+    if newest is None:
+        refuse_unusable(config)  # what is missing is told at once
     download = session.progress("download", check)
     fetch(config.model.source, False, download, check)
     read = read_model(config)
@@ -216,11 +216,6 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     for sentence in read.notes:
         session.log("info", sentence)
     check()
-    # A damaged checkpoint is found before anything is allocated.
-    newest = newest_checkpoint(session.folder.checkpoints_path, True) if resume else None
-    starts_elsewhere = config.model.start_from is not None
-    if newest is None and starts_elsewhere:
-        refuse_start(config)  # a missing checkpoint is told at once
     if newest is None:
         read.refuse_untrained(model, config, tokens_at_start(config))
     is_read = config.model.init == "pretrained" and needs_own_weights(config)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -23,7 +24,7 @@ from app.web.form_routes import form_routes
 from app.web.guard import Guard, GuardPolicy
 from engine.config.settings import TrainConfig
 from engine.data.preview import check_first_rows, preview
-from engine.errors import DataError
+from engine.errors import DataError, ModelError
 from engine.fit.memory_items import Item, MemoryItem
 from engine.fit.needs import Part
 from engine.fit.report import estimate
@@ -434,3 +435,32 @@ def test_what_is_wrong_with_other_settings_says_nothing_about_the_data(checker):
     found = checker.preview(wrong)
     assert "error" not in found and found["finding"] is None and found["rows"]
     assert "-3 is too small" in checker.verdict(wrong)["reasons"][0]
+
+
+@pytest.mark.parametrize("name", ["tiny.gguf", "tiny", "sharded"])
+def test_a_model_without_weights_that_load_is_refused_before_anything_is_estimated(
+    checker, tmp_path, name
+):
+    """The verdict has one sentence, and Start ends in the same one."""
+    model = tmp_path / name
+    if model.suffix:
+        model.write_bytes(b"GGUF")
+        told = "is a file in GGUF, the format of llama.cpp, which cannot be trained"
+    else:
+        model.mkdir()
+        (model / "config.json").write_text('{"model_type": "qwen2"}')
+        told = "has no weights (model.safetensors)"
+    if name == "sharded":
+        index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+        (model / "model.safetensors.index.json").write_text(json.dumps(index))
+        told = "lacks model-00001-of-00002.safetensors of the 1 file that"
+    values = shown(model__source=str(model))
+    found = checker.verdict(values)
+    assert not found["can_start"] and checker.calls == []
+    assert len(found["reasons"]) == 1 and told in found["reasons"][0]
+    with pytest.raises(ModelError, match=re.escape(told)):
+        checker.read_trainable(values)
+    # Random weights need none.
+    with_config = model.is_dir()
+    values = shown(model__source=str(model), model__init="random")
+    assert (told in checker.verdict(values)["reasons"][0]) is not with_config

@@ -137,6 +137,7 @@ def test_a_data_file_that_is_not_there_is_told_before_anything_is_imported(tmp_p
 def config_only(folder: Path, **values) -> None:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    save_file({"weight": torch.zeros(1)}, folder / "model.safetensors")
     make_tokenizer().save_pretrained(folder)
 
 
@@ -187,9 +188,6 @@ def no_tokenizer(folder: Path) -> None:
 
 MODELS = {
     "not there": (shutil.rmtree, "model.source"),
-    "an empty folder": (lambda f: [p.unlink() for p in f.iterdir()], "model.source"),
-    "a file": (lambda f: (shutil.rmtree(f), f.write_bytes(b"weights")), "model.source"),
-    "no config": (lambda f: (f / "config.json").unlink(), "config.json"),
     "a config that is no JSON": (
         lambda f: (f / "config.json").write_text("{", encoding="utf-8"),
         "model.source",
@@ -217,7 +215,6 @@ MODELS = {
         "config.json is 0, and must be at least 1",
     ),
     "a width of another kind": (lambda f: set_config(f, hidden_size="wide"), "model.source"),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), "safetensors"),
     "pickled weights with an object": (
         lambda f: (
             torch.save(load_file(f / "model.safetensors") | {"at": f}, f / "pytorch_model.bin"),
@@ -225,16 +222,6 @@ MODELS = {
         ),
         "pytorch_model.bin holds pickled objects that are not tensors (pathlib.PosixPath)",
     ),
-    "weights cut off": (lambda f: cut(f / "model.safetensors"), "cannot be loaded"),
-    "weights that are none": (
-        lambda f: (f / "model.safetensors").write_bytes(b"not weights"),
-        "cannot be loaded",
-    ),
-    "weights of no bytes": (
-        lambda f: (f / "model.safetensors").write_bytes(b""),
-        "cannot be loaded",
-    ),
-    "a shard that is missing": (sharded, "model.source"),
     "a tensor of another shape": (lambda f: changed_weights(f, wrong_shape), "up_proj"),
     "a tensor that is missing": (
         lambda f: changed_weights(f, lambda w: w.pop("model.norm.weight")),
@@ -247,6 +234,29 @@ MODELS = {
         "chat template",
     ),
 }
+
+REFUSED = {
+    "an empty folder": (lambda f: [p.unlink() for p in f.iterdir()], "has no config.json"),
+    "a file": (lambda f: (shutil.rmtree(f), f.write_bytes(b"weights")), "is a file"),
+    "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "has no weights"),
+    "weights cut off": (lambda f: cut(f / "model.safetensors"), "is cut off: it has "),
+    "weights that are none": (
+        lambda f: (f / "model.safetensors").write_bytes(b"not weights"),
+        "is no file of safetensors",
+    ),
+    "weights of no bytes": (lambda f: (f / "model.safetensors").write_bytes(b""), "is cut off"),
+    "a shard that is missing": (sharded, "lacks model-00002-of-00002.safetensors of the 2 files"),
+}
+
+
+@pytest.mark.parametrize("damage, told", REFUSED.values(), ids=REFUSED)
+def test_a_model_whose_files_are_not_whole_is_refused(capsys, tmp_path, preset, damage, told):
+    """Before there is a run, and by `check` too."""
+    damage(tmp_path / "model")
+    sentence = refused(capsys, tmp_path / "runs", "train", preset)
+    assert sentence.startswith(f"model.source: {tmp_path / 'model'}") and told in sentence
+    assert refused(capsys, tmp_path / "runs", "check", preset) == sentence
 
 
 @pytest.mark.parametrize("damage, told", MODELS.values(), ids=MODELS)

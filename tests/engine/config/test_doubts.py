@@ -41,6 +41,7 @@ def test_no_preset_is_doubted(path):
         ({"train__last_blocks": 1} | LORA, "train.last_blocks", "train.method is lora"),
         ({"output__export_form": "adapter"}, "output.export_form", "whole model is exported"),
         ({"preference__beta": 0.5}, "preference.beta", "beta is 0.5 and changes nothing"),
+        ({"model__source": "acme/Tiny-7B-GGUF"}, "model.source", "GGUF, the format of llama.cpp"),
     ],
 )
 def test_what_is_hardly_meant_is_doubted(values, field, words):
