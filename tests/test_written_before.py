@@ -83,6 +83,7 @@ def test_the_run_is_listed_as_before(place, capsys):
     assert launch.main(["runs", "--runs-dir", "runs", "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert listed.pop("path") == str(Path("runs") / RUN)
+    assert listed.pop("worse_than_before_training") is None, "it has learned"
     assert listed.pop("best") is None and listed.pop("tags") == [], "earlier versions kept none"
     assert listed == EXPECTED["listed"]
 

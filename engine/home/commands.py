@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 from engine.home.modelfile import MODELFILE, stops_in
 
@@ -55,10 +56,61 @@ def adapter_to_type(folder: str | Path, name: str, base: str) -> list[tuple[str,
         ),
         (
             "Serve it with vLLM",
-            f"vllm serve {shlex.quote(base)} --enable-lora "
+            _refused_by_vllm(Path(folder))
+            or f"vllm serve {shlex.quote(base)} --enable-lora{_rank_for_vllm(Path(folder))} "
             f"--lora-modules {name}={shlex.quote(path)}{settings}",
         ),
     ]
+
+
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""vLLM's `--max-lora-rank` has one of these values."""
+_USUAL_RANK = 16
+"""It is this one where nothing is said."""
+
+
+def _adapter_config(folder: Path) -> dict[str, Any]:
+    """Returns the settings of PEFT in a folder, empty where they cannot be read."""
+    try:
+        found = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _rank(config: dict[str, Any]) -> int:
+    """Returns the highest rank of an adapter's matrices."""
+    ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
+    return max((rank for rank in ranks if isinstance(rank, int)), default=0)
+
+
+def _rank_for_vllm(folder: Path) -> str:
+    """Returns the option for an adapter whose rank is higher than vLLM takes unasked."""
+    rank = _rank(_adapter_config(folder))
+    if rank <= _USUAL_RANK:
+        return ""
+    return f" --max-lora-rank {next(most for most in _RANKS if most >= rank)}"
+
+
+def _refused_by_vllm(folder: Path) -> str:
+    """Returns a sentence where vLLM loads no such adapter, with what to do; else an empty text."""
+    config = _adapter_config(folder)
+    saved = ("modules_to_save", "trainable_token_indices")
+    why = ""
+    if any(config.get(key) for key in saved):
+        why = "with modules that are trained whole, such as the embedding"
+    elif config.get("target_parameters"):
+        why = "on stacked experts"
+    elif config.get("use_dora"):
+        why = "with DoRA"
+    elif _rank(config) > _RANKS[-1]:
+        why = f"of a rank above {_RANKS[-1]}"
+    if not why:
+        return ""
+    return (
+        f"# vLLM loads no adapter {why}.\n"
+        "# Export the whole model, with the adapters merged, and serve that folder."
+    )
 
 
 def _stops(folder: Path) -> str:

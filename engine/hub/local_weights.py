@@ -183,16 +183,20 @@ def _what_is_wrong(file: Path, size: int, _time: int) -> str:
         if file.suffix == ".bin":
             return _wrong_of_pickled(file, begin)
         length = int.from_bytes(begin[:8], "little")
-        if size < 8 or (length <= _MOST_HEADER_BYTES and size < 8 + length):
-            return f"is cut off: it ends after {size:,} bytes; {_AGAIN}"
-        if length > _MOST_HEADER_BYTES:
+        if length > _MOST_HEADER_BYTES and size >= 8:
             return f"is no file of safetensors; {_AGAIN}"
+        if size < 8 + length:
+            return f"is cut off: it ends after {size:,} bytes; {_AGAIN}"
         opened.seek(8)
-        header = opened.read(length)
+        return _wrong_of_header(opened.read(length), size)
+
+
+def _wrong_of_header(header: bytes, size: int) -> str:
+    """Returns what the header of a file of safetensors, of `size` bytes, tells that is wrong."""
     try:
         entries = json.loads(header)
         ends = [entry["data_offsets"][1] for name, entry in entries.items() if name[:2] != "__"]
-        whole = 8 + length + max(ends, default=0)
+        whole = 8 + len(header) + max(ends, default=0)
         has_weights = bool(ends)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return f"is no file of safetensors; {_AGAIN}"

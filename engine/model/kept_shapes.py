@@ -42,8 +42,6 @@ from engine.model.shape_rows import (
     unpack,
 )
 from engine.paths import cache_folder
-from engine.plan import buffers
-from engine.tiles import tile_sizes
 from engine.tiles.tile_sizes import TiledBlock
 
 FORM = 1
@@ -52,6 +50,10 @@ MOST_FILES = 200
 LIBRARIES = ("torch", "transformers", "accelerate", "kernels")
 """The versions of these libraries affect a shape; `kernels` because some families compute
 differently when it is installed.
+"""
+ROOMS = ("adapters", "config", "model", "passing", "plan", "planes", "run_model", "tiles")
+"""The code of these packages decides a shape: what `measure_shape` imports, and how the model of a
+run is read.
 """
 
 _ELSEWHERE = "configuration_files"
@@ -168,20 +170,19 @@ def _versions() -> list[str | None]:
 
 
 def _sources() -> str | None:
-    """Returns a digest over the names, sizes and times of the files that decide a shape.
-
-    These are the files of this package and of `engine.tiles`, and the file with the names of units.
-    Returns None if their sizes and times cannot be read.
+    """Returns a digest over the names, sizes and times of the files that decide a shape, those of
+    ROOMS and the single files of the engine. Returns None if sizes and times cannot be read.
     """
+    engine = Path(__file__).parent.parent
     stats = []
     try:
-        for file in (__file__, tile_sizes.__file__):
-            with os.scandir(Path(file).parent) as entries:
-                stats += [(each.name, each.stat()) for each in entries if each.name.endswith(".py")]
-        stats.append((buffers.__name__, Path(buffers.__file__).stat()))
+        for folder in (engine, *(engine / room for room in ROOMS)):
+            with os.scandir(folder) as entries:
+                files = [(each.name, each.stat()) for each in entries if each.name.endswith(".py")]
+            stats += [(folder.name, name, stat) for name, stat in files]
     except OSError:
         return None
-    listed = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+    listed = sorted((room, name, stat.st_size, stat.st_mtime_ns) for room, name, stat in stats)
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 

@@ -141,7 +141,7 @@ BROKEN = {
     without_weights: "has no weights (model.safetensors); give the folder or hub id of a whole",
     gguf: "has its weights in GGUF, the format of llama.cpp, which cannot be trained; give the",
     gguf_alone: "has its weights in GGUF, the format of llama.cpp",
-    optimizer_alone: "has no weights (model.safetensors) and optimizer.pt, training_args.bin cannot",
+    optimizer_alone: "has no weights (model.safetensors) and optimizer.pt, training_args.bin",
     original_alone: "has no weights (model.safetensors) and consolidated.00.pth cannot be loaded",
     adapter_alone: "holds an adapter and no whole model; set model.source to acme/base, its base",
     adapter_with_config: "set train.method to lora and model.start_from to this folder",

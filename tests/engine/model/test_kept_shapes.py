@@ -4,6 +4,7 @@ is kept is never trusted further than it can be checked.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import os
@@ -230,3 +231,22 @@ def test_a_configuration_that_names_other_files_is_read_each_time(tmp_path, forg
     (tmp_path / "config.4.0.0.json").write_text(json.dumps(values | {"hidden_size": 96}))
     forgetful()
     assert shape_from_source(model).hidden_size == 96
+
+
+def _imported(module: str, found: set[str]) -> set[str]:
+    """The modules of the engine that a module imports, by way of others too, as files."""
+    file = PROGRAM_ROOT / (module.replace(".", "/") + ".py")
+    if module in found or not file.exists():
+        return found
+    found.add(module)
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("engine"):
+            for name in (node.module, *(f"{node.module}.{each.name}" for each in node.names)):
+                _imported(name, found)
+    return found
+
+
+def test_a_change_of_any_file_that_decides_a_shape_makes_kept_ones_old():
+    modules = _imported("engine.model.measure_shape", set())
+    rooms = {module.split(".")[1] for module in modules if module.count(".") > 1}
+    assert len(rooms) > 5 and rooms <= set(kept_shapes.ROOMS)
