@@ -8,8 +8,10 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from playwright.sync_api import expect
+from safetensors.numpy import save_file
 
 from tests.browser.conftest import ROOT, WAIT_MILLISECONDS, Server
 from tests.browser.screen import (
@@ -241,6 +243,7 @@ def test_the_verdict_follows_the_settings(page, server, tmp_path):
     }
     config.pop("layer_types", None)
     (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"weight": np.zeros(1)}, tmp_path / "model.safetensors")  # a verdict wants some
     fill(page, "model.source", str(tmp_path))
     expect(verdict.locator("h3")).to_have_text("It does not fit this machine.")
     expect(page.locator("#start")).to_be_disabled()

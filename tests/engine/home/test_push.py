@@ -51,7 +51,9 @@ def test_a_folder_is_pushed_whole_into_a_private_repository(hub, exported, tmp_p
     sent = {file.name: file.read_bytes() for file in exported.iterdir() if file.name[0] != "."}
     assert hub.pushed == {"me/tiny": sent} and hub.private == {"me/tiny": True}
     said = done.stderr.splitlines()
-    assert said[0].startswith("Asking the hub (0 KB of") and said[-1].startswith("Making the commit")
+    assert said[0].startswith("Asking the hub (0 KB of") and said[-1].startswith(
+        "Making the commit"
+    )
     assert "hf_mine" not in done.stdout + done.stderr
 
 
