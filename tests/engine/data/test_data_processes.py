@@ -210,7 +210,8 @@ def test_the_first_error_in_the_data_is_the_one_that_is_told(tmp_path, tokenizer
     path = write(tmp_path / "a.jsonl", rows(150))
     with path.open("a") as file:
         file.write(f"{broken if isinstance(broken, str) else json.dumps(broken)}\n")
-        file.write('{"messages": 3}\n' * 20 + "{\n")
+        # A line that is no JSON would come first wherever it is: columns are those of all rows.
+        file.write('{"messages": 3}\n' * 20)
     for count in (0, 2):
         with pytest.raises(DataError, match=sentence):
             prepare_data(config(path), tokenizer, 1, execution=Execution(processes=count))
