@@ -302,7 +302,8 @@ def pair_of(pair: Preference, rejected: Kept | Skipped, chosen: Kept | Skipped) 
         return _ALIKE_CUT if cut else _ALIKE
     of_best, of_other = pair.reference or (math.nan, math.nan)
     documents = [replace(other, reference=of_other), replace(best, reference=of_best)]
-    return Kept(documents, cut, chosen.answer)
+    answer = None if chosen.answer is None else (begin, chosen.answer[1])
+    return Kept(documents, cut, answer)
 
 
 def _behind(document: Document, begin: int) -> Document:

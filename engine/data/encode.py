@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -273,7 +274,7 @@ class Encoder:
             elif self.renderer.available:
                 chats[place] = example.conversation()
             else:
-                results[place] = self._join(example)
+                results[place] = self._join(example, place in completions)
         if chats and not self.renderer.available:
             raise DataError(
                 "The tokenizer has no chat template, so conversations cannot be written as its "
@@ -288,9 +289,10 @@ class Encoder:
             results[place] = text
         return results
 
-    def _join(self, pair: Pair) -> list[Rendered] | Skipped:
+    def _join(self, pair: Pair, is_completion: bool) -> list[Rendered] | Skipped:
         """Renders a pair for a tokenizer without a chat template: prompt, separator, completion,
-        and the end of sequence that `_framed` adds.
+        and the end of sequence that `_framed` adds. `is_completion` says that it is of a
+        preference.
         """
         prompt = f"{pair.system}\n\n{pair.prompt}" if pair.system else pair.prompt
         whole = self.renderer.plain(prompt + pair.separator + pair.completion)
@@ -304,7 +306,8 @@ class Encoder:
         answer = (len(common_prefix(whole, asked)), len(whole))
         trained = (0, len(whole)) if self.train_on == "all" else answer
         typed = self.renderer.control.stands_in(whole)
-        return [Rendered(whole, (trained,), answer, framed=False, typed=typed)]
+        rendered = Rendered(whole, (trained,), answer, framed=False, typed=typed)
+        return [replace(rendered, prompt=asked) if is_completion else rendered]
 
     # ------------------------------------------------------------------ tokens
 
@@ -321,14 +324,37 @@ class Encoder:
     def _tokenise(self, texts: list[Rendered]) -> Iterator[list[Document] | Skipped]:
         """Yields the documents of each text."""
         plain = iter(self._tokens.plain([text.text for text in texts if not text.typed]))
+        prompts = self._prompts(texts)
         for rendered in texts:
             encoding = self._tokens.typed(rendered.text) if rendered.typed else next(plain)
-            yield _FAILED if encoding is None else self._documents(rendered, *encoding)
+            prompt = None if rendered.prompt is None else prompts[rendered.prompt]
+            if encoding is None or (rendered.prompt is not None and prompt is None):
+                yield _FAILED
+            else:
+                yield self._documents(rendered, *encoding, prompt)
+
+    def _prompts(self, texts: list[Rendered]) -> dict[str, np.ndarray | None]:
+        """Returns the tokens of each prompt of `texts`, int32[T], or None where the tokenizer
+        fails. The answers of a pair share theirs.
+        """
+        asked = {text.prompt: text.typed for text in texts if text.prompt is not None}
+        plain = iter(self._tokens.plain([prompt for prompt, typed in asked.items() if not typed]))
+        found: dict[str, np.ndarray | None] = {}
+        for prompt, typed in asked.items():
+            encoding = self._tokens.typed(prompt) if typed else next(plain)
+            found[prompt] = None if encoding is None else np.asarray(encoding[0], dtype=np.int32)
+        return found
 
     def _documents(
-        self, rendered: Rendered, ids: list[int], offsets: list[tuple[int, int]]
+        self,
+        rendered: Rendered,
+        ids: list[int],
+        offsets: list[tuple[int, int]],
+        prompt: np.ndarray | None,
     ) -> list[Document]:
-        """Returns the text as a document, cut to max_seq_len."""
+        """Returns the text as a document, cut to max_seq_len. `prompt` has the tokens of its
+        prompt, int32[T], if it has one.
+        """
         tokens = np.asarray(ids, dtype=np.int32)
         bounds = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
         bounds = self.renderer.control.without_space(rendered.text, tokens, bounds)
@@ -344,6 +370,10 @@ class Encoder:
             places = np.flatnonzero(_covered(bounds, rendered.answer))
             if len(places):
                 answer = (int(places[0]), int(places[-1]) + 1)
+        if prompt is not None:
+            begin = _shared(tokens, prompt)
+            trained = np.arange(len(tokens)) >= begin
+            answer = (begin, answer[1]) if answer else None
         if not rendered.framed:
             tokens, trained, answer = self._framed(tokens, trained, answer)
         trained[:1] = False
@@ -366,6 +396,13 @@ class Encoder:
         if answer:
             answer = (answer[0] + len(self._prefix), len(tokens))
         return tokens, trained, answer
+
+
+def _shared(ids: np.ndarray, others: np.ndarray) -> int:
+    """Returns how many tokens both texts begin with, int32[T] each."""
+    length = min(len(ids), len(others))
+    differ = np.flatnonzero(ids[:length] != others[:length])
+    return int(differ[0]) if len(differ) else length
 
 
 def _covered(bounds: np.ndarray, span: tuple[int, int]) -> np.ndarray:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -201,6 +201,23 @@ class ChatRenderer:
                 rendered.append(self._completion(*job, *next(texts)))
         return rendered
 
+    def _after_prompt(
+        self, chat: Chat, context: int, full: str, before: str, through: str | Refusal
+    ) -> str | None:
+        """Returns the text of a completion after the prompt that the template makes for it, if that
+        has a turn of which the text of the whole conversation, `full`, has nothing; otherwise None.
+        The other arguments are those of `_completion`.
+        """
+        in_prompt = self._lost(before, chat.until(context), None)
+        in_text = self._lost(full, chat, None)
+        is_next = chat.messages[context]["role"] == "assistant"
+        if in_prompt.context >= in_text.context or not is_next or not isinstance(through, str):
+            return None
+        (start,) = starts_by_content(self.template, [(chat, context, Texts(through, before))])
+        if start is None or not full.startswith(through):
+            return None
+        return before + full[start:]
+
     def _completion_job(self, conversation: Conversation) -> tuple[Chat, int] | Skipped:
         """Returns a conversation with stand-ins, and the length of its prompt in messages."""
         chat = self._chat(conversation)
@@ -235,6 +252,16 @@ class ChatRenderer:
             return _refused(full)
         if isinstance(before, Refusal):
             return _refused(before)
+        lost = self._lost(full, chat, None)
+        if lost.context and self._handling.lost_turns == "refuse":
+            return _lost_turn(lost)
+        shown = self._after_prompt(chat, context, full, before, through) if lost.context else None
+        if shown is not None:
+            self.warn(_AFTER_PROMPT)
+            assert isinstance(through, str)  # or nothing would be shown
+            behind = len(full) - len(through)
+            full, through = shown, shown[: len(shown) - behind]
+            lost = self._lost(full, chat, None)
         start = len(common_prefix(full, before))
         if start < len(before):
             self.warn(_OTHERWISE)
@@ -244,16 +271,14 @@ class ChatRenderer:
                 missing = missing_of_answer(message, written)
                 if missing is not None:
                     return Skipped(*missing)
-        lost = self._lost(full, chat, None)
-        if lost.context and self._handling.lost_turns == "refuse":
-            return _lost_turn(lost)
         self._tell(lost)
         if not full.rstrip().endswith(self._closing) and chat.messages[-1]["role"] == "assistant":
             self.warn(_OPEN if self.ends.next_turns else NO_END)
         # A person is shown, and the model is asked for, the first answer alone.
         first = through if isinstance(through, str) and full.startswith(through) else full
         answer = (start, start + len(first[start:].rstrip()))
-        return [self._rendered(full, {(start, len(full)): 1.0}, answer)]
+        rendered = self._rendered(full, {(start, len(full)): 1.0}, answer)
+        return [replace(rendered, prompt=before)]
 
     def question(self, text: str) -> str | Skipped:
         """Returns a person's text as a conversation with one turn, up to where the answer is due.

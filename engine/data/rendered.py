@@ -36,6 +36,11 @@ class Rendered:
     """It is true when characters in the text stand in for special tokens that a person typed."""
     weights: tuple[float, ...] = ()
     """The losses of each range are multiplied by its weight; all weights are 1 if this is empty."""
+    prompt: str | None = None
+    """An answer of a preference has the text of its prompt here. In place of `spans`, what carries
+    loss begins where the tokens of the text part from those of the prompt, as with TRL: a token
+    may reach over the border of the two texts.
+    """
 
 
 @dataclass(frozen=True)

@@ -127,8 +127,8 @@ class Preference:
     begin with the same messages, their `context`.
     """
 
-    chosen: Conversation
-    rejected: Conversation | None
+    chosen: Conversation | Pair
+    rejected: Conversation | Pair | None
     """It is None where the row has no rejected answer."""
     reference: tuple[float, float] | None = None
     """The row tells how likely the chosen and the rejected answer are for the model that answers

@@ -21,7 +21,7 @@ from engine.examples.all_formats import FORMATS
 from engine.examples.detect import MAIN_PARTS, as_registered, fitting_formats
 from engine.examples.example import Conversation, Example, Labelled, Pair
 from engine.examples.labels import is_good, label_of
-from engine.examples.of_preferences import REFERENCES
+from engine.examples.of_preferences import PREFERENCE, REFERENCES, beside_messages
 from engine.examples.of_trees import FLAT, is_flat
 from engine.examples.refused import (
     WITH_ANSWERS,
@@ -196,6 +196,9 @@ def map_columns(
             "replies."
         )
     format_wanted, registered = as_registered(wanted, source, names, named)
+    if pairs and not registered and format_wanted in (AUTO, PREFERENCE.name):
+        registered = beside_messages(names)
+        format_wanted = PREFERENCE.name if registered else format_wanted
     fitting = fitting_formats(format_wanted, survey, registered)
     if not fitting and registered != named:
         raise _not_as_registered(registered, names, source)
@@ -205,6 +208,8 @@ def map_columns(
         raise _no_format(wanted, names, named, source)
     name, found = fitting[0]
     made = FORMATS[name]
+    if reads == "labels" and made.read_pair is not None:
+        raise _no_marks(names, source)
     if reads == "labels" and not made.has_answers:
         raise _no_answers(name, names, source)
     label = label_of(names, found, source.name) if reads == "labels" else None
@@ -257,6 +262,15 @@ def _no_answers(name: str, names: dict[str, Any], source: Source) -> DataError:
         f"{source.name} has no questions with answers, which marks are for: its columns "
         f"{listed(names)} are read as {name}; give rows with the columns prompt, completion and "
         "label, or set preference.objective to sft."
+    )
+
+
+def _no_marks(names: dict[str, Any], source: Source) -> DataError:
+    """Returns the error for rows of pairs where marks of answers are learned from."""
+    return DataError(
+        f"{source.name} has pairs of answers ({listed(names)}), and marks are for one answer; set "
+        "preference.objective to dpo, or give each answer a row of its own with the columns "
+        "prompt, completion and label."
     )
 
 

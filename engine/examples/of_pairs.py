@@ -9,7 +9,7 @@ from engine.examples.turns import Turn, conversation, with_system
 
 PROMPT = ("prompt", "question", "query", "input")
 COMPLETION = ("completion", "response", "answer", "output")
-_BETWEEN = "\n\n"
+BETWEEN = "\n\n"
 
 
 def joined_prompt(parts: Parts) -> str:
@@ -20,11 +20,11 @@ def joined_prompt(parts: Parts) -> str:
         return parts.between.join(text for text in (prompt, extra) if text)
     if not extra.strip():
         return prompt
-    return f"{prompt}{_BETWEEN}{extra}" if prompt.strip() else extra
+    return f"{prompt}{BETWEEN}{extra}" if prompt.strip() else extra
 
 
 def _read_alpaca(parts: Parts) -> Example | None:
-    return _pair(parts, _BETWEEN)
+    return _pair(parts, BETWEEN)
 
 
 def _read_prompt_completion(parts: Parts) -> Example | None:

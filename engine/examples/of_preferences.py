@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 
 from engine.errors import DataError
-from engine.examples.example import Example, Preference
-from engine.examples.format import SYSTEM, TOOLS, TURNS, Format, is_text_or_turns
-from engine.examples.of_pairs import PROMPT, joined_prompt
+from engine.examples.example import Example, Pair, Preference
+from engine.examples.format import SYSTEM, TOOLS, TURNS, Format, Names, is_text_or_turns
+from engine.examples.of_pairs import BETWEEN, PROMPT, joined_prompt
 from engine.examples.row_parts import Parts
 from engine.examples.turns import Turn, conversation, with_system
 from engine.examples.values import in_words, is_blank, parsed_list, shown
@@ -26,10 +27,12 @@ def _read_preference(parts: Parts) -> Example | None:
     chosen = _answer(parts, "chosen")
     if not chosen:
         return None
-    if chosen[0].message["role"] == "assistant":
+    if _has_texts(parts):
+        return _text(parts, "chosen")
+    if _is_answer(chosen):
         before = _prompt(parts)
     else:  # the whole conversation, which shares its begin with the rejected one
-        before, chosen = _divided(parts, chosen)
+        before, chosen = _divided(parts, chosen, _answer(parts, "rejected"))
     before = with_system(parts.system(), [*parts.history(), *before])
     return conversation(before + chosen, len(before), parts.tools())
 
@@ -38,10 +41,13 @@ def _read_pair(parts: Parts) -> Preference | None:
     chosen, rejected = _answer(parts, "chosen"), _answer(parts, "rejected")
     if not chosen:
         return None
-    if chosen[0].message["role"] == "assistant":
+    if _has_texts(parts):
+        worse = _text(parts, "rejected") if rejected else None
+        return Preference(_text(parts, "chosen"), worse, _references(parts))
+    if _is_answer(chosen):
         before = _prompt(parts)
     else:
-        before, chosen = _divided(parts, chosen)
+        before, chosen = _divided(parts, chosen, rejected)
         rejected = _behind(parts, before, rejected)
     before = with_system(parts.system(), [*parts.history(), *before])
     tools = parts.tools()
@@ -51,8 +57,43 @@ def _read_pair(parts: Parts) -> Preference | None:
     return Preference(best, other, _references(parts))
 
 
+def _has_texts(parts: Parts) -> bool:
+    """Returns whether the prompt and both answers of a row are texts, with nothing that needs a
+    chat template.
+    """
+    if "prompt" not in parts.columns or not is_blank(parsed_list(parts.optional("history"))):
+        return False
+    values = (parts.optional(part) for part in ("prompt", "chosen", "rejected"))
+    is_plain = all(
+        value is None
+        or (isinstance(parsed_list(value), str) and not value.lstrip().startswith(_DIALOGUE))
+        for value in values
+    )
+    return is_plain and not parts.tools()
+
+
+def _text(parts: Parts, part: str) -> Pair:
+    """Returns an answer of a row of texts behind its prompt. As in rows of one answer, an
+    instruction has an empty line behind it where no chat template writes it, and a prompt has
+    nothing.
+    """
+    (asked,) = _prompt(parts)
+    is_instruction = parts.columns["prompt"].lower() == "instruction"
+    between = BETWEEN if is_instruction or parts.between is not None else ""
+    return Pair(asked.message["content"], parts.text(part), parts.system(), between)
+
+
+def _is_answer(turns: list[Turn]) -> bool:
+    """Returns whether turns go on behind a prompt, and are no whole conversation."""
+    return bool(turns) and turns[0].message["role"] in ("assistant", "tool")
+
+
 def _behind(parts: Parts, before: list[Turn], rejected: list[Turn]) -> list[Turn]:
-    """Returns the rejected answer of a whole conversation that begins with the turns `before`."""
+    """Returns the rejected answer, alone or of a whole conversation that begins with the turns
+    `before`.
+    """
+    if before and _is_answer(rejected):
+        return rejected
     begins = [turn.message for turn in rejected[: len(before)]]
     if not rejected or (before and begins == [turn.message for turn in before]):
         return rejected[len(before) :]
@@ -120,16 +161,25 @@ def _prompt(parts: Parts) -> list[Turn]:
     return [Turn({"role": "user", "content": joined_prompt(parts)})]
 
 
-def _divided(parts: Parts, chosen: list[Turn]) -> tuple[list[Turn], list[Turn]]:
-    """Divides the chosen conversation where the rejected one differs. Raises DataError if the row
-    has another prompt than the conversation.
+def _divided(
+    parts: Parts, chosen: list[Turn], rejected: list[Turn]
+) -> tuple[list[Turn], list[Turn]]:
+    """Divides the chosen conversation where the rejected one differs, at the last turn of the
+    shorter one at the latest. A rejected answer without a question takes the place of what follows
+    the last question of the chosen one, or of the last turn if it is a text. Raises DataError if
+    the row has another prompt than the conversation.
     """
-    rejected = _answer(parts, "rejected")
     shared = len(chosen) - 1
-    for place, (ours, other) in enumerate(zip(chosen[:-1], rejected)):
-        if ours.message != other.message:
-            shared = place
-            break
+    if _is_answer(rejected):
+        if not isinstance(parts.value("rejected"), str):
+            roles = [turn.message["role"] for turn in chosen]
+            shared = len(roles) - roles[::-1].index("user") if "user" in roles else shared
+    elif rejected:
+        shared = min(len(chosen), len(rejected)) - 1
+        for place in range(shared):
+            if chosen[place].message != rejected[place].message:
+                shared = place
+                break
     if "prompt" in parts.columns and not is_blank(parts.optional("prompt")):
         asked = {turn.message["content"].strip() for turn in _prompt(parts)}
         said = {turn.message["content"].strip() for turn in chosen}
@@ -141,12 +191,35 @@ def _divided(parts: Parts, chosen: list[Turn]) -> tuple[list[Turn], list[Turn]]:
     return chosen[:shared], chosen[shared:]
 
 
+_CHOSEN = ("chosen", "chosen_messages", "chosen_response", "response_chosen")
+_REJECTED = ("rejected", "rejected_messages", "rejected_response", "response_rejected")
+
+
+def beside_messages(names: Iterable[str]) -> dict[str, str]:
+    """Returns the column of each part where rows have the chosen answer at the end of their
+    `messages`, and the rejected one beside them, as ms-swift writes pairs; nothing for other
+    columns.
+    """
+    there = {name.lower(): name for name in names}
+
+    def column(usual: Names) -> str | None:
+        return next((there[name] for name in usual if name in there), None)
+
+    turns, rejected = column(TURNS), column(_REJECTED)
+    if turns is None or rejected is None or column(_CHOSEN) is not None:
+        return {}
+    found = {
+        "chosen": turns,
+        "rejected": rejected,
+        "system": column(SYSTEM),
+        "tools": column(TOOLS),
+    }
+    return {part: name for part, name in found.items() if name is not None}
+
+
 PREFERENCE = Format(
     name="preference",
-    required={
-        "chosen": ("chosen", "chosen_messages", "chosen_response", "response_chosen"),
-        "rejected": ("rejected", "rejected_messages", "rejected_response", "response_rejected"),
-    },
+    required={"chosen": _CHOSEN, "rejected": _REJECTED},
     optional={
         "prompt": ("instruction", *PROMPT, *TURNS),
         "input": ("input", "context"),

@@ -38,6 +38,11 @@ _SHARE, _NATS = 0.01, 0.1
 a log-probability, and these nats, since bf16 rounds otherwise with other kernels.
 """
 
+_PARTLY_TOLD = (
+    "Some rows lack ref_chosen_logps and ref_rejected_logps, so the reference of all rows is "
+    "computed before the first step."
+)
+
 
 def find_references(session: Session, prepared: Prepared, replanner: Replanner, look: Look) -> None:
     """Gives the pairs of a run what their answers are compared with, if its objective needs that.
@@ -60,6 +65,8 @@ def find_references(session: Session, prepared: Prepared, replanner: Replanner, 
             f"{path} is missing or damaged: it has what the answers are compared with, and only "
             "the weights before the first step can tell; put it back, or start a new run."
         )
+    if any(isinstance(side, PairRows) and side.told_references for side in pairs):
+        session.log("info", _PARTLY_TOLD)
     found: list[np.ndarray] = []
 
     def work() -> None:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -90,7 +91,11 @@ def _usual(folder: Path) -> dict[str, Any]:
     }
 
 
-def dpo_of_trl(config: TrainConfig, folder: Path) -> tuple[list[StepOfTrl], list[Any]]:
+def dpo_of_trl(
+    config: TrainConfig,
+    folder: Path,
+    rows_of: Callable[[TrainConfig, int], list[Answers]] = pairs_of_step,
+) -> tuple[list[StepOfTrl], list[Any]]:
     """The steps of `DPOTrainer`, and the references that it computes for the pairs of step 1."""
     from trl import DPOConfig, DPOTrainer
 
@@ -125,10 +130,8 @@ def dpo_of_trl(config: TrainConfig, folder: Path) -> tuple[list[StepOfTrl], list
         figures = {name: values[-1] for name, values in trainer._metrics["train"].items()}
         return loss, figures
 
-    references = trainer.compute_ref_log_probs(
-        trainer.ref_model, collated(pairs_of_step(config, 1))
-    )
-    return _with_adamw(config, model, one), [each.tolist() for each in references]
+    references = trainer.compute_ref_log_probs(trainer.ref_model, collated(rows_of(config, 1)))
+    return _with_adamw(config, model, one, rows_of), [each.tolist() for each in references]
 
 
 def orpo_of_trl(config: TrainConfig, folder: Path) -> list[StepOfTrl]:
@@ -235,6 +238,50 @@ def _tiny_model(tokenizer: Any) -> torch.nn.Module:
         num_attention_heads=1,
     )
     return LlamaForCausalLM(config)
+
+
+def prepared_by(trainer: type, row: dict[str, Any], tokenizer: Any, max_length: int | None) -> Any:
+    """One row as `DPOTrainer` or `KTOTrainer` prepares it, without a model, or None where they drop
+    it.
+    """
+    of_trainer = SimpleNamespace(
+        _tokenizer=tokenizer, calculate_KL=False, desirable_weight=1.0, undesirable_weight=1.0
+    )
+    settings = SimpleNamespace(
+        dataset_num_proc=None, max_length=max_length, truncation_mode="keep_start"
+    )
+    found = trainer._prepare_dataset(
+        of_trainer, Dataset.from_list([row]), tokenizer, settings, "train"
+    )
+    return found[0] if len(found) else None
+
+
+def cut_by_dpo(row: dict[str, Any], max_length: int) -> list[tuple[list[int], list[int]]]:
+    """The tokens of the chosen and of the rejected line of a prepared row, and those of them that
+    are summed, as TRL's collator cuts them.
+    """
+    from trl.trainer.dpo_trainer import DataCollatorForPreference
+
+    batch = DataCollatorForPreference(pad_token_id=0, max_length=max_length)([row])
+    found = []
+    for ids, held, summed in zip(
+        batch["input_ids"], batch["attention_mask"].bool(), batch["completion_mask"].bool()
+    ):
+        found.append((ids[held].tolist(), ids[held & summed].tolist()))
+    return found
+
+
+def tokens_of_orpo(row: dict[str, Any], tokenizer: Any, folder: Path) -> dict[str, Any]:
+    """The row as `ORPOTrainer` tokenizes it: the ids and labels of both answers."""
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+    trainer = ORPOTrainer(
+        model=_tiny_model(tokenizer),
+        args=ORPOConfig(**_usual(folder), max_length=512),
+        train_dataset=Dataset.from_list([row]),
+        processing_class=tokenizer,
+    )
+    return trainer.train_dataset[0]
 
 
 def tokens_of_dpo(rows: list[dict[str, Any]], tokenizer: Any, folder: Path) -> Dataset:

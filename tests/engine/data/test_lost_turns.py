@@ -14,7 +14,7 @@ from engine.data.loader import prepare_data
 from engine.data.preview import preview
 from engine.data.rendered import Handling, Skipped
 from engine.errors import DataError
-from engine.examples.example import Conversation, Segments, Tokens
+from engine.examples.example import Conversation, Preference, Segments, Tokens
 from tests.support import data_tokenizers as made
 
 WITH_THE_LAST_QUESTION = (  # as Mistral's: the system turn stands before the last question
@@ -67,6 +67,25 @@ def test_a_system_turn_that_answers_push_out_is_trained_with_each_prompt():
     (sentence,) = told
     assert "leaves out an earlier turn once the answer is there" in sentence
     assert told[sentence] == 2
+
+
+def test_answers_of_a_pair_stand_behind_a_prompt_with_the_system_turn():
+    """The text of the whole conversation lacks it, so what is compared would be the answers to
+    another question than the model is asked.
+    """
+    asked, told = [SYSTEM, TURNS[0]], []
+    pair = Preference(
+        Conversation([*asked, *TURNS[1:]], 2),
+        Conversation([*asked, TURNS[1] | {"content": "so"}], 2),
+    )
+    texts, told = encoded(WITH_THE_LAST_QUESTION, pair)
+    prompt = "<s>[INST] Speak like a pirate.\n\nwhy hello[/INST]"
+    chosen = " because an answer</s>[INST] what then[/INST] so then</s>"
+    assert texts == [(f"{prompt} so</s>", " so</s>"), (prompt + chosen, chosen)]
+    (sentence,) = told
+    assert "leaves out an earlier turn once the answer is there" in sentence
+    found, _ = encoded(WITH_THE_LAST_QUESTION, pair, lost_turns="refuse")
+    assert isinstance(found, Skipped) and found.refused and "a system turn" in found.reason
 
 
 def test_a_turn_that_the_prompt_lacks_too_is_told_with_its_role_and_count():

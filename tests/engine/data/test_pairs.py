@@ -9,11 +9,13 @@ import json
 import numpy as np
 import pytest
 
-from engine.config.data_settings import DataConfig, DataSource
+from engine.config.data_settings import DataColumns, DataConfig, DataSource
 from engine.config.preference_settings import PreferenceConfig, read_as
 from engine.data.loader import prepare_data
 from engine.data.preview import preview
 from engine.errors import DataError
+from engine.examples.formats import map_columns
+from engine.sources.open_source import open_source
 from tests.support.folders import make_tokenizer
 from tests.support.made_pairs import write_rows
 
@@ -26,6 +28,13 @@ FORMS = {
     "texts": {"prompt": "say after one", "chosen": "two", "rejected": "three four"},
     "turns": {"prompt": [ASKED], "chosen": [GOOD], "rejected": [BAD]},
     "whole conversations": {"chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]},
+    "an answer beside messages": {"messages": [ASKED, GOOD], "rejected_response": "three four"},
+    "turns beside messages": {"messages": [ASKED, GOOD], "rejected_response": [BAD]},
+    "conversations beside messages": {
+        "messages": [ASKED, GOOD],
+        "rejected_messages": [ASKED, BAD],
+        "tools": [],
+    },
     "a dialogue as text": {
         "chosen": "\n\nHuman: say after one\n\nAssistant: two",
         "rejected": "\n\nHuman: say after one\n\nAssistant: three four",
@@ -52,6 +61,39 @@ def test_both_answers_of_every_form_are_read(tmp_path, form):
     assert make_tokenizer().decode(chosen.input_ids.tolist()) == EXPECTED[0]
     assert (said(chosen), said(rejected)) == EXPECTED[1:]
     assert len(rows) == 1 and rows.longest == len(rejected.input_ids)
+
+
+def test_a_rejected_answer_beside_messages_takes_the_place_of_the_chosen_one(tmp_path):
+    """ms-swift writes a text in place of the last turn, and turns in place of all that follows the
+    last question.
+    """
+    more = {"role": "user", "content": "say after two"}
+    called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "five"}}]}
+    turns = [ASKED, GOOD, more, called, {"role": "tool", "content": "six"}, GOOD]
+    context = len(turns) - 1, 3
+    for rejected, before in zip(("three four", [BAD]), context):
+        row = {"messages": turns, "rejected_response": rejected}
+        columns = map_columns(
+            "auto",
+            [row],
+            open_source(DataConfig(source=str(write_rows(tmp_path / "rows.jsonl", [row])))),
+            DataColumns(),
+            "pairs",
+        )
+        found = columns.example(row, "line 1")
+        assert found.chosen.context == found.rejected.context == before
+        assert [turn["content"] for turn in found.chosen.messages[before:]] == [
+            turn["content"] for turn in turns[before:]
+        ]
+        assert found.rejected.messages == [*found.chosen.messages[:before], BAD]
+
+
+def test_pairs_are_no_answers_with_marks(tmp_path):
+    """TRL makes two rows of one there; of a row with a mark, nobody says whose it is."""
+    row = FORMS["texts"] | {"label": True}
+    path = write_rows(tmp_path / "rows.jsonl", [row])
+    with pytest.raises(DataError, match="has pairs of answers .*; set preference.objective to dpo"):
+        prepared(path, "labels")
 
 
 def test_a_ranking_of_a_registry_is_read_as_pairs(tmp_path):

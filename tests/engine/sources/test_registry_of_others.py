@@ -63,12 +63,12 @@ READ = {
     "ranking": (
         {"ranking": True, "columns": {"prompt": "q", "chosen": "good", "rejected": "bad"}},
         {"q": "hello", "good": "an hello", "bad": "no"},
-        Conversation([ASKED, ANSWER], 1),
+        Pair("hello", "an hello", separator="\n\n"),
     ),
     "ranking without names": (
         {"ranking": True},
         {"instruction": "hello", "chosen": "an hello", "rejected": "no", "output": "old"},
-        Conversation([ASKED, ANSWER], 1),
+        Pair("hello", "an hello", separator="\n\n"),
     ),
     "ranking of turns": (
         {

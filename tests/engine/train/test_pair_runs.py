@@ -143,6 +143,17 @@ def test_references_of_another_model_are_told(tmp_path, off):
     assert not off or "rewards do not start at 0" in warned[0]
 
 
+def test_references_of_some_rows_are_computed_for_all_and_told(tmp_path):
+    rows = made_pairs(40)
+    rows[3] |= {"ref_chosen_logps": -1.0, "ref_rejected_logps": -2.0}
+    told = write_rows(tmp_path / "told.jsonl", rows)
+    own = {"data.source": str(told), "data.eval_fraction": 0.0, "train.steps": 1}
+    run = train(tmp_path, "told", **own)
+    assert abs(figures_of(run)[0][2]["rewards/chosen"]) < 1e-5
+    said = [line.text for line in events_of(run, LogLine) if "reference" in line.text]
+    assert len(said) == 1 and "Some rows lack ref_chosen_logps" in said[0]
+
+
 def test_held_out_pairs_are_evaluated(tmp_path):
     run = train(tmp_path, "runs", **{"train.steps": 12, "output.eval_every": 4})
     evals = events_of(run, EvalFinished)

@@ -7,10 +7,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.runs.events import StepFinished
+from engine.runs.events import LogLine, StepFinished
 from engine.train.references import FILE
 from engine.train.run import start_run
+from tests.support.folders import make_model
 from tests.support.made_pairs import made_answers, marked_config, pair_config, write_rows
+from tests.support.references import tokenizer
 from tests.support.trained_runs import events_of, execute
 
 pytest.importorskip("trl")
@@ -120,3 +122,106 @@ def test_kto_in_the_order_of_the_data_takes_the_other_answers_that_trl_does(tmp_
     ours = steps_of_run(tmp_path, config)
     compare(ours, as_trl.kto_of_trl(config, tmp_path / "trl", as_trl.marked_in_order))
     assert any(step.preference["kl"] > 0 for step in ours)
+
+
+# ---------------------------------------------------------------------- turns, tools and line ends
+
+TIMER = {"type": "function", "function": {"name": "timer", "parameters": {"type": "object"}}}
+
+
+def said(text: str) -> dict:
+    return {"role": "assistant", "content": text}
+
+
+def rang(minutes: int, text: str) -> list[dict]:
+    """A call, what the tool says, and an answer."""
+    function = {"name": "timer", "arguments": {"minutes": minutes}}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+    return [call, {"role": "tool", "content": f"{minutes}"}, said(text)]
+
+
+def with_chatml(tmp_path) -> None:
+    """A model whose chat template has a line end behind the token that ends an answer."""
+    made = tokenizer("qwen")
+    make_model(tmp_path / "model", vocab_size=len(made), max_position_embeddings=512)
+    made.save_pretrained(tmp_path / "model")
+
+
+def with_turns() -> list[dict]:
+    """Pairs of answers with tools, of several turns, and of one."""
+    more = {"role": "user", "content": "More"}
+    found = []
+    for minutes in (5, 10):
+        asked = [{"role": "user", "content": f"In {minutes} minutes, please."}]
+        answers = [
+            (rang(minutes, "It rings."), rang(600, "It rings.")),
+            (rang(minutes, "It rings."), [said("I have no clock.")]),
+            ([said("Yes"), more, said("Sure")], [said("No"), more, said("Go away")]),
+            ([said("Yes, of course")], [said("No")]),
+        ]
+        found += [
+            {"prompt": asked, "chosen": chosen, "rejected": rejected, "tools": [TIMER]}
+            for chosen, rejected in answers
+        ]
+    return found
+
+
+def in_one_batch(rows: list[dict]) -> dict:
+    """Settings of a run that reads all of these rows in each step, in their order."""
+    own = {"data.shuffle": False, "data.eval_fraction": 0.0, "data.max_seq_len": 512}
+    return STEPS | own | {"train.batch_size": len(rows), "train.micro_batch_size": 4}
+
+
+@pytest.mark.parametrize("form", ["sigmoid", "ipo"])
+def test_dpo_of_turns_and_tools_as_trl_reads_and_trains_them(tmp_path, form):
+    """TRL reads the rows itself. Its references, as columns of the data, are those of the run."""
+    with_chatml(tmp_path)
+    rows = with_turns()
+    data = write_rows(tmp_path / "turns.jsonl", rows)
+    values = in_one_batch(rows) | {"data.source": str(data), "preference.loss": form}
+    config = pair_config(tmp_path, **values)
+    tokens = as_trl.tokens_of_dpo(rows, tokenizer("qwen"), tmp_path / "tokens")
+    names = ("prompt_ids", "chosen_ids", "rejected_ids")
+    batch = [tuple(row[name] for name in names) for row in tokens]
+    theirs, references = as_trl.dpo_of_trl(config, tmp_path / "trl", lambda *_: batch)
+    compare(steps_of_run(tmp_path, config), theirs)
+
+    columns = ("ref_chosen_logps", "ref_rejected_logps")
+    told = [row | dict(zip(columns, pair)) for row, pair in zip(rows, zip(*references))]
+    data = write_rows(tmp_path / "told.jsonl", told)
+    config = pair_config(tmp_path, **values | {"data.source": str(data)})
+    run = start_run(config, tmp_path / "told")
+    assert execute(run).state == "finished"
+    assert not (run.folder.path / FILE).exists()
+    steps = events_of(run, StepFinished)
+    assert [step.loss for step in steps] == pytest.approx([step.loss for step in theirs], rel=2e-5)
+    norms = [step.grad_norm for step in theirs]
+    assert [step.grad_norm for step in steps] == pytest.approx(norms, rel=1e-4)
+    first = steps[0].preference
+    assert max(abs(first[f"rewards/{side}"]) for side in ("chosen", "rejected")) < 1e-5
+    assert not [line for line in events_of(run, LogLine) if "reference" in line.text]
+
+
+def test_kto_of_turns_and_tools_as_trl_reads_and_trains_them(tmp_path):
+    with_chatml(tmp_path)
+    rows = [
+        {
+            "prompt": row["prompt"],
+            "completion": row["chosen" if good else "rejected"],
+            "label": good,
+            "tools": row["tools"],
+        }
+        for place, row in enumerate(with_turns())
+        for good in [place % 3 > 0]
+    ]
+    data = write_rows(tmp_path / "turns.jsonl", rows)
+    config = marked_config(tmp_path, **in_one_batch(rows) | {"data.source": str(data)})
+    tokens = list(as_trl.tokens_of_kto(rows, tokenizer("qwen"), tmp_path / "tokens"))
+    own = [row["completion_ids"] for row in tokens]
+    names = ("prompt_ids", "completion_ids", "label")
+    batch = [
+        {name: row[name] for name in names} | {"KL_completion_ids": other}
+        for row, other in zip(tokens, [own[-1], *own[:-1]])
+    ]
+    theirs = as_trl.kto_of_trl(config, tmp_path / "trl", lambda *_: batch)
+    compare(steps_of_run(tmp_path, config), theirs)
