@@ -9,6 +9,7 @@ HEAD = "engine/runtime/pair_loss.py"
 ROWS = "engine/data/pair_rows.py"
 REFERENCES = "engine/train/references.py"
 TRL = "tests/engine/train/test_pairs_as_trl.py"
+TOKENS = "tests/engine/data/test_pairs_as_trl.py"
 RUNS = "tests/engine/train/test_pair_runs.py"
 
 PAIRS = (
@@ -91,5 +92,43 @@ PAIRS = (
         "size = len(self)",
         "The first row of a batch is asked for an answer of another batch.",
         (f"{TRL}::test_kto_in_the_order_of_the_data_takes_the_other_answers_that_trl_does",),
+    ),
+    Change(
+        "pairs-without-the-line-end",
+        "engine/data/render.py",
+        "before = [chat.until(context) for chat, context in todo]\n        texts = zip(full, ",
+        "before = [chat.until(context) for chat, context in todo]\n"
+        "        full = [one.rstrip() if isinstance(one, str) else one for one in full]\n"
+        "        texts = zip(full, ",
+        "Preferences lack the line end behind an answer, which TRL sums.",
+        (f"{TOKENS}::test_a_pair",),
+    ),
+    Change(
+        "pairs-whose-prompt-ends-with-a-character",
+        "engine/data/encode.py",
+        "trained = np.arange(len(tokens)) >= begin",
+        "trained &= np.arange(len(tokens)) >= begin",
+        "The prompt of a pair ends elsewhere than TRL's where a token reaches over its end.",
+        (f"{TOKENS}::test_families_whose_prompts_end_otherwise_than_their_texts",),
+    ),
+    Change(
+        "pairs-without-the-system-turn",
+        "engine/data/render.py",
+        "in_prompt.context >= in_text.context or not is_next",
+        "True or not is_next",
+        "Answers of a pair stand behind a prompt without the system turn that the model is asked "
+        "with.",
+        (
+            "tests/engine/data/test_lost_turns.py::"
+            "test_answers_of_a_pair_stand_behind_a_prompt_with_the_system_turn",
+        ),
+    ),
+    Change(
+        "pairs-with-marks",
+        "engine/examples/formats.py",
+        'if reads == "labels" and made.read_pair is not None:',
+        "if False:",
+        "KTO trains the chosen answer of a pair with the mark of its row, good or bad.",
+        ("tests/engine/data/test_pairs.py::test_pairs_are_no_answers_with_marks",),
     ),
 )
