@@ -7,8 +7,9 @@ Answers are plain data for `train.js`. No user input raises an exception here.
 from __future__ import annotations
 
 import functools
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import date
 from typing import Any
@@ -40,6 +41,7 @@ from engine.machine.spill_folder import check_spill_folder
 from engine.model.catalog import catalog_shape
 from engine.run_model.added_tokens import add_tokens
 from engine.run_model.shape_of_run import shape_of_run
+from engine.runs import runs_folder
 from engine.trackers.known_trackers import destinations
 
 MACHINE_SECONDS = 10
@@ -51,6 +53,7 @@ SMALLER_SHOWN = 3
 """Instead of a model that does not fit, so many smaller ones are offered."""
 SAMPLES_KEPT = 32
 """What was measured of so many data sets is kept."""
+NO_TOKENIZER = "The tokenizer of the model is missing."
 UNKNOWN_COLUMNS = (
     "A run would refuse the names of these columns: say which one is what, in the preview of the "
     "data."
@@ -84,6 +87,9 @@ class Checker:
         self._session = session
         self._read: tuple[float, Machine | None] = (0.0, None)
         """The machine was last read at this time of the monotonic clock."""
+        self._folder = (-math.inf, "")
+        """The folder of all runs was last looked at then, and could not be written for this reason.
+        """
         self._estimate = functools.lru_cache(maxsize=128)(self._estimate_now)
         self._costs = functools.lru_cache(maxsize=128)(self._costs_now)
         self._gains = Gains()
@@ -135,7 +141,7 @@ class Checker:
         lacks = timed and report.verdict == Verdict.DOES_NOT_FIT
         smaller = self._smaller(config, asked[1]) if lacks else ()
         costs = self._costs(*asked) if timed else None
-        beside = Beside(remarks, tracked, said, smaller, costs)
+        beside = Beside(remarks, tracked, said, smaller, costs, self._lacks(config))
         return verdict_of(report, self._session.why_not_start(), beside)
 
     def gains(self, shown: dict[str, Any]) -> dict[str, Any]:
@@ -208,7 +214,9 @@ class Checker:
             return _unread(str(error)) | {"given": given}
         except RamstreamError as error:
             # The tokenizer cannot be read, which says nothing about the data.
-            return {"error": as_labelled(str(error)), "finding": None, "given": given}
+            text = as_labelled(str(error))
+            finding = {"text": text, "blocks": True, "headline": NO_TOKENIZER}
+            return {"error": text, "finding": finding, "given": given}
         except BaseException as error:  # noqa: BLE001  a library in Rust raises no Exception
             return _unread(unforeseen(error)) | {"given": given}
         if found["finding"] is not None:
@@ -219,12 +227,34 @@ class Checker:
 
     def read_trainable(self, shown: dict[str, Any]) -> TrainConfig:
         """Returns the config for component values by dotted name. Raises RamstreamError for an
-        invalid value, and for a model or data on this machine that a run would refuse at once.
+        invalid value, for something that the run needs and lacks, and for a tokenizer or data that
+        a run would refuse at once: in the words in which the page says it.
         """
         config = read_config(with_even_rows(shown)[0])
+        engine = self._session.engine
+        runs_folder.refuse_unusable(self._session.runs_dir.absolute())
         refuse_unusable(config)
-        self._session.engine.check_data(config.read_data)
+        engine.refuse_incomplete(config)
+        engine.check_data(config.read_data)
+        try:
+            finding = self._preview(config.model.source, config.read_data)["finding"]
+        except RamstreamError:
+            raise
+        except BaseException as error:  # noqa: BLE001  a library in Rust raises no Exception
+            raise DataError(unforeseen(error)) from None
+        if finding is not None and finding["blocks"]:
+            self._preview.cache_clear()  # the file is read again once it is corrected
+            raise DataError(finding["text"])
         return config
+
+    def _lacks(self, config: TrainConfig) -> str:
+        """Returns a sentence on what a run needs and lacks now, or an empty text."""
+        looked_at, lacks = self._folder
+        if time.monotonic() - looked_at >= MACHINE_SECONDS:
+            lacks = _refusal(lambda: runs_folder.refuse_unusable(self._session.runs_dir.absolute()))
+            self._folder = (time.monotonic(), lacks)
+        engine = self._session.engine
+        return lacks or _refusal(lambda: engine.refuse_incomplete(config, waits=False))
 
     def _asked(self, config: TrainConfig) -> tuple[TrainConfig, Machine, int]:
         """Returns what estimates of a config depend on. Raises ConfigError for a folder of this
@@ -279,6 +309,15 @@ class Checker:
             "lengths": lengths_figure(found),
             "said": lengths_words(found),
         }
+
+
+def _refusal(check: Callable[[], None]) -> str:
+    """Returns in words why `check` refuses something, or an empty text if it does not."""
+    try:
+        check()
+    except RamstreamError as error:
+        return as_labelled(str(error))
+    return ""
 
 
 def _smaller_than(config: TrainConfig, machine: Machine) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ VERDICTS = {
     Verdict.DOES_NOT_FIT: ("bad", "It does not fit this machine."),
 }
 """Each verdict has a tone and a headline."""
+LACKS = "It would fit, but it lacks something that it needs."
 HELP = {
     Verdict.FITS: "",
     Verdict.TIGHT: "One click leaves more room:",
@@ -98,6 +99,8 @@ class Beside:
     """Models with these ids would fit instead."""
     costs: Costs | None = None
     """These are the costs of where units live, in a verdict that is timed."""
+    lacks: str = ""
+    """This sentence says what the run needs and lacks now, memory apart."""
 
 
 def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str, Any]:
@@ -113,6 +116,9 @@ def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str,
         tone, headline = "warn", "It fits this machine, but look at this:"
     fits = report.verdict != Verdict.DOES_NOT_FIT
     why_not = busy if fits else "It would not fit, so it cannot be started."
+    if beside.lacks:
+        why_not = beside.lacks
+        tone, headline = "bad", LACKS if fits else headline
     shown = shown_remedies(report.remedies)
     remedies = [_remedy(remedy) for remedy in shown]
     on_gpu = report.choices["device"] != "cpu"
@@ -127,6 +133,7 @@ def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str,
         "tone": tone,
         "headline": headline,
         "reasons": [
+            *([beside.lacks] if beside.lacks else []),
             *map(as_labelled, report.reasons),
             *beside.remarks,
             *spilled,
@@ -147,10 +154,10 @@ def verdict_of(report: FitReport, busy: str | None, beside: Beside) -> dict[str,
         # Of a model that does not fit, the page offers to look for machines that train it.
         "model": None if fits else report.model["source"],
         "field": None,
-        "can_start": fits and not busy,
+        "can_start": fits and not busy and not beside.lacks,
         # This includes drafts that do not fit: the memory that the active run takes now will be
         # free when this run's turn comes.
-        "can_queue": busy is not None,
+        "can_queue": busy is not None and not beside.lacks,
         "why_not": why_not or "",
     }
 

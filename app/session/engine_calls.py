@@ -54,6 +54,12 @@ def _warm_up(model: ModelConfig) -> None:
     build_model(load_config(model.source), model)
 
 
+def _refuse_incomplete(config: TrainConfig, waits: bool = True) -> None:
+    from engine.train.requirements import refuse_incomplete
+
+    refuse_incomplete(config, waits)
+
+
 @dataclass(frozen=True)
 class EngineCalls:
     """The session calls these functions of the engine; tests pass their own."""
@@ -66,6 +72,8 @@ class EngineCalls:
     preview: Callable[..., dict[str, Any]] = preview
     check_data: Callable[[DataConfig], None] = check_first_rows
     """It raises DataError if the first rows of data on this machine cannot be read."""
+    refuse_incomplete: Callable[..., None] = _refuse_incomplete
+    """It raises RamstreamError for weights and files of models that a run needs and lacks."""
     count_rows: Callable[[DataConfig], float | None] = count_rows
     load_tokenizer: Callable[[str], Any] = _load_tokenizer
     warm_up: Callable[[ModelConfig], None] = _warm_up

@@ -61,7 +61,7 @@ def what_it_reached(snapshot: RunSnapshot, judged: str = "") -> str:
         words = f"held-out loss {in_digits(found.first)} → {in_digits(found.last)}"
         if len(found.losses) == 1:
             words = f"held-out loss {in_digits(found.last)}"
-        elif found.place != len(found.losses) - 1:
+        elif found.best_step and found.place != len(found.losses) - 1:
             by_loss = snapshot.best is None or snapshot.best.by == "loss"
             lowest = "best" if by_loss else "lowest"
             words += f", {lowest} {in_digits(found.best)} at step {found.best_step:,}"

@@ -40,7 +40,8 @@ def result(
     has_weights = step is not None and state != "discarded"
     best = best_of(snapshot)
     rows = _rows(snapshot, step, best) if step is not None and has_weights else []
-    worse = worse_than_before(snapshot, is_over=True) if step == snapshot.step else None
+    is_of_the_last = not has_weights or step == snapshot.step
+    worse = worse_than_before(snapshot, is_over=True) if is_of_the_last else None
     title = _title(snapshot, state)
     return {
         "title": title if worse is None else f"{title}: worse than before training",

@@ -21,12 +21,13 @@ from engine.helper_process import HelperProcess, ending
 from engine.hub.hub_cache import cached_config, cached_files, cached_weights, is_offline
 from engine.paths import resolve_source
 from engine.progress import Progress
+from engine.sources.hub_connection import OFFLINE
 from engine.words import in_hours
 
 _PROGRAM = "from engine.hub.hub_download import serve; serve()"
 _VARIABLES = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 _ERRORS = {"ModelError": ModelError, "FitError": FitError}
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 LOOK_SECONDS = 0.2
 """Every this many seconds, the caller can cancel the transfer."""
 RATE_SECONDS = 30.0
@@ -51,10 +52,10 @@ def fetch(source: str, weights: bool, progress: Progress, check: Callable[[], No
     bytes are kept. Raises ModelError for files that the hub does not provide and for a lost
     connection, and FitError if the disk has too little space.
     """
-    if resolve_source(source) is not None or not _HUB_ID.fullmatch(source):
+    if resolve_source(source) is not None or not HUB_ID.fullmatch(source):
         return
     if is_offline():
-        reason: str | None = "offline mode is on: HF_HUB_OFFLINE"
+        reason: str | None = OFFLINE
     else:
         reason = _transfer(source, weights, progress, check)
     _fetched[source] = cached_files(source)

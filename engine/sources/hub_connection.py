@@ -20,6 +20,9 @@ Loaded = TypeVar("Loaded")
 
 PATIENCE_SECONDS = 4.0
 """The hub must answer within this many seconds."""
+GLANCE_SECONDS = 0.3
+"""Who only looks waits so long for the answer."""
+OFFLINE = "offline mode is on: HF_HUB_OFFLINE"
 KNOWN_SECONDS = 10.0
 """For this many seconds, it is known whether the hub answered, and it is not asked again."""
 
@@ -53,8 +56,16 @@ def why_cut_off() -> str | None:
     import datasets
 
     if datasets.config.HF_HUB_OFFLINE:
-        return "offline mode is on: HF_HUB_OFFLINE"
+        return OFFLINE
     return _CONNECTION.why_cut_off()
+
+
+def why_cut_off_lately() -> str | None:
+    """Returns why the hub could not be reached when it was last asked, or None. It is asked anew
+    where that is old, but not waited for much longer than `GLANCE_SECONDS`, since a page is checked
+    at each pause in typing. Offline mode is not looked at.
+    """
+    return _CONNECTION.why_cut_off_lately()
 
 
 class _Connection:
@@ -72,6 +83,12 @@ class _Connection:
                 self._reason = _ask()
                 self._asked = time.monotonic()
             return self._reason
+
+    def why_cut_off_lately(self) -> str | None:
+        asking = threading.Thread(target=self.why_cut_off, name="hub-connection", daemon=True)
+        asking.start()
+        asking.join(GLANCE_SECONDS)
+        return self._reason
 
 
 _CONNECTION = _Connection()

@@ -15,16 +15,18 @@ import pytest
 from starlette.applications import Starlette
 
 import app.pages.checker
-from app.form.settings_form import read_config, shown_values
-from app.pages.checker import Checker
+from app.form.settings_form import as_labelled, read_config, shown_values
+from app.pages.checker import NO_TOKENIZER, Checker
 from app.pages.draft import DRAFT_FILE, Draft
 from app.pages.known_models import known_models
+from app.pages.verdict import LACKS
+from app.session.engine_calls import EngineCalls
 from app.view.fit_figures import fit_figure
 from app.web.form_routes import form_routes
 from app.web.guard import Guard, GuardPolicy
 from engine.config.settings import TrainConfig
-from engine.data.preview import check_first_rows, preview
-from engine.errors import DataError, ModelError
+from engine.data.preview import preview
+from engine.errors import DataError, ModelError, RamstreamError
 from engine.fit.memory_items import Item, MemoryItem
 from engine.fit.needs import Part
 from engine.fit.report import estimate
@@ -50,6 +52,10 @@ def shown(**values):
     )
 
 
+def lacks_nothing(*_, **__):
+    """Stands for the check of what else a run needs."""
+
+
 @pytest.fixture
 def checker(tmp_path, monkeypatch):
     """Returns a checker on a machine with an RTX 4090, 52 GiB of RAM and 500 GiB of disk. Its
@@ -67,7 +73,7 @@ def checker(tmp_path, monkeypatch):
         SimpleNamespace(
             runs_dir=tmp_path,
             why_not_start=lambda: None,
-            engine=SimpleNamespace(estimate=counted_estimate),
+            engine=SimpleNamespace(estimate=counted_estimate, refuse_incomplete=lacks_nothing),
         )
     )
     made.calls = calls
@@ -243,15 +249,71 @@ def test_answers_that_end_with_no_token_are_a_finding_that_blocks_nothing(tmp_pa
 
 
 def test_data_that_a_run_would_refuse_at_once_start_none(tmp_path):
-    engine = SimpleNamespace(check_data=check_first_rows)
-    checker = Checker(SimpleNamespace(runs_dir=tmp_path, engine=engine))
+    checker = Checker(SimpleNamespace(runs_dir=tmp_path, engine=EngineCalls()))
     path = tmp_path / "rows.jsonl"
+    given = shown(model__source="assets/starter-model", data__source=str(path))
     path.write_text("", encoding="utf-8")
     with pytest.raises(DataError, match="is empty"):
-        checker.read_trainable(shown(data__source=str(path)))
+        checker.read_trainable(given)
     with pytest.raises(DataError, match="There is no file"):
-        checker.read_trainable(shown(data__source=str(tmp_path / "missing.jsonl")))
-    assert checker.read_trainable(shown(data__source="someone/on-the-hub")).train.steps == 500
+        checker.read_trainable(given | {"data.source": str(tmp_path / "missing.jsonl")})
+    path.write_text('{"prompt": "a", "completion": ""}\n' * 3, encoding="utf-8")
+    said = checker.preview(given)["finding"]["text"]
+    with pytest.raises(DataError) as refused:
+        checker.read_trainable(given)
+    assert as_labelled(str(refused.value)) == said
+    make_data(path)
+    assert checker.read_trainable(given).train.steps == 500
+    with pytest.raises(DataError, match="is not on this machine, and there is no connection"):
+        checker.read_trainable(given | {"data.source": "someone/on-the-hub"})
+
+
+def test_a_model_that_cannot_be_had_closes_start_and_says_why_beside_it(tmp_path, monkeypatch):
+    """A model of the catalog, which nobody has downloaded, fits and cannot be begun offline."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    session = SimpleNamespace(runs_dir=tmp_path, why_not_start=lambda: None, engine=EngineCalls())
+    checker = Checker(session)
+    given = shown(
+        model__source="HuggingFaceTB/SmolLM2-135M",
+        data__source=str(make_data(tmp_path / "d.jsonl")),
+    )
+    told = checker.verdict(given)
+    assert (told["tone"], told["headline"]) == ("bad", LACKS)
+    assert not told["can_start"] and not told["can_queue"]
+    assert "is not on this machine, and there is no connection" in told["why_not"]
+    assert told["reasons"][0] == told["why_not"]
+    session.why_not_start = lambda: "One run at a time."
+    busy = checker.verdict(given)
+    assert not busy["can_queue"] and busy["why_not"] == told["why_not"]
+    with pytest.raises(ModelError) as refused:
+        checker.read_trainable(given)
+    assert as_labelled(str(refused.value)) == told["why_not"]
+    # The preview says the same of its tokenizer.
+    finding = checker.preview(given)["finding"]
+    assert finding["blocks"] and finding["headline"] == NO_TOKENIZER
+
+
+@pytest.mark.parametrize("lacking", ["folder", "start_from"])
+def test_what_else_a_run_needs_closes_start_too(tmp_path, lacking):
+    runs = tmp_path / "runs"
+    session = SimpleNamespace(runs_dir=runs, why_not_start=lambda: None, engine=EngineCalls())
+    given = shown(
+        model__source="assets/starter-model", data__source=str(make_data(tmp_path / "d.jsonl"))
+    )
+    assert Checker(session).verdict(given)["can_start"]
+    if lacking == "folder":
+        runs.write_text("a file", encoding="utf-8")
+        said = "not a folder; name another one"
+    else:
+        given |= {"model.start_from": str(tmp_path / "nothing")}
+        said = "nothing"
+    checker = Checker(session)
+    told = checker.verdict(given)
+    assert not told["can_start"] and said in told["why_not"]
+    with pytest.raises(RamstreamError) as refused:
+        checker.read_trainable(given)
+    assert as_labelled(str(refused.value)) == told["why_not"]
 
 
 def test_every_known_model_has_a_verdict_without_the_hub(checker):

@@ -74,10 +74,12 @@ def test_its_row_its_curve_and_its_entry_in_the_sidebar_are_red(folder):
 def test_its_bar_and_its_card_are_red(snapshot):
     bar = run_bar(snapshot, ShownRun("run-1", "x", is_running=False), verdict(snapshot, "finished"))
     assert bar["tone"] == "bad" and bar["title"].startswith("✗")
-    assert "diverged" in bar["sentence"]
+    assert "diverged" in bar["sentence"] and "best" not in bar["sentence"]
     card = result(snapshot, "finished", SavedSteps(150, 150))
     assert card["tone"] == "bad" and card["title"].endswith(": worse than before training")
     held_out = next(row for row in card["rows"] if row["label"] == "Held-out loss")
+    alone = result(snapshot, "finished", SavedSteps())
+    assert alone["tone"] == "bad" and not alone["rows"]
     assert (held_out["from"], held_out["since"]) == ("6.073", "before training")
     assert held_out["note"] == "no lower than before training"
 
