@@ -19,6 +19,7 @@ from engine.data.preview import check_first_rows, preview
 from engine.fit.report import estimate
 from engine.home.push import push
 from engine.talk.conversation import Message, Sampling, Source
+from engine.train.requirements import refuse_incomplete
 from engine.train.run import resume_run, start_run
 
 
@@ -54,12 +55,6 @@ def _warm_up(model: ModelConfig) -> None:
     build_model(load_config(model.source), model)
 
 
-def _refuse_incomplete(config: TrainConfig, waits: bool = True) -> None:
-    from engine.train.requirements import refuse_incomplete
-
-    refuse_incomplete(config, waits)
-
-
 @dataclass(frozen=True)
 class EngineCalls:
     """The session calls these functions of the engine; tests pass their own."""
@@ -72,7 +67,7 @@ class EngineCalls:
     preview: Callable[..., dict[str, Any]] = preview
     check_data: Callable[[DataConfig], None] = check_first_rows
     """It raises DataError if the first rows of data on this machine cannot be read."""
-    refuse_incomplete: Callable[..., None] = _refuse_incomplete
+    refuse_incomplete: Callable[..., None] = refuse_incomplete
     """It raises RamstreamError for weights and files of models that a run needs and lacks."""
     count_rows: Callable[[DataConfig], float | None] = count_rows
     load_tokenizer: Callable[[str], Any] = _load_tokenizer
