@@ -94,10 +94,6 @@ LATE = {
         },
         "each imports the package of a tracker, which may not be installed",
     ),
-    "engine/train/requirements.py": (
-        {"engine.checkpoints.start_weights"},
-        "a page is checked before torch is loaded",
-    ),
     "engine/train/run.py": (
         {
             "engine.runtime.open_backend",

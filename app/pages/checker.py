@@ -234,7 +234,7 @@ class Checker:
         engine = self._session.engine
         runs_folder.refuse_unusable(self._session.runs_dir.absolute())
         refuse_unusable(config)
-        engine.refuse_incomplete(config)
+        engine.refuse_out_of_reach(config)
         engine.check_data(config.read_data)
         try:
             finding = self._preview(config.model.source, config.read_data)["finding"]
@@ -254,7 +254,7 @@ class Checker:
             lacks = _refusal(lambda: runs_folder.refuse_unusable(self._session.runs_dir.absolute()))
             self._folder = (time.monotonic(), lacks)
         engine = self._session.engine
-        return lacks or _refusal(lambda: engine.refuse_incomplete(config, waits=False))
+        return lacks or _refusal(lambda: engine.refuse_out_of_reach(config, waits=False))
 
     def _asked(self, config: TrainConfig) -> tuple[TrainConfig, Machine, int]:
         """Returns what estimates of a config depend on. Raises ConfigError for a folder of this

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from engine.checkpoints.usable_start import refuse_out_of_reach
 from engine.config.changes import Change
 from engine.config.data_settings import DataConfig
 from engine.config.settings import ModelConfig, TrainConfig
@@ -19,7 +20,6 @@ from engine.data.preview import check_first_rows, preview
 from engine.fit.report import estimate
 from engine.home.push import push
 from engine.talk.conversation import Message, Sampling, Source
-from engine.train.requirements import refuse_incomplete
 from engine.train.run import resume_run, start_run
 
 
@@ -67,8 +67,8 @@ class EngineCalls:
     preview: Callable[..., dict[str, Any]] = preview
     check_data: Callable[[DataConfig], None] = check_first_rows
     """It raises DataError if the first rows of data on this machine cannot be read."""
-    refuse_incomplete: Callable[..., None] = refuse_incomplete
-    """It raises RamstreamError for weights and files of models that a run needs and lacks."""
+    refuse_out_of_reach: Callable[..., None] = refuse_out_of_reach
+    """It raises ModelError for a model that is neither here nor to be had now."""
     count_rows: Callable[[DataConfig], float | None] = count_rows
     load_tokenizer: Callable[[str], Any] = _load_tokenizer
     warm_up: Callable[[ModelConfig], None] = _warm_up

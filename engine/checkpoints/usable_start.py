@@ -9,6 +9,7 @@ from __future__ import annotations
 from engine.adapters.peft_folder import is_peft_folder
 from engine.config.settings import TrainConfig
 from engine.hub.local_weights import refuse_no_model, refuse_no_weights
+from engine.hub.missing_files import refuse_missing_files
 from engine.paths import resolve_source
 
 
@@ -18,6 +19,14 @@ def needs_own_weights(config: TrainConfig) -> bool:
     """
     place = config.model.start_from
     return place is None or is_peft_folder(place)
+
+
+def refuse_out_of_reach(config: TrainConfig, waits: bool = True) -> None:
+    """Raises ModelError, in one sentence, for a model of the hub that is not on this machine while
+    the hub cannot be reached. `waits`: as for `refuse_missing_files`.
+    """
+    weights = config.model.init == "pretrained" and needs_own_weights(config)
+    refuse_missing_files(config.model.source, weights, waits)
 
 
 def refuse_unusable(config: TrainConfig) -> None:

@@ -27,10 +27,10 @@ SERVE = """
 import sys
 # Models of the hub could be downloaded, and have the starter's tokenizer.
 import engine.model.pretrained_files as files
-import engine.train.requirements as requirements
+import engine.checkpoints.usable_start as usable_start
 load = files.load_tokenizer
 files.load_tokenizer = lambda source: load("assets/starter-model")
-requirements.refuse_incomplete = lambda *given, **named: None
+usable_start.refuse_out_of_reach = lambda *given, **named: None
 import app.pages.checker
 from engine.machine.known_machines import named_machine, with_figures
 machine = with_figures(named_machine("H200", 120), disk_gib=2000)

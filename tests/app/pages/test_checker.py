@@ -73,7 +73,7 @@ def checker(tmp_path, monkeypatch):
         SimpleNamespace(
             runs_dir=tmp_path,
             why_not_start=lambda: None,
-            engine=SimpleNamespace(estimate=counted_estimate, refuse_incomplete=lacks_nothing),
+            engine=SimpleNamespace(estimate=counted_estimate, refuse_out_of_reach=lacks_nothing),
         )
     )
     made.calls = calls

@@ -59,7 +59,7 @@ def test_it_is_given_up_at_once(monkeypatch):
 @pytest.fixture
 def checker(tmp_path, monkeypatch):
     monkeypatch.setattr(app.pages.checker, "read_machine", lambda folder: MACHINE)
-    engine = SimpleNamespace(estimate=estimate, refuse_incomplete=lambda *_, **__: None)
+    engine = SimpleNamespace(estimate=estimate, refuse_out_of_reach=lambda *_, **__: None)
     session = SimpleNamespace(runs_dir=tmp_path, why_not_start=lambda: None, engine=engine)
     return Checker(session)
 
