@@ -129,10 +129,7 @@ def map_all(config: DataConfig, source: Source, survey: Survey) -> ColumnMap:
     """
     columns = columns_of(config, source, survey)
     first = list(itertools.islice(source.read(), ROWS_READ_FIRST))
-    if columns.possible_flags:
-        for number, row in first:
-            columns.refuse_flags(row, source.where(number))
-        columns.refuse_possible_flags(source.name)
+    columns.refuse_possible_flags(((row, source.where(n)) for n, row in first), source.name)
     if _is_quick(config):  # so the preview has seen all rows too
         return columns
     try:

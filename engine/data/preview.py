@@ -45,8 +45,6 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
             columns = _mapped(part.config, part.source, survey, mapping)
             opened.append(Opened(part.source, columns, part.rows, part.has_more))
         shown = shown_rows(config, tokenizer, rows, opened)
-        for each in opened:
-            each.columns.refuse_possible_flags(each.source.name)
         return shown | {"mapping": _to_choose(config, looked_at)}
     except DataError as error:
         all_were_read = len(looked_at) == len(config.parts())
@@ -150,9 +148,7 @@ def check_first_rows(config: DataConfig) -> None:
         if resolve_source(part.only_source) is not None:
             source, read = _first(part, ROWS_READ_FIRST)
             columns = map_first(part, source, [row for _, row, _ in read])
-            for _, row, where in read:
-                columns.refuse_flags(row, where)
-            columns.refuse_possible_flags(source.name)
+            columns.refuse_possible_flags(((row, where) for _, row, where in read), source.name)
 
 
 def _first(part: DataConfig, count: int) -> tuple[Source, list[Numbered]]:

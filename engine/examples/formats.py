@@ -145,10 +145,15 @@ class ColumnMap:
             where,
         )
 
-    def refuse_possible_flags(self, name: str) -> None:
-        """Raises UnknownFlags if any row of the source `name` has such a key."""
-        if self.possible_flags:
-            raise flags_error(self.possible_flags, f"the rows of {name}")
+    def refuse_possible_flags(self, first: Iterable[tuple[Row, str]], name: str) -> None:
+        """Raises UnknownFlags if any row of the source `name` has such a key: with its place if it
+        is one of the `first` rows, each with its place.
+        """
+        if not self.possible_flags:
+            return
+        for row, where in first:
+            self.refuse_flags(row, where)
+        raise flags_error(self.possible_flags, f"the rows of {name}")
 
     @cached_property
     def _used(self) -> frozenset[str]:

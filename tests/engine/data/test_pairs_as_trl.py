@@ -225,6 +225,15 @@ def texts_of(row: dict) -> list[str]:
     return found
 
 
+ANSWERS = ("chosen", "rejected", "completion")
+
+
+def called_in(row: dict, parts: tuple[str, ...]) -> list[str]:
+    """The functions that these parts of a row call."""
+    turns = [turn for part in parts for turn in row.get(part, ())]
+    return [call["function"]["name"] for turn in turns for call in turn.get("tool_calls", ())]
+
+
 def as_marked(row: dict) -> list[dict]:
     """The answers of a pair, each with a mark."""
     rest = {key: row[key] for key in ("prompt", "tools") if key in row}
@@ -257,6 +266,12 @@ def compared(tmp_path, family: str, rows: dict[str, dict]) -> tuple[int, list[st
             names = ("chosen_ids", "rejected_ids") if reads == "pairs" else ("completion_ids",)
             whole = "".join(made.decode(expected["prompt_ids"] + expected[name]) for name in names)
             if not all(text.strip() in whole for text in texts_of(given)):
+                continue
+            # The number of a call that TRL lost may stand in what is said of it, its name does not.
+            behind = "".join(made.decode(expected[name]) for name in names)
+            if not all(name in behind for name in called_in(given, ANSWERS)):
+                continue
+            if not all(name in whole for name in called_in(given, ("prompt",))):
                 continue
             copies = [given] * (1 if reads == "pairs" else 2)
             path = write_rows(tmp_path / "rows.jsonl", copies)
@@ -292,7 +307,7 @@ def test_lines_of_all_families(tmp_path):
         count, found = compared(tmp_path, family, ROWS | WITH_TOOLS | WITH_REASONING)
         total += count
         others += found
-    assert total > 800 and not others
+    assert not others and total > 800, total
 
 
 # ---------------------------------------------------------------------- without a chat template
