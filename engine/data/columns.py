@@ -127,8 +127,9 @@ def map_all(config: DataConfig, source: Source, survey: Survey) -> ColumnMap:
     said in a note. Raises DataError as `map_columns` does, and UnknownFlags for keys of any row
     that may be flags.
     """
-    columns = columns_of(config, source, survey)
+    # As in a preview, a row that cannot be read is told before what its columns lack.
     first = list(itertools.islice(source.read(), ROWS_READ_FIRST))
+    columns = columns_of(config, source, survey)
     columns.refuse_possible_flags(((row, source.where(n)) for n, row in first), source.name)
     if _is_quick(config):  # so the preview has seen all rows too
         return columns

@@ -52,9 +52,18 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
         if not all_were_read and not one_is_refused:
             raise  # a source cannot be opened, or has no rows
         found: dict[str, Any] = {"error": str(error), "mapping": _to_choose(config, looked_at)}
-        if isinstance(error, UnknownFlags):
+        # A name that is no valid Unicode cannot stand in a setting.
+        if isinstance(error, UnknownFlags) and all(map(_is_unicode, error.names)):
             found["unused_flags"] = [*config.unused_flags, *error.names]
         return found
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _mapped(part: DataConfig, source: Source, survey: Survey, mapping: dict[str, Any]) -> ColumnMap:
