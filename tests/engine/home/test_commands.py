@@ -45,3 +45,9 @@ def test_the_rank_is_told_where_vllm_would_refuse_it(tmp_path, config, option):
 def test_an_adapter_that_vllm_refuses_is_exported_whole(tmp_path, config):
     words = typed(tmp_path, **config)
     assert "vllm serve" not in words and "Export the whole model" in words
+
+
+def test_vllm_is_told_what_ends_an_answer(tmp_path):
+    assert "--generation-config" not in typed(tmp_path, r=8)
+    (tmp_path / "generation_config.json").write_text("{}")
+    assert f"--generation-config {tmp_path}" in typed(tmp_path, r=8)

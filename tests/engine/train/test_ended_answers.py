@@ -221,7 +221,7 @@ def test_an_adapter_brings_what_ends_its_answers(tmp_path):
     ids = asked(found, "Peru", "Lima")
     assert adapted.generate(input_ids=ids, max_new_tokens=40).shape[1] == ids.shape[1] + 40
     typed = dict(adapter_to_type(folder, "it", "base"))
-    assert f"--generation-config {folder}" in typed["Serve it with vLLM"]
+    assert "Export the whole model" in typed["Serve it with vLLM"], "it has saved modules"
     names: dict = {}
     exec(typed["Load it in Python (PEFT)"], names)
     out = names["model"].generate(input_ids=ids, max_new_tokens=40, do_sample=False)
