@@ -8,10 +8,12 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from engine.config.data_settings import DataConfig
+from engine.files import code_digest
 from engine.paths import registry_entry, resolve_source
 from engine.sources.folders import files_of
 from engine.sources.registry import registered
@@ -20,7 +22,22 @@ _BYTES_HASHED = 64 << 20
 """If the files of a source have at most this many bytes in total, they are identified by their
 content, otherwise by size, times and inode.
 """
-_LIBRARIES = ("jinja2", "tokenizers", "transformers")
+LIBRARIES = (
+    "datasets",
+    "jinja2",
+    "openpyxl",
+    "orjson",
+    "pyarrow",
+    "tokenizers",
+    "transformers",
+)
+"""They read rows, write them by templates, and make tokens of them. Python's own tables of letters
+divide texts as well.
+"""
+ROOMS = ("config", "data", "dividing", "examples", "sources")
+"""The code of these packages and the single files of the engine make tokens. A test walks the
+imports.
+"""
 
 Identity = list[Any]
 """It consists of JSON values."""
@@ -109,12 +126,8 @@ def _tokenizer(tokenizer: Any) -> Identity:
 
 
 def _code() -> Identity:
-    code = hashlib.blake2b(digest_size=16)
-    engine = Path(__file__).parent.parent
-    for room in ("sources", "examples", "dividing", "data"):
-        for path in sorted((engine / room).rglob("*.py")):
-            code.update(str(path.relative_to(engine)).encode() + path.read_bytes())
-    return [code.hexdigest(), *(importlib.metadata.version(name) for name in _LIBRARIES)]
+    versions = [importlib.metadata.version(name) for name in LIBRARIES]
+    return [code_digest(ROOMS), list(sys.version_info[:2]), *versions]
 
 
 def _digest(value: Any) -> str:
@@ -123,6 +136,6 @@ def _digest(value: Any) -> str:
 
 
 PROGRAM = _code()
-"""It identifies the code that makes tokens, that of four rooms and of the libraries, as this
-process loaded it. A newer version never reuses the tokens of an older one.
+"""It identifies the code that makes tokens, that of `ROOMS` and of the libraries, as this process
+loaded it. A newer version never reuses the tokens of an older one.
 """

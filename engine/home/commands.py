@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from engine.adapters.peft_folder import CONFIG
 from engine.home.modelfile import MODELFILE, stops_in
 
 
@@ -64,24 +65,32 @@ def adapter_to_type(folder: str | Path, name: str, base: str) -> list[tuple[str,
 
 
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""vLLM's `--max-lora-rank` has one of these values."""
+"""vLLM's `--max-lora-rank` has one of these values, or 1 (vllm/config/lora.py)."""
 _USUAL_RANK = 16
 """It is this one where nothing is said."""
+_REFUSED = {
+    "modules_to_save": "with modules that are trained whole, such as the embedding",
+    "trainable_token_indices": "with tokens whose vectors are trained",
+    "use_dora": "with DoRA",
+    "rank_pattern": "that has other ranks in some layers",
+    "alpha_pattern": "that is scaled otherwise in some layers",
+    "target_parameters": "on stacked experts, but for some families and versions",
+}
+"""vLLM refuses adapters with these settings, or passes over the setting."""
 
 
 def _adapter_config(folder: Path) -> dict[str, Any]:
     """Returns the settings of PEFT in a folder, empty where they cannot be read."""
     try:
-        found = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def _rank(config: dict[str, Any]) -> int:
-    """Returns the highest rank of an adapter's matrices."""
-    ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
-    return max((rank for rank in ranks if isinstance(rank, int)), default=0)
+    rank = config.get("r")
+    return rank if isinstance(rank, int) else 0
 
 
 def _rank_for_vllm(folder: Path) -> str:
@@ -93,22 +102,19 @@ def _rank_for_vllm(folder: Path) -> str:
 
 
 def _refused_by_vllm(folder: Path) -> str:
-    """Returns a sentence where vLLM loads no such adapter, with what to do; else an empty text."""
+    """Returns a sentence where vLLM does not serve such an adapter as it was trained, with what to
+    do; else an empty text.
+    """
     config = _adapter_config(folder)
-    saved = ("modules_to_save", "trainable_token_indices")
-    why = ""
-    if any(config.get(key) for key in saved):
-        why = "with modules that are trained whole, such as the embedding"
-    elif config.get("target_parameters"):
-        why = "on stacked experts"
-    elif config.get("use_dora"):
-        why = "with DoRA"
-    elif _rank(config) > _RANKS[-1]:
+    why = next((why for name, why in _REFUSED.items() if config.get(name)), "")
+    if config.get("bias", "none") != "none":
+        why = "with biases that are trained"
+    elif not why and _rank(config) > _RANKS[-1]:
         why = f"of a rank above {_RANKS[-1]}"
     if not why:
         return ""
     return (
-        f"# vLLM loads no adapter {why}.\n"
+        f"# vLLM does not serve an adapter {why}.\n"
         "# Export the whole model, with the adapters merged, and serve that folder."
     )
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from engine.config.adapters import Adapters
 from engine.config.trained_parts import Parts
-from engine.files import write_whole
+from engine.files import code_digest, write_whole
 from engine.model.quantised import Method
 from engine.model.shape import ModelShape
 from engine.model.shape_rows import (
@@ -52,8 +52,8 @@ LIBRARIES = ("torch", "transformers", "accelerate", "kernels")
 differently when it is installed.
 """
 ROOMS = ("adapters", "config", "model", "passing", "plan", "planes", "run_model", "tiles")
-"""The code of these packages decides a shape: what `measure_shape` imports, and how the model of a
-run is read.
+"""The code of these packages and the single files of the engine decide a shape: all that building
+and measuring a model imports, and how the model of a run is read. A test walks the imports.
 """
 
 _ELSEWHERE = "configuration_files"
@@ -170,20 +170,11 @@ def _versions() -> list[str | None]:
 
 
 def _sources() -> str | None:
-    """Returns a digest over the names, sizes and times of the files that decide a shape, those of
-    ROOMS and the single files of the engine. Returns None if sizes and times cannot be read.
-    """
-    engine = Path(__file__).parent.parent
-    stats = []
+    """Returns a digest of the code that decides a shape. Returns None if it cannot be read."""
     try:
-        for folder in (engine, *(engine / room for room in ROOMS)):
-            with os.scandir(folder) as entries:
-                files = [(each.name, each.stat()) for each in entries if each.name.endswith(".py")]
-            stats += [(folder.name, name, stat) for name, stat in files]
+        return code_digest(ROOMS)
     except OSError:
         return None
-    listed = sorted((room, name, stat.st_size, stat.st_mtime_ns) for room, name, stat in stats)
-    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 
 _SOURCES = _sources()

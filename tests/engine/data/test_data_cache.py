@@ -4,6 +4,9 @@ the size limits.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import importlib.metadata
 import json
 import os
 import resource
@@ -15,13 +18,15 @@ import threading
 import numpy as np
 import pytest
 
-from engine.config.data_settings import DataConfig, DataSource
+from engine.config.data_settings import DataColumns, DataConfig, DataSource
+from engine.config.preference_settings import PairedData
 from engine.data import identity, token_cache, tokenise
 from engine.data.encode import Encoder
 from engine.data.loader import prepare_data
 from engine.data.tokenise import Execution
 from engine.errors import DataError
 from tests.support import data_tokenizers as made
+from tests.support.imported import imported_by, rooms_of
 
 
 @pytest.fixture
@@ -399,3 +404,77 @@ def test_the_cache_is_where_the_user_expects_it(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert token_cache.cache_folder() == tmp_path / ".cache" / "ramstream" / "tokens"
+
+
+# ---------------------------------------------------------------------- what tokens depend on
+
+
+def test_a_change_of_any_file_that_makes_tokens_makes_kept_ones_old():
+    modules = imported_by("engine.data.tokenise", "engine.data.encode", "engine.data.processes")
+    assert {"config", "examples", "dividing", "sources"} < rooms_of(modules)
+    # How many processes divide the work is no matter of what they make.
+    assert rooms_of(modules) - {"machine"} <= set(identity.ROOMS)
+    assert {name for name in modules if name.startswith("engine.machine.")} == {
+        "engine.machine.cgroups"
+    }
+
+
+OTHER_VALUES = {
+    "format": "text",
+    "columns": DataColumns(prompt="other"),
+    "max_seq_len": 64,
+    "long_texts": "cut",
+    "overlap": 3,
+    "train_on": "all",
+    "lost_turns": "skip",
+    "typed_tokens": "refuse",
+    "add_tokens": ("<more>",),
+    "roles": ("bot=assistant",),
+    "unused_flags": ("good",),
+    "eval_fraction": 0.2,
+}
+OF_THE_SOURCE = {"source", "split"}
+"""They are part of the identity of the source."""
+AFTERWARDS = {"packing", "shuffle"}
+"""They choose among tokens, or put them in rows."""
+
+
+def test_every_setting_of_data_is_part_of_the_key_or_known_to_change_no_token(tokenizer):
+    fields = {field.name for field in dataclasses.fields(DataConfig)}
+    assert fields == OTHER_VALUES.keys() | OF_THE_SOURCE | AFTERWARDS
+
+    def key(config):
+        return identity.key_of(["files"], config, tokenizer)
+
+    plain = DataConfig(source="a.jsonl")
+    for name, value in OTHER_VALUES.items():
+        assert getattr(plain, name) != value
+        other = copy.copy(plain)
+        object.__setattr__(other, name, value)  # not every value is valid by itself
+        assert key(other) != key(plain), name
+    paired = PairedData(**{name: getattr(plain, name) for name in fields})
+    assert paired.reads != plain.reads and key(paired) != key(plain)
+    for name in AFTERWARDS:
+        assert key(dataclasses.replace(plain, **{name: not getattr(plain, name)})) == key(plain)
+    columns = {
+        key(dataclasses.replace(plain, columns=DataColumns(**{field.name: "mine"})))
+        for field in dataclasses.fields(DataColumns)
+    }
+    assert len(columns | {key(plain)}) == len(dataclasses.fields(DataColumns)) + 1
+
+
+def test_the_program_is_its_code_its_libraries_and_its_python(monkeypatch):
+    before = identity._code()
+    assert before == identity.PROGRAM
+    seen = {json.dumps(before)}
+    for library in identity.LIBRARIES:
+        other = {library: "0.1"}
+        version = importlib.metadata.version
+        monkeypatch.setattr(
+            importlib.metadata, "version", lambda name: other.get(name) or version(name)
+        )
+        seen.add(json.dumps(identity._code()))
+        monkeypatch.undo()
+    monkeypatch.setattr(identity, "code_digest", lambda rooms: "of other code")
+    seen.add(json.dumps(identity._code()))
+    assert len(seen) == len(identity.LIBRARIES) + 2

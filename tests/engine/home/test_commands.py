@@ -22,7 +22,9 @@ def typed(folder, **config) -> str:
         ({"r": 17}, "32"),
         ({"r": 64}, "64"),
         ({"r": 257}, "320"),
-        ({"r": 8, "rank_pattern": {"q_proj": 100}}, "128"),
+        ({"r": 512, "use_rslora": True}, "512"),
+        ({"r": 16, "modules_to_save": None, "rank_pattern": {}, "bias": "none"}, None),
+        ({}, None),
     ],
 )
 def test_the_rank_is_told_where_vllm_would_refuse_it(tmp_path, config, option):
@@ -39,7 +41,10 @@ def test_the_rank_is_told_where_vllm_would_refuse_it(tmp_path, config, option):
         {"r": 8, "trainable_token_indices": {"embed_tokens": [3]}},
         {"r": 8, "target_parameters": ["mlp.experts.gate_up_proj"]},
         {"r": 8, "use_dora": True},
-        {"r": 600},
+        {"r": 8, "rank_pattern": {"q_proj": 100}},
+        {"r": 8, "alpha_pattern": {"q_proj": 100}},
+        {"r": 8, "bias": "lora_only"},
+        {"r": 513},
     ],
 )
 def test_an_adapter_that_vllm_refuses_is_exported_whole(tmp_path, config):

@@ -4,7 +4,6 @@ is kept is never trusted further than it can be checked.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import json
 import os
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from engine.config.settings import ModelConfig, TrainConfig
+from engine.files import code_digest
 from engine.fit.report import estimate
 from engine.machine.gpus import GpuInfo
 from engine.machine.read_machine import Machine
@@ -28,6 +28,7 @@ from engine.model.pretrained_files import load_config
 from engine.paths import PROGRAM_ROOT
 from engine.words import GIB
 from tests.support.folders import make_model
+from tests.support.imported import imported_by, rooms_of
 from tests.support.tiny import tiny_config
 
 pytestmark = pytest.mark.usefixtures("unedited")
@@ -233,20 +234,28 @@ def test_a_configuration_that_names_other_files_is_read_each_time(tmp_path, forg
     assert shape_from_source(model).hidden_size == 96
 
 
-def _imported(module: str, found: set[str]) -> set[str]:
-    """The modules of the engine that a module imports, by way of others too, as files."""
-    file = PROGRAM_ROOT / (module.replace(".", "/") + ".py")
-    if module in found or not file.exists():
-        return found
-    found.add(module)
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("engine"):
-            for name in (node.module, *(f"{node.module}.{each.name}" for each in node.names)):
-                _imported(name, found)
-    return found
-
-
 def test_a_change_of_any_file_that_decides_a_shape_makes_kept_ones_old():
-    modules = _imported("engine.model.measure_shape", set())
-    rooms = {module.split(".")[1] for module in modules if module.count(".") > 1}
-    assert len(rooms) > 5 and rooms <= set(kept_shapes.ROOMS)
+    modules = imported_by("engine.model.measure_shape", "engine.model.build")
+    assert {"planes", "adapters", "passing", "tiles"} < rooms_of(modules)
+    assert rooms_of(modules) <= set(kept_shapes.ROOMS) - {"run_model"}
+    # How a run changes the model before it is built.
+    assert rooms_of(imported_by("engine.run_model.read_model")) >= {"run_model"}
+    assert "run_model" in kept_shapes.ROOMS
+
+
+@pytest.mark.parametrize("room", ["", "planes", "adapters", "passing", "run_model"])
+def test_code_with_other_content_has_another_digest(tmp_path, monkeypatch, room):
+    """Also of the same size, and written at the same time."""
+    shutil.copytree(PROGRAM_ROOT / "engine", tmp_path / "engine")
+    monkeypatch.setattr("engine.files.__file__", str(tmp_path / "engine" / "files.py"))
+    before = code_digest(kept_shapes.ROOMS)
+    assert before == kept_shapes._SOURCES, "a copy of the same code"
+    file = max((tmp_path / "engine" / room).glob("*.py"))
+    content, stamp = file.read_bytes(), file.stat()
+    file.write_bytes(content.replace(b"e", b"E", 1))
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert file.read_bytes() != content and code_digest(kept_shapes.ROOMS) != before
+    file.write_bytes(content)
+    assert code_digest(kept_shapes.ROOMS) == before
+    file.rename(file.with_name("renamed.py"))
+    assert code_digest(kept_shapes.ROOMS) != before
