@@ -15,7 +15,7 @@ Rule = Literal[
     "memory ends soon",
     "diverging",
     "worse than before training",
-    "memorises",
+    "memorizes",
     "overfitting",
     "possibly overfitting",
     "not learning",

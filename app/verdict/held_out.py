@@ -1,4 +1,4 @@
-"""The held-out losses are judged here: how they went, whether the run overfits or memorises its
+"""The held-out losses are judged here: how they went, whether the run overfits or memorizes its
 rows, whether it is worse than before training, and whether they stand still. All functions are
 pure.
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from app.verdict.findings import Finding
-from app.verdict.losses import NOISE_STEPS, Losses, median, median_error, noise
+from app.verdict.losses import NOISE_STEPS, Losses, losses_of, median, median_error, noise
 from app.words import in_digits, in_share
 from engine.runs.before_training import Worse, evaluations, worse_than_before
 from engine.runs.evaluations import ERRORS, RISE, RISE_SHARE, TOKEN_SPREAD, paired_error
@@ -32,7 +32,7 @@ PLATEAU_EVALS, PLATEAU_LAST, PLATEAU_SHARE, PLATEAU_GAIN = 8, 4, 0.25, 0.005
 quarter of the run, gained less than half a percent.
 """
 FAR_BELOW, GAP = 0.1, 0.5
-"""A run memorises its rows if its training loss is below this share of the held-out loss and by
+"""A run memorizes its rows if its training loss is below this share of the held-out loss and by
 more than this below it, in its latest evaluations; if its training loss has also fallen to less
 than `FAR_BELOW` of what the fall of the held-out loss would have made of it; and if the held-out
 loss does not fall any more.
@@ -44,7 +44,7 @@ enough in a run that is over and has no more.
 STILL_FALLS = 0.01
 """A held-out loss falls if the latest one is below all others by this share."""
 KNOWN_BY_HEART, KEPT_OF_BEFORE = 0.05, 0.5
-"""Rows with a training loss below this are known by heart. Then the run memorises them even if the
+"""Rows with a training loss below this are known by heart. Then the run memorizes them even if the
 held-out loss falls, while that has more than this share of what it was before training.
 """
 HIGH_RATE = 0.1
@@ -207,8 +207,8 @@ def _instead(snapshot: RunSnapshot, worse: Worse) -> str:
     return "Nothing is gained by these weights; a lower learning rate is the first thing to try."
 
 
-def of_memorising(snapshot: RunSnapshot, went: HeldOut | None, losses: Losses) -> Finding | None:
-    """Returns that the run memorises its rows, if it does: it knows them by heart, and nothing
+def of_memorizing(snapshot: RunSnapshot, went: HeldOut | None, losses: Losses) -> Finding | None:
+    """Returns that the run memorizes its rows, if it does: it knows them by heart, and nothing
     else.
     """
     after = [] if went is None else [at for at, step in enumerate(went.steps) if step]
@@ -233,15 +233,20 @@ def of_memorising(snapshot: RunSnapshot, went: HeldOut | None, losses: Losses) -
     if went.is_above_best and went.best_step:
         best = f" It was lowest at step {went.best_step:,}: {in_digits(went.best)}."
     return Finding(
-        "memorises",
+        "memorizes",
         "warn",
-        f"It memorises its rows: training loss {in_digits(trained)}, held-out loss "
+        f"It memorizes its rows: training loss {in_digits(trained)}, held-out loss "
         f"{in_digits(went.last)}.",
         "It knows them by heart and little else: more rows, fewer steps or a lower learning rate "
         "would help.",
         f"The median loss of the {TRAIN_STEPS} steps up to the latest evaluation is below "
         f"{in_share(FAR_BELOW)} of the held-out loss.{best}",
     )
+
+
+def memorizes(snapshot: RunSnapshot) -> bool:
+    """Returns whether a run that is over memorizes its rows."""
+    return of_memorizing(snapshot, held_out(snapshot), losses_of(snapshot)) is not None
 
 
 def _trained_before(losses: Losses, step: int) -> float:

@@ -14,7 +14,7 @@ from typing import get_args
 
 from app.verdict.divergence import of_divergence, of_skipped, of_spikes
 from app.verdict.findings import Finding, Rule, Tone, Verdict
-from app.verdict.held_out import held_out, of_before, of_held_out, of_memorising, of_plateau
+from app.verdict.held_out import held_out, of_before, of_held_out, of_memorizing, of_plateau
 from app.verdict.learning import learning, of_answers, of_learning, of_low_rate
 from app.verdict.losses import losses_of
 from app.verdict.memory_rules import of_grown_memory, of_memory
@@ -38,7 +38,7 @@ ENDED_TONES: dict[str, Tone] = {
 BUT = {
     "worse than before training": ", but it is worse than before training",
     "diverging": ", but it diverged",
-    "memorises": ", but it memorises its rows",
+    "memorizes": ", but it memorizes its rows",
     "overfitting": ", but it overfits",
     "possibly overfitting": ", but it possibly overfits",
     "not learning": ", but it has not learned",
@@ -122,7 +122,7 @@ def _learning(snapshot: RunSnapshot, config: TrainConfig | None) -> list[Finding
     rose, overfits = of_divergence(losses, config), of_held_out(went, losses)
     if rose is not None and overfits is not None and overfits.rule == rose.rule:
         overfits = None
-    graver = [rose, of_before(snapshot), of_memorising(snapshot, went, losses), overfits]
+    graver = [rose, of_before(snapshot), of_memorizing(snapshot, went, losses), overfits]
     spiky, skipped = of_spikes(losses, config), of_skipped(snapshot, config)
     found = [each for each in (*graver, spiky, skipped) if each is not None]
     is_wrong = any(each.is_alarm for each in graver if each is not None)

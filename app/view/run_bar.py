@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from app.verdict.findings import Verdict
+from app.verdict.held_out import memorizes
 from app.verdict.judge import verdict
 from app.verdict.outcome import how_it_can_go_on, how_it_ended
 from app.words import STATE_TONES, STATE_WORDS, in_count, in_share, in_time
@@ -158,11 +159,15 @@ def recent_median(values: Sequence[float]) -> float:
 
 
 def shown_tone(snapshot: RunSnapshot, state: str) -> str:
-    """Returns the tone of a state. A run that went its way and has made its model worse is not
-    green.
+    """Returns the tone of a state. A run that has finished, and has made its model worse or knows
+    its rows by heart and nothing else, is not green.
     """
     tone = STATE_TONES[state]
-    return "bad" if tone == "good" and worse_than_before(snapshot) is not None else tone
+    if tone != "good":
+        return tone
+    if worse_than_before(snapshot) is not None:
+        return "bad"
+    return "warn" if memorizes(snapshot) else tone
 
 
 def _mark(snapshot: RunSnapshot, state: str, tone: str) -> str:
@@ -171,6 +176,8 @@ def _mark(snapshot: RunSnapshot, state: str, tone: str) -> str:
     """
     if state == "running":
         return f"{100 * snapshot.progress:.0f} %"
+    if state == "finished" and tone == "warn":
+        return "!"
     return MARKS.get(tone, STATE_WORDS[state])
 
 

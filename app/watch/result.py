@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from app.verdict.held_out import memorizes
 from app.view.best import best_of
 from app.view.preference_figure import ACCURACY, MARGIN
 from app.words import STATE_WORDS, in_digits, in_share, in_time
@@ -42,10 +43,14 @@ def result(
     rows = _rows(snapshot, step, best) if step is not None and has_weights else []
     is_of_the_last = not has_weights or step == snapshot.step
     worse = worse_than_before(snapshot, is_over=True) if is_of_the_last else None
-    title = _title(snapshot, state)
+    but, tone = "", ""
+    if worse is not None:
+        but, tone = ": worse than before training", "bad"
+    elif memorizes(snapshot):
+        but, tone = ": it memorizes its rows", "warn"
     return {
-        "title": title if worse is None else f"{title}: worse than before training",
-        "tone": "" if worse is None else "bad",
+        "title": f"{_title(snapshot, state)}{but}",
+        "tone": tone,
         "rows": rows,
         "of": _of(snapshot, step if has_weights else None, _whose(step, saved, exported)),
         "actions": _actions(state, saved, has_weights),

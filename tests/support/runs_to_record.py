@@ -326,7 +326,7 @@ ENDS = (
     ),
     Recorded(
         "six-rows",
-        "memorises",
+        "memorizes",
         "starter",
         6,
         first=21,

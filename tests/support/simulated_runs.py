@@ -248,10 +248,10 @@ def alarms(made: Simulated, every: int = 1) -> dict[str, int]:
 
 
 def false_alarms(made: Simulated, every: int = 1) -> dict[str, int]:
-    """Returns the alarms of a healthy run. That tiny data are memorised is true, and not false."""
+    """Returns the alarms of a healthy run. That tiny data are memorized is true, and not false."""
     found = alarms(made, every)
     if made.kind == "tiny data":
-        found.pop("memorises", None)
+        found.pop("memorizes", None)
     return found
 
 

@@ -13,7 +13,7 @@ from app.verdict.held_out import (
     held_out,
     of_before,
     of_held_out,
-    of_memorising,
+    of_memorizing,
     of_plateau,
 )
 from app.verdict.learning import learning, of_learning, of_low_rate
@@ -306,17 +306,17 @@ def losses_last(snapshot):
     return float(np.median(values[-len(values) // 5 :]))
 
 
-# ------------------------------------------------------------------ memorising
+# ------------------------------------------------------------------ memorizing
 
 
-def test_rows_that_are_known_by_heart_are_memorised():
+def test_rows_that_are_known_by_heart_are_memorized():
     def told(*losses, loss=lambda step: 4 * math.exp(-step / 6) + 0.0003, ended=(), every=20):
         snapshot = fold(*from_before(*losses, every=every), *steps(loss=loss), *ended)
-        return of_memorising(snapshot, held_out(snapshot), losses_of(snapshot))
+        return of_memorizing(snapshot, held_out(snapshot), losses_of(snapshot))
 
     found = told(6.07, 5.3, 5.2, 5.1, 5.1)
-    assert (found.rule, found.tone) == ("memorises", "warn") and found.evidence
-    assert found.text.startswith("It memorises its rows: training loss 3.3")
+    assert (found.rule, found.tone) == ("memorizes", "warn") and found.evidence
+    assert found.text.startswith("It memorizes its rows: training loss 3.3")
     assert found.text.endswith("e-4, held-out loss 5.1.")
     assert told(6.07, 5.1, ended=[RunEnded("finished")], every=100)  # one evaluation is all
     assert told(6.07, 5.1, every=100) is None

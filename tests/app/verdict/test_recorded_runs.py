@@ -24,11 +24,11 @@ EVERY = 10
 """A run is judged after every so many steps, and after every evaluation."""
 HEALTHY = ("doing well", "too early", "plateau", "rate too low", "nothing exact")
 """A run of which one of these is expected gets no alarm at any step."""
-STARTS_WRONG = ("not learning", "memory", "worse than before training", "memorises")
+STARTS_WRONG = ("not learning", "memory", "worse than before training", "memorizes")
 TONES = {
     "diverging": "bad",
     "worse than before training": "bad",
-    "memorises": "warn",
+    "memorizes": "warn",
     "overfitting": "warn",
     "not learning": "warn",
     "doing well": "good",

@@ -84,6 +84,21 @@ def test_its_bar_and_its_card_are_red(snapshot):
     assert held_out["note"] == "no lower than before training"
 
 
+def test_a_run_that_memorizes_its_rows_is_amber():
+    """Its badge and its card were green, and only a sentence below them said so."""
+    found = RunSnapshot()
+    for record in read("ends", "six-rows"):
+        found.apply(record)
+    bar = run_bar(found, ShownRun("run-1", "x", is_running=False), verdict(found, "finished"))
+    assert bar["tone"] == "warn" and bar["title"].startswith("!")
+    card = result(found, "finished", SavedSteps(found.step, found.step))
+    assert card["tone"] == "warn" and card["title"].endswith(": it memorizes its rows")
+    healthy = RunSnapshot()
+    for record in read("ends", "healthy"):
+        healthy.apply(record)
+    assert result(healthy, "finished", SavedSteps(healthy.step))["tone"] == ""
+
+
 def test_the_least_bad_of_such_runs_is_not_the_best(snapshot):
     healthy = RunSnapshot()
     for record in read("ends", "healthy"):
