@@ -6,7 +6,8 @@ imports from its own room and from rooms listed before it. `tests/test_rooms.py`
     errors          errors whose message is for the user
     paths           where the program, its cache and a user's files are
     words           sizes, times and counts in words
-    files           files that are written whole, and free space on a disk
+    safe_files      files in folders that others may have written
+    files           checksums of files, free space on a disk, what a folder takes
     progress        how far long work is
     helper_process  another process that does one thing for this one
     plan            a training step as plain data: ops, builder, validator, simulator; no torch

@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from engine import safe_files
+
 _DIGEST_BYTES = 16
 
 
@@ -63,14 +65,7 @@ def sync_folder(path: Path) -> None:
 
     Raises OSError, except on a file system that cannot sync folders; there it does nothing.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
+    safe_files.sync_folder(path, path)
 
 
 def disk_free(path: str | os.PathLike[str]) -> int:
@@ -105,24 +100,8 @@ def write_synced(path: Path, content: bytes, durable: bool = True) -> None:
 
 
 def write_whole(path: Path, content: str | bytes, durable: bool = True) -> None:
-    """Writes a file so that every reader finds either the old content or the new one, and after a
-    power failure the new one.
-
-    `durable=False` does not wait for the disk; it is for content that may be lost in a power
-    failure. If it raises OSError, no partial file is left behind.
-    """
-    partial = path.with_name(f".{path.name[:40]}.{uuid.uuid4().hex[:8]}.partial")
-    encoded = content.encode() if isinstance(content, str) else content
-    try:
-        # The content must be on the disk before the name points to it: a rename that survived a
-        # power failure would otherwise leave an empty file.
-        write_synced(partial, encoded, durable)
-        partial.replace(path)
-        if durable:
-            sync_folder(path.parent)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    """Writes a file whole, as `engine.safe_files` does, in a folder that its owner chose."""
+    safe_files.write_whole(path, content, path.parent, durable)
 
 
 def open_to_others(folder: Path) -> None:

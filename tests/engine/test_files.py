@@ -29,9 +29,9 @@ def asked(monkeypatch):
         )
         fsync(descriptor)
 
-    def noting_rename(old, new):
+    def noting_rename(old, new, **folders):
         calls.append(("rename", Path(old).name, Path(new).name))
-        replace(old, new)
+        replace(old, new, **folders)
 
     monkeypatch.setattr(os, "fsync", noting_sync)
     monkeypatch.setattr(os, "replace", noting_rename)
@@ -68,7 +68,7 @@ def test_a_file_that_may_be_lost_waits_for_no_disk(tmp_path, asked):
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_a_refusal_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch, call):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise OSError(28, "No space left on device")
 
     (tmp_path / "file").write_text("old")

@@ -9,7 +9,7 @@ RESTORE = "engine/checkpoints/restore.py"
 WRITE = "engine/checkpoints/checkpoint.py"
 EXPORT = "engine/checkpoints/export.py"
 RESUME = "engine/train/resume.py"
-FILES = "engine/files.py"
+FILES = "engine/safe_files.py"
 SAVING = "engine/train/saving.py"
 SNAPSHOT = "engine/checkpoints/plane_snapshot.py"
 HELD = "engine/host/held_step.py"
@@ -300,8 +300,8 @@ CHECKPOINT = (
     Change(
         "partial-file-left",
         FILES,
-        "        partial.unlink(missing_ok=True)\n",
-        "",
+        "os.unlink(partial.name, dir_fd=folder)",
+        "pass",
         "A file that could not be written leaves a part of itself.",
         ("tests/engine/test_files.py",),
     ),
