@@ -11,6 +11,7 @@ from engine.errors import ModelError, first_line
 from engine.hub.hub import is_fetched
 from engine.hub.hub_cache import cached_config
 from engine.hub.local_weights import refuse_no_model
+from engine.hub.missing_files import refuse_missing_files
 from engine.model.config_file import is_of_a_field, refuse_broken, why_refused
 from engine.model.library import hub_is_cut_off, transformers
 from engine.paths import resolve_source
@@ -65,6 +66,7 @@ def load_tokenizer(source: str) -> Any:
             local_files_only=path is None and _asks_nobody(source),
         )
     except Exception as error:
+        refuse_missing_files(source, weights=False)
         # The library raises many kinds of errors. All mean that there is no usable tokenizer.
         raise ModelError(
             f"model.source: the tokenizer of {source} cannot be loaded ({first_line(error)}); give "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -116,10 +117,22 @@ def _request() -> str | None:
             constants.ENDPOINT, timeout=PATIENCE_SECONDS, follow_redirects=False
         )
     except Exception as error:  # noqa: BLE001  every error means that there is no connection
-        return first_line(error)
+        return _in_words(error)
     if answer.status_code >= 500:
         return f"it answered {answer.status_code}"
     return None
+
+
+def _in_words(error: BaseException) -> str:
+    """Returns why a request failed, as a part of a sentence."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, socket.gaierror):
+            return "its name cannot be looked up; this machine may be offline"
+        if isinstance(cause, ConnectionRefusedError):
+            return "it refuses connections"
+        cause = cause.__cause__ or cause.__context__
+    return first_line(error)
 
 
 class _CacheAlone:

@@ -292,6 +292,7 @@ def test_a_model_that_cannot_be_had_closes_start_and_says_why_beside_it(tmp_path
     # The preview says the same of its tokenizer.
     finding = checker.preview(given)["finding"]
     assert finding["blocks"] and finding["headline"] == NO_TOKENIZER
+    assert finding["text"] == told["why_not"]  # the page shows one sentence once
 
 
 @pytest.mark.parametrize("lacking", ["folder", "start_from"])

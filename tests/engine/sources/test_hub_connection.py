@@ -95,7 +95,7 @@ def test_an_unknown_data_set_is_refused_at_once_and_says_that_there_is_no_connec
     assert time.monotonic() - began < hub_connection.PATIENCE_SECONDS + 1
     told = str(refused.value)
     assert told.startswith("The data set acme/none is not on this machine, and there is no conn")
-    assert "refused" in told and told.endswith("or give a file or folder of this machine.")
+    assert "refuses" in told and told.endswith("or give a file or folder of this machine.")
     assert datasets.config.HF_HUB_OFFLINE is False
 
 
@@ -143,3 +143,10 @@ def test_a_hub_that_answers_is_asked_once_and_used(monkeypatch, status, reason):
 def test_offline_mode_is_named(monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     assert why_cut_off() == "offline mode is on: HF_HUB_OFFLINE"
+
+
+def test_the_cause_is_told_in_words(monkeypatch, nobody):
+    assert why_cut_off() == "it refuses connections"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://no-such-name.invalid")
+    monkeypatch.setattr(hub_connection, "_CONNECTION", hub_connection._Connection())
+    assert why_cut_off() == "its name cannot be looked up; this machine may be offline"
