@@ -1,5 +1,5 @@
 """Keys that may say what is not to be trained, but are in no table: a key of a turn, of a part or
-of a row that is true or false, or 0 or 1.
+of a row that is true or false, 0 or 1, or yes or no.
 
 Whether one is such a flag is known by its values alone, since programs call them what they like. A
 run asks about each once: `data.unused_flags` names those that say nothing of training.
@@ -51,7 +51,6 @@ _READ = frozenset(
 """Keys of turns and of parts with these names are read, or refused, wherever they stand."""
 _MARKS = ("label", "kto_tag")
 """Columns with these names mark answers as good or bad, or hold classes."""
-_WORDS = {"true": 1, "false": 1, "0": 2, "1": 2}
 _LONGEST_WORD = 8
 _CONTENTS = ("content", "value", "parts")
 
@@ -69,19 +68,24 @@ class UnknownFlags(DataError):
         return type(self), (str(self), self.names)
 
 
-_SWITCH, _DIGIT, _OTHER = 1, 2, 4
+_SWITCH, _DIGIT, _OTHER, _YES_OR_NO = 1, 2, 4, 8
+_WORDS = {
+    **dict.fromkeys(("true", "false"), _SWITCH),
+    **dict.fromkeys(("yes", "no"), _YES_OR_NO),
+    **dict.fromkeys(("0", "1"), _DIGIT),
+}
 _MOST_KEYS = 20_000
 
 
 @dataclass
 class KeySurvey:
     """What the keys of rows, of their turns and of their parts hold, in as many rows as were added.
-    A key that is 0 or 1 in some rows and something else in others is no flag.
+    A key that is 0 or 1, or yes or no, in some rows and something else in others is no flag.
     """
 
     kinds: dict[tuple[str, str], int] = field(default_factory=dict)
     """For each column and key, with no key for the column itself, the sum of `_SWITCH` (true or
-    false), `_DIGIT` (0 or 1) and `_OTHER`, as far as they occur.
+    false), `_DIGIT` (0 or 1), `_YES_OR_NO` and `_OTHER`, as far as they occur.
     """
 
     def add(self, row: Row) -> None:
@@ -117,7 +121,7 @@ class KeySurvey:
         return [
             _path(*key)
             for key, kind in self.kinds.items()
-            if kind & _OTHER and kind & _DIGIT and not kind & _SWITCH
+            if kind & _OTHER and kind & (_DIGIT | _YES_OR_NO) and not kind & _SWITCH
         ]
 
     def possible(self, columns: Mapping[str, str], used: Collection[str]) -> list[str]:
@@ -128,8 +132,10 @@ class KeySurvey:
         found = []
         for (column, key), kind in self.kinds.items():
             is_read = column not in with_turns if key else column in used or _is_known(column)
-            counts = _counts(key or column)
-            if not is_read and kind & (_SWITCH if kind & _OTHER or counts else _SWITCH | _DIGIT):
+            flags = _SWITCH
+            if not kind & _OTHER:
+                flags |= _YES_OR_NO if _counts(key or column) else _YES_OR_NO | _DIGIT
+            if not is_read and kind & flags:
                 found.append(key or column)
         return list(dict.fromkeys(found))
 
@@ -138,7 +144,7 @@ class KeySurvey:
         known = self.kinds.get(at)
         if known is None and len(self.kinds) >= _MOST_KEYS:
             return
-        self.kinds[at] = (known or 0) | _kind(value, key)
+        self.kinds[at] = (known or 0) | _kind(value)
 
 
 def refuse_unknown_flags(
@@ -155,7 +161,7 @@ def refuse_unknown_flags(
     """
     for column, key, value, place in _keys(row, columns, used, where):
         name = key or column
-        kind = _kind(value, key)
+        kind = _kind(value)
         if kind == _OTHER or name in known or _path(column, key) in figures:
             continue
         if kind == _DIGIT and _counts(name):
@@ -167,9 +173,9 @@ def flags_error(names: tuple[str, ...], place: str) -> UnknownFlags:
     """Returns the error for the keys `names`, of which the first one stands at `place`."""
     more = f" (and so may {listed(names[1:])})" if len(names) > 1 else ""
     return UnknownFlags(
-        f"The key {legible(names[0])} in {place} is true or false, or 0 or 1, and may say what is "
-        f"not to be trained{more}; set data.unused_flags to [{listed(names)}] if it does not, or "
-        "call it train, with true for what is trained.",
+        f"The key {legible(names[0])} in {place} is true or false, 0 or 1, or yes or no, and may "
+        f"say what is not to be trained{more}; set data.unused_flags to [{listed(names)}] if it "
+        "does not, or call it train, with true for what is trained.",
         names,
     )
 
@@ -229,13 +235,13 @@ def _is_known(column: str) -> bool:
     return name in ROW_KNOWN or name in _OF_REQUESTS or name in _MARKS or name in MEDIA_COLUMNS
 
 
-def _kind(value: Any, key: str) -> int:
-    """Returns `_SWITCH` for true or false, `_DIGIT` for 0 or 1, and `_OTHER` for anything else. A
-    cell of a table, which has no `key` within its column, may be text.
+def _kind(value: Any) -> int:
+    """Returns `_SWITCH` for true or false, `_DIGIT` for 0 or 1, `_YES_OR_NO`, and `_OTHER` for
+    anything else. Each may be text, as in a table.
     """
     if isinstance(value, bool):
         return _SWITCH
-    if isinstance(value, str) and not key:
+    if isinstance(value, str):
         return _WORDS.get(value.strip().lower(), _OTHER) if len(value) < _LONGEST_WORD else _OTHER
     return _DIGIT if isinstance(value, int | float) and value in (0, 1) else _OTHER
 

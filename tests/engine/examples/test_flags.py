@@ -258,6 +258,13 @@ UNKNOWN = {
         "toxic",
         "turn 2 of messages in line 1 of a.jsonl",
     ),
+    "yes or no": ({"prompt": "a", "completion": "b", "usable": "No"}, "usable", "line 1"),
+    "a text of a turn": (
+        {"messages": chat({"usable": "no"})},
+        "usable",
+        "turn 2 of messages in line 1 of a.jsonl",
+    ),
+    "false as a text of a turn": ({"messages": chat({"ok": "False"})}, "ok", "turn 2 of messages"),
     "a question": ({"messages": chat(asked={"redacted": False})}, "redacted", "turn 1 of messages"),
     "a part": (
         {"messages": chat({"content": [{"type": "text", "text": "a", "hidden": True}]})},
@@ -340,6 +347,7 @@ def test_a_later_row_with_a_new_flag_stops_the_run(tmp_path, tokenizer):
         {"score": [0, 5], "kind": ["0", "7"]},
         {"temperature": [0, 1], "stream": [True, False], "parallel_tool_calls": [True, True]},
         {"label": ["joy", "0"]},
+        {"remark": ["No", "nothing to add"], "verdict": ["maybe", "yes"]},
         {"empty": [None, None]},
     ],
 )
