@@ -12,6 +12,8 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +39,9 @@ ROWS_READ_FIRST = 200
 """A preview reads this many rows."""
 _QUICK = 64 << 20
 """A preview surveys files of as many bytes of text, which takes a second."""
+_QUICK_SECONDS = 5.0
+"""A survey for a preview ends after so long: a compressed file may hold a thousand times its size.
+"""
 _BYTES_OF_TEXT = {".xlsx": 32, ".parquet": 4, ".gz": 5, ".zst": 5, ".bz2": 7, ".xz": 7}
 """A byte of such a file takes as long to read as about so many bytes of text."""
 _KEPT = 256
@@ -46,15 +51,20 @@ _LEAST_KEPT = 1 << 20
 _ROWS_A_REPORT = 20_000
 
 
-def whole_survey(config: DataConfig, source: Source, progress: Progress = untold) -> Survey:
+def whole_survey(
+    config: DataConfig,
+    source: Source,
+    progress: Progress = untold,
+    most_seconds: float = math.inf,
+) -> Survey:
     """Returns what the columns of the one source of `config`, opened as `source`, hold in all of
-    its rows, from the cache if they are surveyed there. Where a row cannot be read, the survey ends
-    there and is not whole. Raises DataError for a source without a row.
+    its rows, from the cache if they are surveyed there. Where a row cannot be read, and after
+    `most_seconds`, the survey ends and is not whole. Raises DataError for a source without a row.
     """
     key = _key(config, source)
     survey = _find(key)
     if survey is None:
-        survey = _surveyed(source, progress)
+        survey = _surveyed(source, progress, time.monotonic() + most_seconds)
         # What was read belongs to no key if a file was changed meanwhile.
         if key is not None and survey.is_whole and _key(config, source) == key:
             _keep(key, survey)
@@ -69,7 +79,7 @@ def first_survey(config: DataConfig, source: Source, first: list[Row]) -> Survey
     DataError as `whole_survey` does.
     """
     if _is_quick(config):
-        return whole_survey(config, source)
+        return whole_survey(config, source, most_seconds=_QUICK_SECONDS)
     survey = _find(_key(config, source))
     if survey is not None:
         return survey
@@ -78,7 +88,7 @@ def first_survey(config: DataConfig, source: Source, first: list[Row]) -> Survey
         columns_of(config, source, survey)
     except DataError:
         if _bytes_of_text(config) < float("inf"):
-            return whole_survey(config, source)
+            return whole_survey(config, source, most_seconds=_QUICK_SECONDS)
     return survey
 
 
@@ -170,13 +180,15 @@ def count_rows(config: DataConfig) -> float | None:
 # ---------------------------------------------------------------------- reading
 
 
-def _surveyed(source: Source, progress: Progress) -> Survey:
-    """Reads the rows of a source, each file of a folder in its own way."""
+def _surveyed(source: Source, progress: Progress, until: float) -> Survey:
+    """Reads the rows of a source, each file of a folder in its own way. It ends at the time
+    `until`.
+    """
     if source.members and source.skim is None:
         survey = Survey()
         for member in source.members:
             try:
-                survey.join(_surveyed(member, progress))
+                survey.join(_surveyed(member, progress, until))
             except DataError:
                 if not survey.rows:
                     raise
@@ -190,6 +202,8 @@ def _surveyed(source: Source, progress: Progress) -> Survey:
     try:
         for _, row in rows:
             survey.add(row)
+            if time.monotonic() > until:
+                return dataclasses.replace(survey, is_whole=False)
             if survey.rows % _ROWS_A_REPORT == 0:
                 progress(survey.rows, source.total or 0, message)
     except DataError:

@@ -29,6 +29,8 @@ Numbered = tuple[int, Row, str]
 # grows with both.
 _ROWS = 512
 _CHARACTERS = 1 << 18
+MOST_COLUMNS = 4096
+"""Columns of a row."""
 _DEEPEST = 100
 """A row has at most this many levels of lists and objects."""
 
@@ -51,11 +53,12 @@ class Encoded:
 
 def numbered_rows(source: Source) -> Iterator[Numbered]:
     """Reads all rows of `source` in order. Raises DataError for a row that is nested too deeply for
-    what reads it later.
+    what reads it later, and for one with more than `MOST_COLUMNS` columns.
     """
     for number, row in source.read():
         where = source.where(number)
         if not isinstance(row, Passage):
+            _check_columns(row, where)
             _check_depth(row, where)
         yield number, row, where
 
@@ -66,13 +69,22 @@ def row_batches(source: Source) -> Iterator[list[Numbered]]:
     characters = 0
     for numbered in numbered_rows(source):
         batch.append(numbered)
-        characters += _characters(numbered[1])
+        characters += characters_of(numbered[1])
         if len(batch) == _ROWS or characters >= _CHARACTERS:
             yield batch
             batch = []
             characters = 0
     if batch:
         yield batch
+
+
+def _check_columns(row: Row, where: str) -> None:
+    if len(row) > MOST_COLUMNS:
+        raise DataError(
+            f"{where[:1].upper()}{where[1:]} has {len(row):,} columns, and a row has at most "
+            f"{MOST_COLUMNS:,}; keep those to train on, and put numbers that belong together into "
+            "a list."
+        )
 
 
 def _check_depth(row: Row, where: str) -> None:
@@ -90,16 +102,16 @@ def _items(value: Any) -> Iterable[Any]:
     return [item for item in found if isinstance(item, dict | list)]
 
 
-def _characters(value: Any) -> int:
+def characters_of(value: Any) -> int:
     """Returns the number of characters in all texts of a value, however deeply nested."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Passage):
         return len(value["text"])
     if isinstance(value, dict):
-        return sum(map(_characters, value.values()))
+        return sum(map(characters_of, value.values()))
     if isinstance(value, list):
-        return sum(map(_characters, value))
+        return sum(map(characters_of, value))
     return 0
 
 

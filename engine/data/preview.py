@@ -10,7 +10,7 @@ from typing import Any
 from engine.config.data_settings import DataColumns, DataConfig, DataSource
 from engine.config.settings import AUTO
 from engine.data.columns import ROWS_READ_FIRST, columns_of, first_survey, map_first, note_on
-from engine.data.encoded import Numbered, numbered_rows
+from engine.data.encoded import Numbered, characters_of, numbered_rows
 from engine.data.shown_rows import Opened, shown_rows
 from engine.errors import DataError
 from engine.examples.choose_columns import columns_to_choose, kind_of
@@ -19,6 +19,9 @@ from engine.examples.survey import Survey
 from engine.examples.unknown_flags import UnknownFlags
 from engine.paths import resolve_source
 from engine.sources.open_source import Source, open_source, refuse_missing_file
+
+_MOST_CHARACTERS = 16 << 20
+"""No further row is read for a preview once there are so many characters."""
 
 
 def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]:
@@ -144,8 +147,7 @@ def read_parts(config: DataConfig, rows: int) -> Iterator[Read]:
     rows_of_each = -(-ROWS_READ_FIRST // len(parts))
     count = max(rows, rows_of_each)
     for part, _ in parts:
-        source, first_rows = _first(part, count)
-        yield Read(part, source, first_rows, len(first_rows) >= count)
+        yield _first(part, count)
 
 
 def check_first_rows(config: DataConfig) -> None:
@@ -155,14 +157,21 @@ def check_first_rows(config: DataConfig) -> None:
     for part, _ in config.parts():
         refuse_missing_file(part.only_source)
         if resolve_source(part.only_source) is not None:
-            source, read = _first(part, ROWS_READ_FIRST)
-            columns = map_first(part, source, [row for _, row, _ in read])
-            columns.refuse_possible_flags(((row, where) for _, row, where in read), source.name)
+            read = _first(part, ROWS_READ_FIRST)
+            columns = map_first(part, read.source, [row for _, row, _ in read.rows])
+            places = ((row, where) for _, row, where in read.rows)
+            columns.refuse_possible_flags(places, read.source.name)
 
 
-def _first(part: DataConfig, count: int) -> tuple[Source, list[Numbered]]:
+def _first(part: DataConfig, count: int) -> Read:
     source = open_source(part, streaming=True)
-    read = list(itertools.islice(numbered_rows(source), count))
+    read: list[Numbered] = []
+    characters = 0
+    for numbered in itertools.islice(numbered_rows(source), count):
+        read.append(numbered)
+        characters += characters_of(numbered[1])
+        if characters > _MOST_CHARACTERS:
+            break
     if not read:
         raise DataError(f"{source.name} has no rows; give a data set with at least one.")
-    return source, read
+    return Read(part, source, read, len(read) >= count or characters > _MOST_CHARACTERS)

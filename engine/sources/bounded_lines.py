@@ -15,19 +15,29 @@ from engine.sources.reading import told
 
 LONGEST_LINE = 64 << 20
 """A line has at most this many bytes."""
+MOST_BLANK = 1 << 22
+"""So many blank lines may follow each other."""
 _PIECE = 1 << 20
 _LINE_FEED = 10
 
 
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yields (number from 1, line in UTF-8 with its end) of a text file. Raises DataError for a
-    line with zero bytes and for one that is longer than `LONGEST_LINE`.
+    line with zero bytes, for one that is longer than `LONGEST_LINE`, and where nothing but blank
+    lines follow.
     """
     held: list[bytes] = []
     length = 0
     number = 0
+    blank = 0
     for number, piece in _pieces(path):
         if not held and (piece.endswith(b"\n") or len(piece) < _PIECE):
+            blank = blank + 1 if len(piece) < 3 and piece.isspace() else 0
+            if blank > MOST_BLANK:
+                raise DataError(
+                    f"{path.name} has {MOST_BLANK:,} blank lines up to line {number:,}; remove "
+                    "them, or check whether the file is damaged."
+                )
             yield number, piece
             continue
         held.append(piece)

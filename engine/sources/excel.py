@@ -6,19 +6,20 @@ import contextlib
 import datetime as dt
 import itertools
 import re
-import zipfile
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from engine.errors import DataError, first_line
+from engine.sources.bounded_lines import LONGEST_LINE
 from engine.sources.json_files import Row
 from engine.sources.open_text import open_bytes
+from engine.sources.sheet_xml import MOST_BLANK, MOST_ROWS, Parts
 from engine.sources.tables import cell_value, refuse_equal_names
 
-_LARGEST_SHEET = 1 << 30
-_LARGEST_PART = 256 << 20
-"""Parts of a file that are no sheets are read into memory, such as the texts of all cells."""
+MOST_COLUMNS = 16_384
+"""Columns of a sheet, as in Excel."""
 _PLAIN_NUMBER = re.compile(r"(#,##)?0(?:\.(0+))?(%)?")
 _Cells = list[str]
 
@@ -29,7 +30,7 @@ def sheet_rows(path: Path) -> Iterator[tuple[int, Row]]:
     """
     number = 1
     with _workbook(path) as workbook:
-        rows = _filled(_sheet_with_rows(workbook))
+        rows = workbook.with_rows()[1]
         number, header = next(rows, (1, []))
         refuse_equal_names(header, path.name)
         for number, cells in rows:
@@ -45,24 +46,19 @@ def sheet_rows(path: Path) -> Iterator[tuple[int, Row]]:
 def sheet_note(path: Path) -> str | None:
     """Returns a sentence about which sheet is read, if there are several."""
     with _workbook(path) as workbook:
-        sheets = [sheet.title for sheet in workbook.worksheets]
-        if len(sheets) < 2:
+        if len(workbook.sheets) < 2:
             return None
-        read = _sheet_with_rows(workbook).title
-        return f"Of the {len(sheets)} sheets of {path.name}, only {read} is read."
+        read, _ = workbook.with_rows()
+        return f"Of the {len(workbook.sheets)} sheets of {path.name}, only {read} is read."
 
 
 @contextlib.contextmanager
-def _workbook(path: Path) -> Iterator[Any]:
+def _workbook(path: Path) -> Iterator[_Workbook]:
     """Opens a file of Excel. Raises DataError for whatever is wrong with it."""
-    import openpyxl
-
     with open_bytes(path, ".xlsx") as file:
-        workbook = None
         try:
-            _refuse_large_parts(file, path.name)
-            workbook = openpyxl.load_workbook(file, read_only=True, data_only=True)
-            yield workbook
+            with Parts(file, path.name) as parts:
+                yield _Workbook(parts, path.name)
         except DataError:
             raise
         except Exception as error:  # noqa: BLE001  openpyxl raises errors of many libraries
@@ -70,44 +66,113 @@ def _workbook(path: Path) -> Iterator[Any]:
                 f"{path.name} cannot be read as a file of Excel ({first_line(error)}); save it "
                 "again, or as .csv."
             ) from None
-        finally:
-            if workbook is not None:
-                workbook.close()
 
 
-def _refuse_large_parts(file: Any, name: str) -> None:
-    with zipfile.ZipFile(file) as parts:
-        for part in parts.infolist():
-            is_sheet = part.filename.startswith("xl/worksheets/")
-            if part.file_size > (_LARGEST_SHEET if is_sheet else _LARGEST_PART):
-                raise DataError(
-                    f"{name} is too large for a file of Excel ({part.filename} unpacks to "
-                    f"{part.file_size >> 20:,} MiB); save it as .csv."
-                )
+class _Workbook:
+    """The sheets of a file. openpyxl reads their names, the styles and the cells."""
+
+    def __init__(self, parts: Parts, name: str):
+        from openpyxl.reader.excel import SHARED_STRINGS, ExcelReader
+        from openpyxl.styles.stylesheet import apply_stylesheet
+
+        self._parts = parts
+        self._name = name
+        reader = ExcelReader(parts.fp, read_only=True, data_only=True, keep_links=False)
+        reader.archive = parts
+        reader.read_manifest()
+        reader.read_workbook()
+        apply_stylesheet(parts, reader.wb)
+        self._book = reader.wb
+        texts = reader.package.find(SHARED_STRINGS)
+        self._texts = [] if texts is None else parts.texts(texts.PartName[1:])
+        there = set(parts.namelist())
+        self.sheets = [
+            (sheet.name, found.target)
+            for sheet, found in reader.parser.find_sheets()
+            if found.target in there and "chartsheet" not in found.Type
+        ]
+        """The name and the part of each sheet."""
+        if not self.sheets:
+            raise ValueError("it has no sheets")
+
+    def with_rows(self) -> tuple[str, Iterator[tuple[int, _Cells]]]:
+        """Returns the first sheet with a row under its header, or else the first sheet: its name,
+        and its rows with text.
+        """
+        found = self.sheets[0]
+        if len(self.sheets) > 1:
+            blank = _Blank(self._name)
+            for sheet in self.sheets:
+                rows = self._filled(sheet[1], blank)
+                next(rows, None)
+                if next(rows, None) is not None:
+                    found = sheet
+                    break
+        return found[0], self._filled(found[1], _Blank(self._name))
+
+    def _filled(self, part: str, blank: _Blank) -> Iterator[tuple[int, _Cells]]:
+        """Yields (row from 1, cells up to the last one with text) of the rows with text."""
+        from openpyxl.cell.read_only import ReadOnlyCell
+        from openpyxl.worksheet._reader import WorkSheetParser
+
+        book = self._book
+        parser = WorkSheetParser(
+            None,
+            self._texts,
+            data_only=True,
+            epoch=book.epoch,
+            date_formats=book._date_formats,
+            timedelta_formats=book._timedelta_formats,
+        )
+        sheet = types.SimpleNamespace(parent=book)
+        for size, node in self._parts.row_nodes(part):
+            number, cells = parser.parse_row(node)
+            parser.row_dimensions.clear()
+            texts: dict[int, str] = {}
+            for cell in cells:
+                if cell["value"] is not None:
+                    text = _text(ReadOnlyCell(sheet, **cell))
+                    if text.strip():
+                        texts[cell["column"]] = text
+            if not texts:
+                blank.add(size, number)
+                continue
+            blank.bytes = 0
+            self._refuse_beyond(number, texts)
+            last = max(texts)
+            yield number, [texts.get(column, "") for column in range(1, last + 1)]
+
+    def _refuse_beyond(self, number: int, texts: dict[int, str]) -> None:
+        """Raises DataError for a row that no table has."""
+        last = max(texts)
+        if number > MOST_ROWS or last > MOST_COLUMNS:
+            raise DataError(
+                f"Row {number:,} of {self._name} has text in column {last:,}, and a sheet has at "
+                f"most {MOST_ROWS:,} rows and {MOST_COLUMNS:,} columns; write the table again."
+            )
+        if sum(map(len, texts.values())) > LONGEST_LINE:
+            longest = max(texts, key=lambda column: len(texts[column]))
+            raise DataError(
+                f"Row {number:,} of {self._name} has more than {LONGEST_LINE >> 20} MiB of text, "
+                f"most of it in column {longest:,}; divide it."
+            )
 
 
-def _sheet_with_rows(workbook: Any) -> Any:
-    """Returns the first sheet with a row under its header, or else the first sheet."""
-    sheets = workbook.worksheets
-    if not sheets:
-        raise ValueError("it has no sheets")
-    for sheet in sheets:
-        rows = _filled(sheet)
-        next(rows, None)
-        if next(rows, None) is not None:
-            return sheet
-    return sheets[0]
+class _Blank:
+    """How much of a file was read since the last row with text."""
 
+    def __init__(self, name: str):
+        self.bytes = 0
+        self._name = name
 
-def _filled(sheet: Any) -> Iterator[tuple[int, _Cells]]:
-    """Yields (row from 1, cells up to the last one with text) of the rows with text."""
-    sheet.reset_dimensions()  # a wrong size in the file would hide cells
-    for number, row in enumerate(sheet.iter_rows(), 1):
-        cells = [_text(cell) for cell in row]
-        while cells and not cells[-1].strip():
-            cells.pop()
-        if cells:
-            yield number, cells
+    def add(self, size: int, number: int) -> None:
+        """Counts a blank row. Raises DataError after too many."""
+        self.bytes += size
+        if self.bytes > MOST_BLANK:
+            raise DataError(
+                f"{self._name} has {MOST_BLANK >> 20} MiB of blank cells up to row {number:,}; "
+                "delete the blank rows and columns around the table, or save it as .csv."
+            )
 
 
 def _text(cell: Any) -> str:

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import DataError
-from engine.sources.bounded_lines import text_lines
+from engine.sources.bounded_lines import LONGEST_LINE, text_lines
 from engine.sources.kinds import suffixes_of
 from engine.sources.reading import told
 from engine.sources.text_files import TURN_COLUMNS
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 """These characters may stand between cells; each has its name in the plural."""
-_LONGEST_CELL = 1 << 30
 _LINES_LOOKED_AT = 200
 _CHARACTERS_LOOKED_AT = 1 << 18
 _SEPARATOR_LINE = re.compile(r"\s*\"?sep=(.)\"?\s*")
@@ -29,16 +28,19 @@ _SEPARATOR_LINE = re.compile(r"\s*\"?sep=(.)\"?\s*")
 def table_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Reads a table and yields (row from 1, cells by the header's names). An empty cell becomes an
     empty text. A JSON list in a column of turns or tools is parsed. Raises DataError for a row with
-    too many or too few cells.
+    too many or too few cells, and for one that is longer than a line may be.
     """
-    csv.field_size_limit(_LONGEST_CELL)
+    csv.field_size_limit(LONGEST_LINE)  # for all tables of the process
     delimiter = delimiter_of(path)
     number = 0
     with told(path.name, lambda: f"row {number}"):
-        lines = csv.reader(_without_separator_line(path), delimiter=delimiter, strict=True)
-        header = [name.strip() for name in next(lines, [])]
+        lines = _LinesOfRows(path, delimiter)
+        rows = csv.reader(lines, delimiter=delimiter, strict=True)
+        header = [name.strip() for name in next(rows, [])]
         refuse_equal_names(header, path.name)
-        for cells in lines:
+        lines.begin_row()
+        for cells in rows:
+            lines.begin_row()
             if not cells:  # a blank line
                 continue
             number += 1
@@ -49,6 +51,48 @@ def table_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     f"texts with {DELIMITERS[delimiter]} or line ends in double quotes."
                 )
             yield number, {name: cell_value(name, text) for name, text in zip(header, cells)}
+
+
+class _LinesOfRows:
+    """The lines of a table, of which one row has a limited number of characters: behind a double
+    quote that never ends, the rest of the file would be one cell.
+    """
+
+    def __init__(self, path: Path, delimiter: str):
+        self._path = path
+        self._delimiter = delimiter
+        self._first = 0
+        self._begin: list[str] = []
+        """The first lines of the row."""
+        self._length = 0
+
+    def begin_row(self) -> None:
+        """Says that the next line is the first of a row."""
+        self._begin.clear()
+        self._length = 0
+
+    def __iter__(self) -> Iterator[str]:
+        begin = self._begin
+        for number, line in _without_separator_line(self._path):
+            if not begin:
+                self._first = number
+            self._length += len(line)
+            if len(begin) < _LINES_LOOKED_AT:
+                begin.append(line)
+            if self._length > LONGEST_LINE:
+                raise self._too_long()
+            yield line
+
+    def _too_long(self) -> DataError:
+        """Returns the error for the row that has been read so far."""
+        # Not strict: a quote that is open ends with the lines.
+        cells = next(csv.reader(self._begin, delimiter=self._delimiter), [])
+        longest = max(range(len(cells)), key=lambda place: len(cells[place]), default=0)
+        return DataError(
+            f"The row of {self._path.name} that begins in line {self._first:,} is longer than "
+            f"{LONGEST_LINE / 2**20:g} MiB, most of it in column {longest + 1:,}; end the double "
+            "quote that begins there, or divide the row."
+        )
 
 
 def delimiter_of(path: Path) -> str:
@@ -107,10 +151,10 @@ def _parsed(lines: Iterable[str], delimiter: str) -> list[list[str]]:
     return [row for row in rows if row]
 
 
-def _without_separator_line(path: Path) -> Iterator[str]:
+def _without_separator_line(path: Path) -> Iterator[tuple[int, str]]:
     for number, line in text_lines(path):
         if number > 1 or not _SEPARATOR_LINE.fullmatch(line):
-            yield line
+            yield number, line
 
 
 def cell_value(name: str, text: str) -> Any:

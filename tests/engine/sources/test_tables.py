@@ -10,7 +10,7 @@ import pytest
 
 from engine.config.data_settings import DataConfig
 from engine.errors import DataError
-from engine.sources import excel
+from engine.sources import sheet_xml
 from engine.sources.open_source import notes_on, open_source
 from engine.sources.tables import delimiter_of, refuse_equal_names
 from tests.support.data_files import as_sheets, write
@@ -132,7 +132,7 @@ def test_a_sheet_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
     path = write(tmp_path / "a.xlsx", as_sheets({"Only": [["a"], ["1"]]}))
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as parts:
         parts.writestr("xl/bomb.xml", b" " * (2 << 20))
-    monkeypatch.setattr(excel, "_LARGEST_PART", 1 << 20)
+    monkeypatch.setattr(sheet_xml, "_LARGEST_PART", 1 << 20)
     with pytest.raises(
         DataError, match=r"^a\.xlsx is too large .* \(xl/bomb\.xml unpacks to 2 MiB"
     ):
