@@ -69,7 +69,7 @@ def row_batches(source: Source) -> Iterator[list[Numbered]]:
     characters = 0
     for numbered in numbered_rows(source):
         batch.append(numbered)
-        characters += characters_of(numbered[1])
+        characters += _characters(numbered[1])
         if len(batch) == _ROWS or characters >= _CHARACTERS:
             yield batch
             batch = []
@@ -102,16 +102,16 @@ def _items(value: Any) -> Iterable[Any]:
     return [item for item in found if isinstance(item, dict | list)]
 
 
-def characters_of(value: Any) -> int:
+def _characters(value: Any) -> int:
     """Returns the number of characters in all texts of a value, however deeply nested."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Passage):
         return len(value["text"])
     if isinstance(value, dict):
-        return sum(map(characters_of, value.values()))
+        return sum(map(_characters, value.values()))
     if isinstance(value, list):
-        return sum(map(characters_of, value))
+        return sum(map(_characters, value))
     return 0
 
 

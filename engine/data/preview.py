@@ -10,7 +10,7 @@ from typing import Any
 from engine.config.data_settings import DataColumns, DataConfig, DataSource
 from engine.config.settings import AUTO
 from engine.data.columns import ROWS_READ_FIRST, columns_of, first_survey, map_first, note_on
-from engine.data.encoded import Numbered, characters_of, numbered_rows
+from engine.data.encoded import Numbered, numbered_rows
 from engine.data.shown_rows import Opened, shown_rows
 from engine.errors import DataError
 from engine.examples.choose_columns import columns_to_choose, kind_of
@@ -169,9 +169,20 @@ def _first(part: DataConfig, count: int) -> Read:
     characters = 0
     for numbered in itertools.islice(numbered_rows(source), count):
         read.append(numbered)
-        characters += characters_of(numbered[1])
+        characters += _cost_of(numbered[1])
         if characters > _MOST_CHARACTERS:
             break
     if not read:
         raise DataError(f"{source.name} has no rows; give a data set with at least one.")
     return Read(part, source, read, len(read) >= count or characters > _MOST_CHARACTERS)
+
+
+def _cost_of(row: Any) -> int:
+    """Returns the characters of a row, and 64 for each of its lists and objects."""
+    if isinstance(row, str):
+        return len(row)
+    if isinstance(row, dict):
+        return 64 + sum(map(_cost_of, row.values()))
+    if isinstance(row, list):
+        return 64 + sum(map(_cost_of, row))
+    return 1

@@ -12,8 +12,11 @@ import numpy as np
 from engine.errors import DataError, first_line
 from engine.sources.json_files import Row
 from engine.sources.open_text import open_bytes
+from engine.sources.parquet_sizes import rows_at_once
 
 _ROWS_A_READ = 1024
+_BYTES_A_READ = 64 << 20
+"""Fewer rows become objects at once where they take more bytes than this."""
 _ITEMS_SKIMMED = 8
 _WHOLE_FILE = b"ARROW1"
 
@@ -160,8 +163,10 @@ def _arrow_batches(path: Path) -> Iterator[Any]:
 def _parquet_batches(path: Path) -> Iterator[Any]:
     from pyarrow import parquet
 
-    with parquet.ParquetFile(path) as file:
-        yield from file.iter_batches(batch_size=_ROWS_A_READ)
+    with parquet.ParquetFile(path) as file, path.open("rb") as raw:
+        for number in range(file.metadata.num_row_groups):
+            rows = rows_at_once(file.metadata.row_group(number), raw, path.name)
+            yield from file.iter_batches(batch_size=rows, row_groups=[number])
 
 
 def _pylist(batch: Any) -> list[Row]:
@@ -177,10 +182,28 @@ def _rows(
     with _telling(lambda: f"{path.name} cannot be read after row {number}", "write the file again"):
         for batch in batches:
             batch.validate(full=True)  # wrong offsets of a damaged file would end the process
-            for start in range(0, batch.num_rows, _ROWS_A_READ):
-                for row in rows_of(batch.slice(start, _ROWS_A_READ)):
+            rows = max(1, min(_ROWS_A_READ, _BYTES_A_READ // _largest_row(batch)))
+            for start in range(0, batch.num_rows, rows):
+                for row in rows_of(batch.slice(start, rows)):
                     number += 1
                     yield number, without_filled(row)
+
+
+def _largest_row(batch: Any) -> int:
+    """Returns about how many bytes a row of a batch becomes; a text of a dictionary may be in every
+    row.
+    """
+    import pyarrow as pa
+    from pyarrow import compute
+
+    size = batch.nbytes // max(1, batch.num_rows) + 1
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type):
+            kind = column.type.value_type
+            is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+            longest = compute.max(compute.binary_length(column.dictionary)) if is_text else None
+            size += longest.as_py() or 0 if longest is not None else column.dictionary.nbytes
+    return int(size)
 
 
 def _opening(path: Path, kind: str) -> contextlib.AbstractContextManager[None]:

@@ -73,7 +73,9 @@ class _LinesOfRows:
 
     def __iter__(self) -> Iterator[str]:
         begin = self._begin
-        for number, line in _without_separator_line(self._path):
+        for number, line in text_lines(self._path):
+            if number == 1 and _SEPARATOR_LINE.fullmatch(line):
+                continue
             if not begin:
                 self._first = number
             self._length += len(line)
@@ -149,12 +151,6 @@ def _parsed(lines: Iterable[str], delimiter: str) -> list[list[str]]:
     with contextlib.suppress(csv.Error):
         rows.extend(csv.reader(lines, delimiter=delimiter, strict=True))
     return [row for row in rows if row]
-
-
-def _without_separator_line(path: Path) -> Iterator[tuple[int, str]]:
-    for number, line in text_lines(path):
-        if number > 1 or not _SEPARATOR_LINE.fullmatch(line):
-            yield number, line
 
 
 def cell_value(name: str, text: str) -> Any:
