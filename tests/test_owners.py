@@ -51,6 +51,12 @@ REASONS: dict[str, dict[str, str]] = {
     "engine/machine/primitive_cache.py": {
         "os.environ is changed": "oneDNN and torch read there how many kernels they may keep"
     },
+    "engine/sources/excel.py": {
+        "reader.archive is set": "openpyxl would read parts of any size",
+        "parser.row_dimensions is changed": "openpyxl keeps the heights of all rows there",
+        "book._date_formats is private": "openpyxl hands them to its parser so",
+        "book._timedelta_formats is private": "openpyxl hands them to its parser so",
+    },
     "engine/sources/hub_connection.py": {
         "datasets.config.HF_HUB_OFFLINE is set": "datasets takes it in no other way at run time"
     },

@@ -137,7 +137,7 @@ class _Workbook:
             if not texts:
                 blank.add(size, number)
                 continue
-            blank.bytes = 0
+            blank.end()
             self._refuse_beyond(number, texts)
             last = max(texts)
             yield number, [texts.get(column, "") for column in range(1, last + 1)]
@@ -162,13 +162,17 @@ class _Blank:
     """How much of a file was read since the last row with text."""
 
     def __init__(self, name: str):
-        self.bytes = 0
+        self._bytes = 0
         self._name = name
+
+    def end(self) -> None:
+        """Counts from 0 again, behind a row with text."""
+        self._bytes = 0
 
     def add(self, size: int, number: int) -> None:
         """Counts a blank row. Raises DataError after too many."""
-        self.bytes += size
-        if self.bytes > MOST_BLANK:
+        self._bytes += size
+        if self._bytes > MOST_BLANK:
             raise DataError(
                 f"{self._name} has {MOST_BLANK >> 20} MiB of blank cells up to row {number:,}; "
                 "delete the blank rows and columns around the table, or save it as .csv."

@@ -43,9 +43,7 @@ class Parts(zipfile.ZipFile):
         for part in self.infolist():
             is_sheet = part.filename.startswith("xl/worksheets/")
             if part.file_size > (_LARGEST_SHEET if is_sheet else _LARGEST_PART):
-                raise self._too_large(
-                    f"{part.filename} unpacks to {part.file_size >> 20:,} MiB"
-                )
+                raise self._too_large(f"{part.filename} unpacks to {part.file_size >> 20:,} MiB")
 
     def read(self, name: str | zipfile.ZipInfo, pwd: bytes | None = None) -> bytes:
         """Returns a part as a whole, for openpyxl."""
@@ -99,7 +97,7 @@ class _Bounded:
         self._bytes = 0
         self._tags = 0
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int = -1, /) -> bytes:
         """Returns the next bytes."""
         piece = self._source.read(size)
         self._bytes += len(piece)

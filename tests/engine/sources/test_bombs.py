@@ -217,9 +217,8 @@ def test_a_dictionary_of_one_long_text_is_read_a_few_rows_at_a_time(tmp_path):
     options = {"compression": "zstd", "dictionary_pagesize_limit": 1 << 30, "store_schema": False}
     parquet.write_table(table, tmp_path / "a.parquet", **options)
     assert (tmp_path / "a.parquet").stat().st_size < 4096
-    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file:
-        with pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as writer:
+        writer.write_table(table)
     before = pa.default_memory_pool().bytes_allocated()
     for name in ("a.parquet", "a.arrow"):
         rows = open_source(DataConfig(source=str(tmp_path / name)), streaming=True).read()
