@@ -25,7 +25,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -144,6 +144,17 @@ def _opened(path: Path, name: str, folder: int, flags: int, mode: int = BY_UMASK
         os.close(descriptor)
         raise
     return descriptor
+
+
+def refuse_other_kinds(
+    path: Path, found: Mapping[str, os.stat_result], names: Iterable[str]
+) -> None:
+    """Raises FileFault if one of these names in the folder `path`, as `entries` found them, is no
+    regular file.
+    """
+    for name in names:
+        if name in found:
+            _refuse_other_kinds(path / name, found[name])
 
 
 # ---------------------------------------------------------------------- looking
@@ -404,6 +415,18 @@ def open_lock(path: Path, within: Path, makes: bool, mode: int = BY_UMASK) -> in
         return _opened(path, name, folder, flags, mode)
 
 
+def truncate(path: Path, within: Path, size: int) -> None:
+    """Shortens a file that has no second name. Raises OSError, and FileFault."""
+    with _above(path, within) as (name, folder):
+        descriptor = _opened(path, name, folder, os.O_WRONLY)
+        try:
+            if os.fstat(descriptor).st_nlink > 1:
+                raise FileFault(path, "has a second name, so it is not changed here")
+            os.ftruncate(descriptor, size)
+        finally:
+            os.close(descriptor)
+
+
 def write_over(descriptor: int, content: bytes) -> None:
     """Replaces the content of an open file, unless it has a second name. Raises OSError."""
     if os.fstat(descriptor).st_nlink == 1:
@@ -464,10 +487,20 @@ def remove_tree(path: Path, within: Path) -> None:
     """Removes a folder with all that is in it, or a file, or a link itself; nothing that a link
     leads to. Raises OSError.
     """
+    _remove_tree(path, within, ignores=False)
+
+
+def try_to_remove_tree(path: Path, within: Path) -> None:
+    """Removes as much of a tree as possible, and raises nothing."""
+    with contextlib.suppress(OSError):
+        _remove_tree(path, within, ignores=True)
+
+
+def _remove_tree(path: Path, within: Path, ignores: bool) -> None:
     with contextlib.suppress(FileNotFoundError), _above(path, within) as (name, folder):
         if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             try:
-                shutil.rmtree(name, dir_fd=folder)
+                shutil.rmtree(name, ignores, dir_fd=folder)
             except RecursionError:
                 raise FileFault(path, "has too many folders in each other") from None
         else:

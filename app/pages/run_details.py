@@ -6,19 +6,21 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 from typing import Any
 
 from app.session.detached import STDERR_FILE, STDOUT_FILE, last_lines
 from app.view.benchmark_rows import benchmark_table
+from engine import safe_files
 from engine.adapters.peft_folder import CONFIG as ADAPTER_CONFIG
 from engine.checkpoints.saved_steps import saved_steps
 from engine.config.export_choice import ExportFrom
+from engine.config.tree import MOST_BYTES
 from engine.errors import RamstreamError
 from engine.home.commands import adapter_to_type, what_to_type
 from engine.home.modelfile import MODELFILE
 from engine.paths import program_command
 from engine.runs.folder import CONFIG_FILE, RunFolder
+from engine.safe_files import FileFault
 from engine.summaries.about import NAME_LIMIT, NOTE_LIMIT, read_about
 from engine.summaries.benchmark_results import read_benchmarks
 from engine.summaries.listing import summarise
@@ -40,7 +42,8 @@ def run_details(folder: RunFolder) -> dict[str, Any]:
     config = ""
     problem = ""
     try:
-        config = (folder.path / CONFIG_FILE).read_text(encoding="utf-8", errors="replace")
+        content = safe_files.read_bytes(folder.path / CONFIG_FILE, folder.root, MOST_BYTES)
+        config = content.decode("utf-8", "replace")
     except OSError as error:
         problem = f"{CONFIG_FILE} cannot be read ({error.strerror})."
     return {
@@ -63,9 +66,9 @@ def run_details(folder: RunFolder) -> dict[str, Any]:
 def _home(folder: RunFolder) -> dict[str, Any]:
     there = saved_steps(folder.checkpoints_path, folder.best_path)
     saved = there.exported(_export_from(folder))
-    exported = folder.export_path.resolve()
-    is_adapter = (exported / ADAPTER_CONFIG).is_file()
-    has_export = is_adapter or (exported / "config.json").is_file()
+    exported = folder.path.resolve() / folder.export_path.name
+    is_adapter = safe_files.is_file(folder.export_path / ADAPTER_CONFIG, folder.root)
+    has_export = is_adapter or safe_files.is_file(folder.export_path / "config.json", folder.root)
     target = f"exports/{folder.id}"
     loaded = str(exported) if has_export else target
     typed = what_to_type(loaded, _ollama_name(folder))
@@ -96,7 +99,7 @@ def _home(folder: RunFolder) -> dict[str, Any]:
         "rows": rows,
         "pushed": pushed,
         "benchmarks": benchmark_table(read_benchmarks(folder.path)),
-        "template": _template_in_words(exported) if has_export else "",
+        "template": _template_in_words(folder, is_adapter) if has_export else "",
     }
 
 
@@ -135,14 +138,17 @@ def _ollama_name(folder: RunFolder) -> str:
     return "-".join(words) or "my-model"
 
 
-def _template_in_words(exported: Path) -> str:
-    """Returns what the Modelfile of an exported folder says of its template."""
+def _template_in_words(folder: RunFolder, is_adapter: bool) -> str:
+    """Returns what the Modelfile of a run's export says of its template."""
     try:
-        text = (exported / MODELFILE).read_text(encoding="utf-8")
+        content = safe_files.read_bytes(folder.export_path / MODELFILE, folder.root)
+    except FileFault as error:
+        return f"Its Modelfile cannot be read: {error.strerror}."
     except OSError:
-        if (exported / ADAPTER_CONFIG).is_file():
+        if is_adapter:
             return "An adapter has no Modelfile; export the whole model for Ollama."
         return "This folder has no Modelfile, as it was exported by an earlier version."
+    text = content.decode("utf-8", "replace")
     if "\nTEMPLATE " in text:
         return (
             "Its Modelfile writes conversations for Ollama with the tokens of the model's own chat "
@@ -153,7 +159,7 @@ def _template_in_words(exported: Path) -> str:
 
 
 def _printed(folder: RunFolder, name: str) -> list[str]:
-    return last_lines(folder.path / name)[-PRINTED_LINES:]
+    return last_lines(folder.path / name, folder.root)[-PRINTED_LINES:]
 
 
 def _config_name(folder: RunFolder) -> str:

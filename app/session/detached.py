@@ -23,20 +23,22 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, BinaryIO
 
+import msgspec
 import psutil
 
+from engine import safe_files
 from engine.config.changes import Change
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
-from engine.files import file_size, write_whole
 from engine.helper_process import signal_name
 from engine.paths import PROGRAM_ROOT
 from engine.runs.control import send_command
 from engine.runs.events import RunEnded
 from engine.runs.folder import RunFolder, create_run, delete_run, lasting_config
 from engine.runs.recorder import RunRecorder
+from engine.safe_files import FileFault
 
 PROCESS_FILE = "detached.json"
 STDOUT_FILE = "stdout.txt"
@@ -128,6 +130,15 @@ class DetachedRuns:
         # This is a daemon thread, so that the server can end while the process continues.
         threading.Thread(target=wait, name=f"detached-{folder.id}", daemon=True).start()
 
+    def why_it_failed(self, folder: RunFolder) -> str | None:
+        """Returns why a process ended before its first record, for a list, which writes nothing.
+        None if it did not, if a thread of this server waits for it, or if that cannot be found out.
+        """
+        with contextlib.suppress(OSError):
+            if folder.path not in self._awaited and _has_ended_before_its_record(folder):
+                return why_it_ended(folder.path)
+        return None
+
     def settle(self, folder: RunFolder) -> None:
         """Records that a process ended before its first record, and so has failed. This does
         nothing while a thread of this server waits for that process. A failure that cannot be
@@ -150,11 +161,8 @@ def _start_process(folder: RunFolder) -> subprocess.Popen[bytes]:
     environment = dict(os.environ)
     environment.pop(LOGIN_VARIABLE, None)  # a training process needs no password
     environment["TQDM_DISABLE"] = "1"  # an unseen progress bar would fill the disk
-    recorded = file_size(folder.events_path)
-    with (
-        (folder.path / STDOUT_FILE).open("wb") as out,
-        (folder.path / STDERR_FILE).open("wb") as err,
-    ):
+    recorded = safe_files.size_of(folder.events_path, folder.root)
+    with _output(folder, STDOUT_FILE) as out, _output(folder, STDERR_FILE) as err:
         process = subprocess.Popen(
             train_command(folder),
             stdin=subprocess.DEVNULL,
@@ -172,13 +180,19 @@ def _start_process(folder: RunFolder) -> subprocess.Popen[bytes]:
         "recorded": recorded,
     }
     try:
-        write_whole(folder.path / PROCESS_FILE, json.dumps(identity))
+        safe_files.write_whole(folder.path / PROCESS_FILE, json.dumps(identity), folder.root)
     except OSError:
         # Without that file, no later server could tell that this process belongs to the run.
         process.kill()
         process.wait()
         raise
     return process
+
+
+def _output(folder: RunFolder, name: str) -> BinaryIO:
+    """Returns a new file for the output of a process, in place of what has its name."""
+    safe_files.remove(folder.path / name, folder.root)
+    return os.fdopen(safe_files.create(folder.path / name, folder.root), "wb")
 
 
 def _record_end(folder: RunFolder, code: int | None) -> None:
@@ -188,8 +202,7 @@ def _record_end(folder: RunFolder, code: int | None) -> None:
     # A RunError means that another process holds the run's lock; that process records the run
     # itself.
     with contextlib.suppress(RunError, OSError):
-        was_detached = (folder.path / PROCESS_FILE).is_file()
-        if not was_detached or _has_recorded(folder) or _is_alive(folder):
+        if not _has_ended_before_its_record(folder):
             return
         with folder.lock():
             # The size is checked under the lock, since another process may have begun the record
@@ -199,6 +212,12 @@ def _record_end(folder: RunFolder, code: int | None) -> None:
                     recorder.emit(RunEnded("failed", why_it_ended(folder.path, code), "RunError"))
 
 
+def _has_ended_before_its_record(folder: RunFolder) -> bool:
+    """Returns whether a run was given a process that has ended without a record. Raises OSError."""
+    was_detached = safe_files.is_file(folder.path / PROCESS_FILE, folder.root)
+    return was_detached and not _has_recorded(folder) and not _is_alive(folder)
+
+
 def is_starting(folder: RunFolder) -> bool:
     """Returns whether the run has a process of its own that has not written a record yet."""
     return not _has_recorded(folder) and _is_alive(folder)
@@ -206,20 +225,36 @@ def is_starting(folder: RunFolder) -> bool:
 
 def _has_recorded(folder: RunFolder) -> bool:
     """Returns whether the record has become longer since the run was given a process."""
-    size = file_size(folder.events_path)
+    try:
+        size = safe_files.size_of(folder.events_path, folder.root)
+    except FileFault:  # no process can record anything in what is no file
+        return True
     if size == 0:
         return False
-    before = _process_of(folder).get("recorded", 0)
-    return size != before
+    process = _process_of(folder)
+    return size != (0 if process is None else process.recorded)
 
 
-def _process_of(folder: RunFolder) -> dict[str, Any]:
-    """Returns what `detached.json` says, which is nothing where it cannot be read."""
+class _Process(msgspec.Struct, frozen=True):
+    """What `detached.json` says of a process. Files of earlier versions have less."""
+
+    pid: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
+    started: float
+    """It began at this Unix time."""
+    boot: str = ""
+    """This distinguishes the boot of the machine on which it began."""
+    ticks: int = 0
+    """It began so many clock ticks after that boot."""
+    recorded: int = 0
+    """The record had this many bytes before."""
+
+
+def _process_of(folder: RunFolder) -> _Process | None:
+    """Returns what `detached.json` says, or None where it cannot be read."""
     try:
-        written = json.loads((folder.path / PROCESS_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return written if isinstance(written, dict) else {}
+        return safe_files.read_json(folder.path / PROCESS_FILE, folder.root, _Process)
+    except OSError:
+        return None
 
 
 def request_when_started(folder: RunFolder, command: str | Change) -> None:
@@ -236,7 +271,7 @@ def why_it_ended(path: Path, code: int | None = None) -> str:
     """Returns a sentence that quotes the last output of a process before it ended. `path` is the
     run folder; `code` is the exit code: negative for a signal, None if unknown.
     """
-    lines = last_lines(path / STDERR_FILE)
+    lines = last_lines(path / STDERR_FILE, path.parent)
     # The program reports its own errors in one plain sentence, to which nothing need be added.
     own = next((line for line in reversed(lines) if line.startswith("ramstream: ")), None)
     if own is not None:
@@ -252,10 +287,12 @@ def why_it_ended(path: Path, code: int | None = None) -> str:
     return f"The process of the run {how}. {said}"
 
 
-def last_lines(path: Path) -> list[str]:
-    """Returns the last non-empty lines of a text file, or none if the file does not exist."""
+def last_lines(path: Path, within: Path) -> list[str]:
+    """Returns the last non-empty lines of a text file in a folder of runs, `within`, or none if it
+    cannot be read.
+    """
     try:
-        with path.open("rb") as file:
+        with safe_files.open_to_read(path, within) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             text = file.read().decode("utf-8", "replace")
     except OSError:
@@ -296,14 +333,11 @@ def _started(pid: int) -> float:
 
 def _is_alive(folder: RunFolder) -> bool:
     """Returns whether the process that `detached.json` names still exists."""
-    written = _process_of(folder)
-    try:
-        pid, started = int(written["pid"]), float(written["started"])
-    except (ValueError, KeyError, TypeError):
+    process = _process_of(folder)
+    if process is None:
         return False
-    boot, ticks = written.get("boot"), written.get("ticks")
-    if boot and ticks:
-        return boot == _boot_id() and ticks == _ticks(pid)
+    if process.boot and process.ticks:
+        return process.boot == _boot_id() and process.ticks == _ticks(process.pid)
     # An earlier version wrote this, or the system tells no more. A later process with the same id
     # began at another time.
-    return started > 0 and abs(_started(pid) - started) < SAME_START
+    return process.started > 0 and abs(_started(process.pid) - process.started) < SAME_START

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.view.run_row import Look
+from engine import safe_files
 from engine.files import bytes_in
 from engine.runs.folder import RunFolder
 from engine.summaries.glance import read_glance
@@ -88,10 +89,10 @@ class Glances:
     def _state_of(self, run_id: str) -> tuple[int, int]:
         """Returns the size and the modification time of a run's record; zeros if there is none."""
         try:
-            stat = RunFolder(self._runs_dir / run_id).events_path.stat()
+            stat = safe_files.look(RunFolder(self._runs_dir / run_id).events_path, self._runs_dir)
         except OSError:
             return 0, 0
-        return stat.st_size, stat.st_mtime_ns
+        return (0, 0) if stat is None else (stat.st_size, stat.st_mtime_ns)
 
     def _look_at_all(self) -> None:
         """Looks at the wanted runs one after the other; the thread runs this."""

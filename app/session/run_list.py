@@ -8,9 +8,9 @@ folder has changed, so that a list of a thousand runs costs little.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,11 +19,13 @@ from app.session.detached import PROCESS_FILE, DetachedRuns, is_starting
 from app.session.glances import Glances
 from app.view.run_row import NOTHING_SEEN, Look, Weights
 from app.view.run_table import ORDERS, Asked, ListedRun, found_runs
-from engine.checkpoints.saved_steps import saved_steps
-from engine.runs.folder import LOCK_FILE, RUN_ID, RunFolder
+from engine import safe_files
+from engine.checkpoints.saved_steps import NOTHING_SAVED, saved_steps
+from engine.runs.folder import LOCK_FILE, RunFolder
 from engine.runs.following import EVENTS_FILE
-from engine.summaries.listing import RunSummary, summarise
+from engine.summaries.listing import RunSummary, in_words, run_ids, summarise, unreadable
 
+NO_WEIGHTS = Weights(can_talk=False, saved=NOTHING_SAVED)
 LIST_SECONDS = 1.0
 """The folder is read again once the last read is older than this many seconds."""
 
@@ -153,7 +155,7 @@ class RunList:
             if listing is not None and listing.is_good_at(moment):
                 return listing
             before = {} if listing is None else listing.entries
-            found = [self._entry(run_id, before.get(run_id)) for run_id in self._run_ids()]
+            found = [self._found(run_id, before.get(run_id)) for run_id in self._run_ids()]
             entries = sorted(
                 (entry for entry in found if entry is not None),
                 key=lambda entry: (entry.run.created, entry.run.id),
@@ -167,6 +169,18 @@ class RunList:
             )
             self._glances.forget_others(self._listing.entries)
             return self._listing
+
+    def _found(self, run_id: str, before: _Entry | None) -> _Entry | None:
+        """Returns `_entry`, or the run as unreadable if a fault in this program keeps it from being
+        shown: the other runs are shown all the same.
+        """
+        try:
+            return self._entry(run_id, before)
+        except Exception as error:  # noqa: BLE001  whatever the fault is
+            traceback.print_exc()
+            folder = RunFolder(self._runs_dir / run_id)
+            state, run = _FolderState((), False, True), unreadable(folder, in_words(folder, error))
+            return None if run is None else _Entry(folder, state, run, NO_WEIGHTS, False)
 
     def _entry(self, run_id: str, before: _Entry | None) -> _Entry | None:
         """Returns the run with this id, or None if it was deleted meanwhile. `before` is the run as
@@ -193,11 +207,15 @@ class RunList:
         folder = RunFolder(Path(run.path))
         if starts:
             return replace(run, state="preparing")
-        if run.state != "interrupted" or not (folder.path / PROCESS_FILE).is_file():
+        if run.state != "interrupted":
             return run
         if is_starting(folder):
             return replace(run, state="preparing")
-        self._detached.settle(folder)
+        # The page of the run records it. A list writes nothing.
+        reason = self._detached.why_it_failed(folder)
+        if reason is not None:
+            return replace(run, state="failed", reason=reason)
+        # It may have begun to record meanwhile.
         return summarise(folder)
 
     def _weights_of(self, run: RunSummary) -> Weights:
@@ -231,21 +249,17 @@ class RunList:
     def _run_ids(self) -> list[str]:
         """Returns the ids of all runs, the newest first, as they are likeliest to be running."""
         try:
-            with os.scandir(self._runs_dir) as found:
-                names = [at.name for at in found if RUN_ID.fullmatch(at.name) and at.is_dir()]
+            return sorted(run_ids(self._runs_dir), reverse=True)
         except OSError:
             return []
-        return sorted(names, reverse=True)
 
 
 def _state_of(folder: RunFolder) -> _FolderState:
     """Returns the state of a run's folder, which has no stamps if the folder cannot be read."""
     stamps: list[tuple[str, int, int, int]] = []
-    with contextlib.suppress(OSError), os.scandir(folder.path) as found:
-        for entry in found:
-            with contextlib.suppress(FileNotFoundError):
-                stat = entry.stat()
-                stamps.append((entry.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
+    with contextlib.suppress(OSError):
+        for name, stat in safe_files.entries(folder.path, folder.root).items():
+            stamps.append((name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
     written = {name: time for name, _, time, _ in stamps}
     sizes = {name: size for name, size, *_ in stamps}
     is_new = not sizes.get(EVENTS_FILE)
@@ -257,9 +271,4 @@ def _state_of(folder: RunFolder) -> _FolderState:
 
 
 def _has_export(folder: RunFolder) -> bool:
-    try:
-        return (folder.export_path / "config.json").exists()
-    except OSError:
-        # The run was deleted meanwhile, or this process may not read it. The other runs are still
-        # listed.
-        return False
+    return safe_files.is_file(folder.export_path / "config.json", folder.root)

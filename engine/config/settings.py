@@ -27,7 +27,7 @@ from engine.config.rope_settings import ROPE_SCALING, USUAL_FACTOR, RopeScaling,
 from engine.config.trained_parts import Parts, check_parts
 from engine.config.tree import assign, build, override, read_preset
 from engine.errors import ConfigError
-from engine.files import write_whole
+from engine.safe_files import write_whole
 
 Optimizer = Literal["adamw", "adamw_bf16", "adamw_8bit"]
 """AdamW keeps its moments in fp32, in bf16 or in 8 bits (`train.optimizer`)."""
@@ -328,11 +328,14 @@ class TrainConfig:
         return config
 
     @classmethod
-    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
-        """Reads a YAML preset and applies `a.b=value` overrides, values in YAML syntax. Raises
+    def load(
+        cls, path: str | Path, overrides: Sequence[str] = (), within: Path | None = None
+    ) -> TrainConfig:
+        """Reads a YAML preset and applies `a.b=value` overrides, values in YAML syntax. `within`:
+        the folder of runs, for the settings of a run, which somebody else may have written. Raises
         ConfigError.
         """
-        tree = read_preset(Path(path))
+        tree = read_preset(Path(path), within)
         for text in overrides:
             override(tree, text)
         return cls.from_dict(tree)
@@ -359,10 +362,12 @@ class TrainConfig:
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
-    def save(self, path: str | Path) -> None:
-        """Writes a preset. When this returns, the complete file is on the disk. Raises OSError."""
+    def save(self, path: str | Path, within: Path | None = None) -> None:
+        """Writes a preset. When this returns, the complete file is on the disk. `within`: as in
+        `load`. Raises OSError.
+        """
         text = yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
-        write_whole(Path(path), text)
+        write_whole(Path(path), text, Path(path).parent if within is None else within)
 
     def with_values(self, values: dict[str, Any]) -> TrainConfig:
         """Returns a validated copy with the fields of these dotted names replaced, such as

@@ -19,7 +19,11 @@ from typing import Any, Literal
 
 import yaml
 
+from engine import safe_files
 from engine.errors import ConfigError
+
+MOST_BYTES = 1 << 18
+"""The settings of a run, which somebody else may have written, have at most this many bytes."""
 
 
 def build(cls: type[Any], tree: Any, prefix: str) -> Any:
@@ -261,10 +265,20 @@ def _nearest(key: str, known: set[str]) -> str:
     return f"; did you mean {match[0]}" if match else f"; known here are {', '.join(sorted(known))}"
 
 
-def read_preset(path: Path) -> dict[str, Any]:
-    """Returns the tree of a YAML preset. Raises ConfigError, which names the file."""
+def read_preset(path: Path, within: Path | None = None) -> dict[str, Any]:
+    """Returns the tree of a YAML preset. Raises ConfigError, which names the file.
+
+    With `within`, the file is in a folder that others may have written (`engine.safe_files`);
+    without it, a person has named it.
+    """
     try:
-        tree = read_yaml(path.read_text(encoding="utf-8"))
+        if within is None:
+            text = path.read_text(encoding="utf-8")
+        else:
+            text = safe_files.read_text(path, within, MOST_BYTES)
+        tree = read_yaml(text)
+    except safe_files.FileFault as error:
+        raise ConfigError(str(path), f"{error.strerror}; mend the file.") from None
     except FileNotFoundError:
         raise ConfigError(
             str(path), "there is no such preset file; give the path of a YAML preset."

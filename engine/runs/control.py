@@ -10,15 +10,16 @@ import json
 import os
 import time
 import uuid
-from pathlib import Path
 from typing import Any
 
+from engine import safe_files
 from engine.config.changes import CHANGE, Change
 from engine.errors import RunError
-from engine.files import file_size
 from engine.runs.folder import RunFolder
 
 COMMANDS = ("stop", "discard", "pause", "resume", "save")
+_MOST_READ = 1 << 20
+"""At most so many bytes of requests are read at once; a request has some hundred."""
 
 
 # ---------------------------------------------------------------------- sending
@@ -41,7 +42,7 @@ def send_command(folder: RunFolder, command: str | Change) -> None:
     if not folder.is_running():
         raise RunError(f"Run {folder.id} is not running, so it cannot {name}.")
     try:
-        _append_line(folder.control_path, json.dumps(request).encode() + b"\n")
+        _append_line(folder, json.dumps(request).encode() + b"\n")
     except OSError as error:
         raise RunError(
             f"The request to {name} cannot be written to {folder.control_path} "
@@ -49,11 +50,11 @@ def send_command(folder: RunFolder, command: str | Change) -> None:
         ) from None
 
 
-def _append_line(path: Path, line: bytes) -> None:
+def _append_line(folder: RunFolder, line: bytes) -> None:
     """Appends a line in one write, so that lines from several processes are never interleaved.
     Raises OSError.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    descriptor = safe_files.open_to_append(folder.control_path, folder.root)
     try:
         size = os.fstat(descriptor).st_size
         # On a full disk, only part of the previous request may have been written; a line break ends
@@ -79,7 +80,7 @@ class CommandReader:
         """`folder` must be the same object that holds the run's lock."""
         if folder.control_start is None:
             raise RuntimeError("commands are read by the process that holds the run's lock.")
-        self._path = folder.control_path
+        self._folder = folder
         self._offset = folder.control_start
 
     def read_new(self) -> list[str | Change]:
@@ -98,16 +99,19 @@ class CommandReader:
     def _new_lines(self) -> list[bytes]:
         """Returns the lines that were completed since the last call."""
         try:
-            size = file_size(self._path)
+            path, root = self._folder.control_path, self._folder.root
+            size = safe_files.size_of(path, root)
             self._offset = min(self._offset, size)  # the file may have been truncated
             if size == self._offset:
                 return []
-            with self._path.open("rb") as file:
+            with safe_files.open_to_read(path, root) as file:
                 file.seek(self._offset)
-                added = file.read()
+                added = file.read(_MOST_READ)
         except OSError:
             return []
         whole = added.rfind(b"\n") + 1
+        if not whole and len(added) == _MOST_READ:  # this is no request
+            whole = len(added)
         self._offset += whole
         return added[:whole].splitlines()
 

@@ -14,19 +14,20 @@ import fcntl
 import functools
 import os
 import re
-import shutil
 import time
 import unicodedata
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from engine import safe_files
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
-from engine.files import FULL, file_size, sync_folder
+from engine.files import FULL
 from engine.paths import lasting_source, lasting_sources, program_command
 from engine.runs.following import EVENTS_FILE
 from engine.runs.snapshot import OVER_STATES
+from engine.safe_files import FileFault
 
 CONFIG_FILE = "config.yaml"
 CONTROL_FILE = "control.jsonl"
@@ -46,10 +47,15 @@ _LOOKS_SECONDS = 20.0
 
 
 class RunFolder:
-    """A `RunFolder` is the folder of one run. It can be used wherever a path can."""
+    """A `RunFolder` is the folder of one run. It can be used wherever a path can.
+
+    Somebody else may have written what is in it, so its files are opened by `engine.safe_files`.
+    """
 
     def __init__(self, path: Path):
         self.path = path
+        self.root = path.parent
+        """The folder of runs is the owner's; below it, no link is followed."""
         self.id = path.name
         self.events_path = path / EVENTS_FILE
         self.checkpoints_path = path / "checkpoints"
@@ -67,7 +73,7 @@ class RunFolder:
     @functools.cached_property
     def config(self) -> TrainConfig:
         """Returns the run's configuration. Raises ConfigError when the file does not load."""
-        return TrainConfig.load(self.path / CONFIG_FILE)
+        return TrainConfig.load(self.path / CONFIG_FILE, within=self.root)
 
     def save_config(self, config: TrainConfig) -> None:
         """Replaces the run's configuration by `config`, which a resume will use.
@@ -75,7 +81,7 @@ class RunFolder:
         Raises RunError if it cannot be written.
         """
         try:
-            config.save(self.path / CONFIG_FILE)
+            config.save(self.path / CONFIG_FILE, self.root)
         except OSError as error:
             raise RunError(
                 f"The settings cannot be written to {self.path} ({error.strerror}); free some disk "
@@ -87,7 +93,7 @@ class RunFolder:
     def delete_weights(self) -> None:
         """Deletes the checkpoints and the best weights, as far as that is possible."""
         for path in (self.checkpoints_path, self.best_path):
-            shutil.rmtree(path, ignore_errors=True)
+            safe_files.try_to_remove_tree(path, self.root)
 
     def read_config_again(self) -> None:
         """Discards the cached configuration, since another process may have written the file."""
@@ -100,9 +106,7 @@ class RunFolder:
         Raises RunError when another process, or another part of this one, owns it.
         """
         try:
-            descriptor = os.open(
-                self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
-            )
+            descriptor = safe_files.open_lock(self.path / LOCK_FILE, self.root, makes=True)
         except OSError as error:
             raise RunError(
                 f"Run {self.id} cannot be locked ({error.strerror}); check {self.path}."
@@ -114,9 +118,10 @@ class RunFolder:
             # The lock itself shows whether the run is in use. The process id is needed only for one
             # message, so a failure to write it does no harm.
             with contextlib.suppress(OSError):
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-            self.control_start = file_size(self.control_path)
+                safe_files.write_over(descriptor, f"{os.getpid()}\n".encode())
+            self.control_start = 0
+            with contextlib.suppress(FileFault):  # no request can come through it then
+                self.control_start = safe_files.size_of(self.control_path, self.root)
             try:
                 yield
             finally:
@@ -125,6 +130,19 @@ class RunFolder:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             _held.discard(descriptor)
             os.close(descriptor)
+
+    @contextlib.contextmanager
+    def owned_to_delete(self) -> Iterator[None]:
+        """Returns a context manager in which no other process owns the run. A run whose lock is no
+        file can be deleted all the same, since no process can own it.
+        """
+        try:
+            safe_files.size_of(self.path / LOCK_FILE, self.root)
+        except FileFault:
+            yield
+            return
+        with self.lock():
+            yield
 
     def _take(self, descriptor: int) -> None:
         """Takes the lock exclusively. Raises RunError if another process owns it."""
@@ -152,14 +170,15 @@ class RunFolder:
         )
 
     def is_running(self) -> bool:
-        """Returns whether any process, this one included, holds the lock.
+        """Returns whether any process, this one included, holds the lock. Nothing is written.
 
         Returns True if this cannot be determined, since a run that counts as free may be deleted or
-        executed a second time.
+        executed a second time. What is no file (`safe_files.FileFault`) is no lock, and no process
+        takes it for one.
         """
         try:
-            descriptor = os.open(self.path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
-        except (FileNotFoundError, NotADirectoryError):
+            descriptor = safe_files.open_lock(self.path / LOCK_FILE, self.root, makes=False)
+        except (FileNotFoundError, NotADirectoryError, FileFault):
             return False
         except OSError:
             return True
@@ -217,13 +236,13 @@ def create_run(runs_dir: str | os.PathLike[str], config: TrainConfig) -> RunFold
     try:
         runs.mkdir(parents=True, exist_ok=True)
         made = _new_folder(runs, stem)
-        config.save(made / CONFIG_FILE)
+        config.save(made / CONFIG_FILE, runs)
         # Without this sync, a power failure could lose the folder's name although checkpoints were
         # synced in it.
-        sync_folder(runs)
+        safe_files.sync_folder(runs, runs)
     except OSError as error:
         if made is not None:
-            shutil.rmtree(made, ignore_errors=True)
+            safe_files.try_to_remove_tree(made, runs)
         do = "free some disk space or choose" if error.errno in FULL else "choose"
         raise RunError(
             f"A run folder cannot be made in {runs} ({error.strerror}); {do} another folder."
@@ -232,11 +251,13 @@ def create_run(runs_dir: str | os.PathLike[str], config: TrainConfig) -> RunFold
 
 
 def _new_folder(runs: Path, stem: str) -> Path:
-    """Creates the first of ``stem``, ``stem-2``, ``stem-3`` and so on that does not exist yet."""
+    """Creates the first of ``stem``, ``stem-2``, ``stem-3`` and so on that does not exist yet, for
+    its owner alone: a run has samples of data, and may have the secret address of a webhook.
+    """
     path, count = runs / stem, 1
     while True:
         try:
-            path.mkdir()
+            safe_files.make_folder(path, runs)
             return path
         except FileExistsError:
             count += 1
@@ -262,10 +283,17 @@ def lasting_config(config: TrainConfig) -> TrainConfig:
 def open_run(runs_dir: str | os.PathLike[str], run_id: str) -> RunFolder:
     """Returns the folder of a run.
 
-    Raises RunError when there is no such run, or when the id is not a plain folder name.
+    Raises RunError when there is no such run, or when the id is not a plain folder name, or that of
+    a link.
     """
-    path = Path(runs_dir) / _checked(run_id)
-    if not path.is_dir():
+    runs = Path(runs_dir)
+    path = runs / _checked(run_id)
+    if not safe_files.is_folder(path, runs):
+        if path.is_symlink():
+            raise RunError(
+                f"Run {run_id} is a link, which is not followed in {runs_dir}; put the folder "
+                "itself there, or start with --runs-dir where it is."
+            )
         raise RunError(
             f"There is no run {run_id} in {runs_dir}; `{program_command()} runs` lists those there "
             "are."
@@ -274,24 +302,30 @@ def open_run(runs_dir: str | os.PathLike[str], run_id: str) -> RunFolder:
 
 
 def delete_run(runs_dir: str | os.PathLike[str], run_id: str) -> None:
-    """Deletes a run's folder and its contents. Raises RunError while a process owns the run."""
-    folder = open_run(runs_dir, run_id)
-    grave = folder.path.with_name(f".deleted-{run_id}-{uuid.uuid4().hex[:8]}")
+    """Deletes a run's folder and its contents, and nothing that links in it lead to. Raises
+    RunError while a process owns the run.
+    """
+    runs = Path(runs_dir)
+    path = runs / _checked(run_id)
+    grave = path.with_name(f".deleted-{run_id}-{uuid.uuid4().hex[:8]}")
     try:
+        if path.is_symlink():
+            safe_files.remove(path, runs)
+            return
+        folder = open_run(runs_dir, run_id)
         # Renaming removes the run from the list at once, however long deletion takes.
-        with folder.lock():
-            folder.path.rename(grave)
-        if grave.is_symlink():
-            grave.unlink()
-        else:
-            shutil.rmtree(grave)
+        with folder.owned_to_delete():
+            safe_files.rename(path, grave, runs)
+        safe_files.remove_tree(grave, runs)
     except OSError as error:
         raise RunError(
             f"Run {run_id} cannot be deleted completely ({error.strerror}); check {runs_dir}."
         ) from None
     # An earlier deletion may have been interrupted.
-    for leftover in folder.path.parent.glob(".deleted-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for name in safe_files.entries(runs, runs):
+            if name.startswith(".deleted-"):
+                safe_files.try_to_remove_tree(runs / name, runs)
 
 
 def _checked(run_id: str) -> str:

@@ -6,20 +6,22 @@ The record may grow during that time. This module does not import torch.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from msgspec.structs import replace
 
 from engine.errors import RunError
 from engine.runs.events import LineDamaged, LogLine, Record
-from engine.runs.lines import parse_line
+from engine.runs.lines import next_line, open_record, parse_line
 from engine.runs.snapshot import RunSnapshot
 
 EVENTS_FILE = "events.jsonl"
+_BLOCK_BYTES = 1 << 20
+"""A record is searched from its end in blocks of so many bytes."""
 
 
 class _LineReader:
@@ -57,10 +59,8 @@ def replay(path: str | os.PathLike[str]) -> Iterator[Record]:
     """
     reader = _LineReader(path)
     try:
-        with Path(path).open("rb") as file:
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
+        with open_record(path) as file:
+            while line := next_line(file):
                 yield reader.record(line)
     except FileNotFoundError:
         return
@@ -75,27 +75,32 @@ def last_of_kind(path: str | os.PathLike[str], kind: str) -> Record | None:
     the file cannot be read.
     """
     try:
-        with Path(path).open("rb") as file:
-            if not os.fstat(file.fileno()).st_size:
-                return None  # an empty file cannot be mapped
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                return _last_in(content, b'{"kind":"' + kind.encode("ascii") + b'"')
+        with open_record(path) as file:
+            return _last_in(file, b'{"kind":"' + kind.encode("ascii") + b'"')
     except FileNotFoundError:
         return None
     except OSError as error:
         raise _unreadable(path, error) from None
 
 
-def _last_in(content: mmap.mmap, start: bytes) -> Record | None:
+def _last_in(file: BinaryIO, start: bytes) -> Record | None:
     """Returns the last complete record whose line begins with `start`."""
-    end = len(content)
-    while (begin := content.rfind(start, 0, end)) >= 0:
-        stop = content.find(b"\n", begin)
-        # Elsewhere in a line, the same bytes are part of a text.
-        begins_line = begin == 0 or content[begin - 1 : begin] == b"\n"
-        if stop > 0 and begins_line:
+    # The file is read and not mapped: one that became shorter meanwhile would end the process.
+    wanted = b"\n" + start
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        begin = max(0, end - _BLOCK_BYTES)
+        file.seek(begin)
+        # A line may begin at the end of this block and go on in the next one.
+        block = file.read(end - begin + len(wanted) - 1)
+        if begin == 0:
+            block = b"\n" + block
+        stop = len(block)
+        while (found := block.rfind(wanted, 0, stop)) >= 0:
+            file.seek(begin + found + (begin > 0))
             with contextlib.suppress(ValueError):
-                return parse_line(content[begin:stop])
+                return parse_line(next_line(file))
+            stop = found + len(wanted) - 1
         end = begin
     return None
 
@@ -129,12 +134,10 @@ class Follower:
         """
         begin = self._offset
         try:
-            with self.path.open("rb") as file:
+            with open_record(self.path) as file:
                 file.seek(begin)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        return
-                    self._offset += len(line)
+                while line := next_line(file):
+                    self._offset = file.tell()
                     yield self._reader.record(line)
         except FileNotFoundError:
             return

@@ -10,11 +10,12 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, BinaryIO, Union
 
 from msgspec import MsgspecError
 from msgspec.json import Decoder
 
+from engine import safe_files
 from engine.errors import RunError
 from engine.runs.events import EVENT_TYPES, Envelope, Record
 
@@ -25,9 +26,36 @@ _event = Decoder(_ANY_EVENT).decode
 
 _HEAD = 80
 """The kind of a line ends within this many bytes."""
+LONGEST_LINE = 1 << 26
+"""A line of more bytes is damaged; the timeline of a long step has some millions."""
+_PASSED_OVER = 1 << 20
+"""Of a line that is too long, so many bytes are in memory at once."""
 
 
 # ---------------------------------------------------------------------- reading
+
+
+def open_record(path: str | os.PathLike[str]) -> BinaryIO:
+    """Opens the record `path` in a run folder, which is in a folder of runs. No link below that is
+    followed. Raises OSError, and FileFault for what is no file or too large.
+    """
+    record = Path(path)
+    return safe_files.open_to_read(record, record.parent.parent)
+
+
+def next_line(file: BinaryIO) -> bytes:
+    """Returns the next line with its line break; nothing at the end and for a last line without a
+    line break. For a line that is longer than any that a run writes, a line break alone.
+    """
+    line = file.readline(LONGEST_LINE)
+    if line.endswith(b"\n"):
+        return line
+    if len(line) < LONGEST_LINE:
+        return b""
+    while piece := file.readline(_PASSED_OVER):
+        if piece.endswith(b"\n"):
+            return b"\n"
+    return b""
 
 
 def line_kind(line: bytes) -> str:
@@ -88,16 +116,14 @@ class AddedLines:
         first byte. Raises RunError for a record that cannot be read.
         """
         try:
-            with self._path.open("rb") as file:
+            with open_record(self._path) as file:
                 # A shorter file means that another record has replaced this one.
                 if os.fstat(file.fileno()).st_size < self._offset:
                     self._begin_anew()
                 file.seek(self._offset)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break
+                while line := next_line(file):
                     take(line, self._offset)
-                    self._offset += len(line)
+                    self._offset = file.tell()
         except FileNotFoundError:
             self._begin_anew()
         except OSError as error:

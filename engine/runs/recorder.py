@@ -32,14 +32,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine import safe_files
 from engine.errors import RunError
-from engine.files import FULL, write_whole
+from engine.files import FULL
 from engine.runs.events import CheckpointWritten, Event, LogLine, Record, RunEnded, StateChanged
 from engine.runs.following import EVENTS_FILE, replay
-from engine.runs.lines import encode_line, parse_line
+from engine.runs.lines import LONGEST_LINE, encode_line, parse_line
 from engine.runs.lost_folder import is_lost, lost_in_words
 from engine.runs.reserve import LOOK_SECONDS, RECORD_BYTES, Reserve, has_disk_space, wait_in_words
 from engine.runs.snapshot import RunSnapshot
+from engine.safe_files import FileFault
 
 TORN_FILE = "events.torn"
 """A torn last line is moved into this file."""
@@ -78,9 +80,7 @@ class RunRecorder:
         self._delivering = False
         self._descriptor: int | None = None
         try:
-            self._descriptor = os.open(
-                self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
-            )
+            self._descriptor = safe_files.open_to_append(self.path, self.path.parent.parent)
         except OSError as error:
             raise RunError(
                 f"The record {self.path} cannot be opened ({error.strerror}); check the folder."
@@ -97,7 +97,8 @@ class RunRecorder:
                     "elapsed": self._elapsed_before,
                     "earlier_seconds": self.snapshot.seconds,
                 }
-                write_whole(self.path.with_name(SESSION_FILE), json.dumps(session), durable=False)
+                file, runs = self.path.with_name(SESSION_FILE), self.path.parent.parent
+                safe_files.write_whole(file, json.dumps(session), runs, durable=False)
         except OSError as error:
             self.close()
             raise RunError(
@@ -369,20 +370,25 @@ def _read_back(line: bytes, event: Event) -> Record:
 
 
 def _repair_end(path: Path, descriptor: int) -> None:
-    """Makes the file end with a complete line. Everything before a torn line is left unchanged."""
+    """Makes the file end with a complete line. Everything before a torn line is left unchanged.
+    Raises FileFault where no run can have written that line.
+    """
     size = start = os.fstat(descriptor).st_size
     pieces: list[bytes] = []
     while start > 0 and not (pieces and b"\n" in pieces[-1]):
         begin = max(0, start - _SCAN_BYTES)
         pieces.append(os.pread(descriptor, start - begin, begin))
         start = begin
+        if size - start > LONGEST_LINE:
+            raise FileFault(path, f"ends with a line of more than {LONGEST_LINE >> 20} MiB")
     torn = b"".join(reversed(pieces)).rpartition(b"\n")[2]
     if not torn:
         return
     try:
         parse_line(torn)  # only the line break may be missing
     except ValueError:
-        with path.with_name(TORN_FILE).open("ab") as aside:
+        beside = safe_files.open_to_append(path.with_name(TORN_FILE), path.parent.parent)
+        with os.fdopen(beside, "ab") as aside:
             aside.write(torn + b"\n")
             # The copy must be on the disk before the original is truncated.
             aside.flush()

@@ -10,6 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
+from engine import safe_files
 from engine.files import is_full_in_words
 
 RECORD_BYTES = 16 << 20
@@ -32,10 +33,13 @@ class Reserve:
 
     def __init__(self, folder: Path):
         self._path = folder / RESERVE_FILE
+        self._root = folder.parent
 
     def hold(self) -> None:
         """Allocates the whole reserve. Raises OSError if the disk has less space."""
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # Whatever has this name is replaced, so that nothing is written through it.
+        safe_files.remove(self._path, self._root)
+        descriptor = safe_files.create(self._path, self._root)
         try:
             os.posix_fallocate(descriptor, 0, _RESERVE_BYTES)
         finally:
@@ -43,11 +47,11 @@ class Reserve:
 
     def give_half(self) -> None:
         with contextlib.suppress(OSError):  # the file may have been deleted
-            os.truncate(self._path, _RESERVE_BYTES // 2)
+            safe_files.truncate(self._path, self._root, _RESERVE_BYTES // 2)
 
     def give_all(self) -> None:
         with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
+            safe_files.remove(self._path, self._root)
 
 
 def has_disk_space(folder: Path) -> bool:

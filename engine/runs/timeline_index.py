@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from engine.errors import RunError
 from engine.runs.events import Event, PlanSimulated, RunStarted, StepTimeline
-from engine.runs.lines import AddedLines, line_kind, parse_line
+from engine.runs.lines import AddedLines, line_kind, next_line, open_record, parse_line
 
 E = TypeVar("E", bound=Event)
 
@@ -91,9 +91,9 @@ class TimelineIndex:
         event = kept.get(offset)
         if event is None:
             try:
-                with self._path.open("rb") as file:
+                with open_record(self._path) as file:
                     file.seek(offset)
-                    event = parse_line(file.readline()).event
+                    event = parse_line(next_line(file)).event
             except (OSError, ValueError):
                 raise _damaged(step) from None
         if not isinstance(event, kind):

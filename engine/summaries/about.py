@@ -11,8 +11,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
+from engine import safe_files
 from engine.errors import RunError
-from engine.files import write_whole
 from engine.runs.folder import RunFolder
 
 ABOUT_FILE = "about.json"
@@ -34,21 +36,24 @@ class About:
     tags: tuple[str, ...] = ()
 
 
+class _Written(msgspec.Struct):
+    """What the file has. Files of earlier versions have no tags."""
+
+    name: str
+    note: str
+    tags: list[str] = []
+
+
 def read_about(path: Path) -> About:
     """Reads what a person wrote about the run in folder `path`.
 
     A missing or damaged file counts as empty, since it must not prevent a run from being shown.
     """
     try:
-        values = json.loads((path / ABOUT_FILE).read_text(encoding="utf-8"))
-        # Files of earlier versions have no tags.
-        name, note, tags = values["name"], values["note"], values.get("tags", [])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        written = safe_files.read_json(path / ABOUT_FILE, path.parent, _Written)
+    except OSError:
         return About()
-    is_list = isinstance(tags, list)
-    if not is_list or not all(isinstance(text, str) for text in (name, note, *tags)):
-        return About()
-    return About(name, note, tuple(tags))
+    return About(written.name, written.note, tuple(written.tags))
 
 
 def write_about(folder: RunFolder, name: str, note: str, tags: Iterable[str] = ()) -> About:
@@ -77,9 +82,8 @@ def write_about(folder: RunFolder, name: str, note: str, tags: Iterable[str] = (
     if len(about.tags) > MOST_TAGS:
         raise RunError(f"There are {len(about.tags)} tags; {MOST_TAGS} are possible.")
     try:
-        write_whole(
-            folder.path / ABOUT_FILE, json.dumps(asdict(about), ensure_ascii=False, indent=1)
-        )
+        text = json.dumps(asdict(about), ensure_ascii=False, indent=1)
+        safe_files.write_whole(folder.path / ABOUT_FILE, text, folder.root)
     except OSError as error:
         raise RunError(
             f"The name, note and tags of run {folder.id} cannot be written ({error.strerror}); "

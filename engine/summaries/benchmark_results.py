@@ -16,8 +16,8 @@ from typing import Any, Literal
 from msgspec import MsgspecError
 from msgspec.json import Decoder, Encoder
 
+from engine import safe_files
 from engine.errors import RunError
-from engine.files import sync_folder
 
 RESULTS_FILE = "benchmarks.jsonl"
 LARGEST_FILE = 16 << 20
@@ -77,9 +77,7 @@ def read_benchmarks(path: Path) -> Benchmarks:
     """
     file = path / RESULTS_FILE
     try:
-        if file.stat().st_size > LARGEST_FILE:
-            return Benchmarks(problem=f"{RESULTS_FILE} is too large to be read; move it away.")
-        lines = file.read_bytes().split(b"\n")
+        lines = safe_files.read_bytes(file, path.parent, LARGEST_FILE).split(b"\n")
     except FileNotFoundError:
         return Benchmarks()
     except OSError as error:
@@ -120,9 +118,7 @@ def append_benchmarks(path: Path, results: Sequence[BenchmarkResult]) -> None:
     """
     content = b"".join(_encode(result) + b"\n" for result in results)
     try:
-        descriptor = os.open(
-            path / RESULTS_FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
-        )
+        descriptor = safe_files.open_to_append(path / RESULTS_FILE, path.parent)
         try:
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a torn line stands alone
@@ -130,7 +126,7 @@ def append_benchmarks(path: Path, results: Sequence[BenchmarkResult]) -> None:
             _write(descriptor, content, size)
         finally:
             os.close(descriptor)
-        sync_folder(path)
+        safe_files.sync_folder(path, path.parent)
     except OSError as error:
         raise RunError(
             f"The results cannot be written to {path / RESULTS_FILE} ({error.strerror}); free some "

@@ -26,7 +26,7 @@ from engine.runs.events import (
     RunStarted,
     StepFinished,
 )
-from engine.runs.lines import line_kind, parse_line
+from engine.runs.lines import line_kind, next_line, open_record, parse_line
 
 POINTS = 40
 """The small curve has at most this many points."""
@@ -67,10 +67,9 @@ def read_glance(path: Path) -> Glance:
     """
     reader = _Reader()
     try:
-        with path.open("rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    reader.add(line)
+        with open_record(path) as file:
+            while line := next_line(file):
+                reader.add(line)
     except OSError:
         return NO_GLANCE
     return reader.glance()

@@ -3,26 +3,53 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
-import json
 import os
+import stat
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import msgspec
+
+from engine import safe_files
 from engine.config.settings import TrainConfig
-from engine.errors import RamstreamError, RunError
-from engine.files import file_size
+from engine.errors import RamstreamError, RunError, first_line
 from engine.runs.events import Event, Record, RunEnded, RunStarted, StateChanged, StepFinished
-from engine.runs.folder import CONFIG_FILE, RUN_ID, RunFolder, shown_state
-from engine.runs.following import replay
-from engine.runs.lines import line_kind, parse_line
-from engine.runs.recorder import SESSION_FILE
+from engine.runs.folder import (
+    CONFIG_FILE,
+    CONTROL_FILE,
+    LOCK_FILE,
+    RUN_ID,
+    RunFolder,
+    shown_state,
+)
+from engine.runs.following import EVENTS_FILE, replay
+from engine.runs.lines import line_kind, open_record, parse_line
+from engine.runs.recorder import SESSION_FILE, TORN_FILE
+from engine.runs.reserve import RESERVE_FILE
 from engine.runs.snapshot import RunSnapshot
 from engine.runs.steady_time import LONGEST_SILENCE
-from engine.summaries.about import read_about
+from engine.safe_files import FileFault
+from engine.summaries.about import ABOUT_FILE, read_about
+from engine.summaries.benchmark_results import RESULTS_FILE
 
+FILES = (
+    CONFIG_FILE,
+    CONTROL_FILE,
+    LOCK_FILE,
+    EVENTS_FILE,
+    SESSION_FILE,
+    TORN_FILE,
+    RESERVE_FILE,
+    ABOUT_FILE,
+    RESULTS_FILE,
+)
+"""A run folder in which one of these is no file, but a link or a pipe, is not as a run writes it.
+"""
 _TAIL_BYTES = 1 << 16
 _LONGEST = 1 << 21
 """A line longer than this many bytes counts as damaged; the lines that a summary reads are far
@@ -64,32 +91,59 @@ def list_runs(runs_dir: str | os.PathLike[str]) -> list[RunSummary]:
 
     Raises RunError when the folder cannot be read.
     """
+    runs = Path(runs_dir)
     try:
-        folders = [
-            RunFolder(path)
-            for path in Path(runs_dir).iterdir()
-            if RUN_ID.fullmatch(path.name) and path.is_dir()
-        ]
+        ids = run_ids(runs)
     except FileNotFoundError:
         return []
     except OSError as error:
         raise RunError(f"The runs folder {runs_dir} cannot be read ({error.strerror}).") from None
-    runs = filter(None, map(summarise, folders))
-    return sorted(runs, key=lambda run: (run.created, run.id), reverse=True)
+    found = filter(None, (summarise(RunFolder(runs / run_id)) for run_id in ids))
+    return sorted(found, key=lambda run: (run.created, run.id), reverse=True)
+
+
+def run_ids(runs: Path) -> list[str]:
+    """Returns the names in a folder of runs that are runs, or links, which are shown as unreadable.
+    Raises OSError.
+    """
+    return [
+        name
+        for name, status in safe_files.entries(runs, runs).items()
+        if RUN_ID.fullmatch(name) and (stat.S_ISDIR(status.st_mode) or stat.S_ISLNK(status.st_mode))
+    ]
 
 
 def summarise(folder: RunFolder) -> RunSummary | None:
-    """Returns the summary of a run, or None if its folder is deleted during the call."""
+    """Returns the summary of a run, or None if its folder is deleted during the call. It raises
+    nothing: a run that cannot be read is told as such, and hides no other one.
+    """
     try:
         return _summary(folder)
-    except OSError as error:
-        reason = f"{error.filename} cannot be read ({error.strerror})."
-    except RamstreamError as error:
-        reason = str(error)
+    except (RamstreamError, OSError) as error:
+        return unreadable(folder, in_words(folder, error))
+    except Exception as error:  # noqa: BLE001  whatever is in that folder, the others are shown
+        traceback.print_exc()
+        return unreadable(folder, in_words(folder, error))
+
+
+def in_words(folder: RunFolder, error: Exception) -> str:
+    """Returns one sentence that says why a run cannot be read."""
+    if isinstance(error, RamstreamError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.filename} cannot be read ({error.strerror})."
+    return f"{folder.path} cannot be shown ({type(error).__name__}: {first_line(error)})."
+
+
+def unreadable(folder: RunFolder, reason: str) -> RunSummary | None:
+    """Returns the summary of a run that cannot be read, or None if its folder is gone."""
     try:
-        created = folder.path.stat().st_mtime
-    except FileNotFoundError:
+        status = safe_files.look(folder.path, folder.root)
+    except OSError:
         return None
+    if status is None:
+        return None
+    created = status.st_mtime
     about = read_about(folder.path)
     return RunSummary(
         id=folder.id,
@@ -112,13 +166,21 @@ def summarise(folder: RunFolder) -> RunSummary | None:
 def _summary(folder: RunFolder) -> RunSummary:
     """Returns the summary of a run. Raises OSError or RamstreamError if it cannot be read."""
     running = folder.is_running()
-    stat = (folder.path / CONFIG_FILE).stat()
-    name, model, data, steps = _configured(folder.path / CONFIG_FILE, stat.st_mtime_ns)
+    found = safe_files.entries(folder.path, folder.root)
+    safe_files.refuse_other_kinds(folder.path, found, FILES)
+    if CONFIG_FILE not in found:
+        raise FileNotFoundError(
+            errno.ENOENT, os.strerror(errno.ENOENT), str(folder.path / CONFIG_FILE)
+        )
+    settings = found[CONFIG_FILE]
+    name, model, data, steps = _configured(
+        folder.path / CONFIG_FILE, folder.root, settings.st_mtime_ns, settings.st_size
+    )
     ends = _RecordEnds()
-    created, total_steps = stat.st_mtime, 0
+    created, total_steps = settings.st_mtime, 0
     first: Record | None = None
-    if file_size(folder.events_path):
-        with folder.events_path.open("rb") as file:
+    if EVENTS_FILE in found and found[EVENTS_FILE].st_size:
+        with open_record(folder.events_path) as file:
             for line in _lines_backwards(file):
                 if ends.add(line):
                     break
@@ -152,14 +214,13 @@ def _summary(folder: RunFolder) -> RunSummary:
     )
 
 
-@dataclass(frozen=True)
-class _Session:
+class _Session(msgspec.Struct, frozen=True):
     """A `_Session` says when the latest session of a run began: the wall clock's `time`, and the
     `elapsed` of the record, which is None in older files.
     """
 
     time: float
-    elapsed: float | None
+    elapsed: float | None = None
     earlier_seconds: float = 0.0
     """The earlier sessions took this many seconds."""
 
@@ -171,14 +232,8 @@ def _session(folder: RunFolder, first: Record | None) -> _Session | None:
     `first` record.
     """
     try:
-        session = json.loads((folder.path / SESSION_FILE).read_text(encoding="utf-8"))
-        elapsed = session.get("elapsed")
-        return _Session(
-            float(session["time"]),
-            None if elapsed is None else float(elapsed),
-            float(session["earlier_seconds"]),
-        )
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return safe_files.read_json(folder.path / SESSION_FILE, folder.root, _Session)
+    except (FileNotFoundError, FileFault):
         return None if first is None else _Session(first.time, first.elapsed)
 
 
@@ -194,7 +249,8 @@ def _seconds(folder: RunFolder, session: _Session | None, last: Record | None) -
     # set the clock, and only the whole record tells how long the run took.
     seconds = last.time - session.time
     if not 0 <= seconds <= LONGEST_SILENCE:
-        return _folded_seconds(folder.events_path, file_size(folder.events_path))
+        size = safe_files.size_of(folder.events_path, folder.root)
+        return _folded_seconds(folder.events_path, size)
     return session.earlier_seconds + seconds
 
 
@@ -208,12 +264,15 @@ def _folded_seconds(path: Path, _size: int) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
-def _configured(path: Path, _mtime_ns: int) -> tuple[str, str, str, int | None]:
+def _configured(
+    path: Path, root: Path, _mtime_ns: int, _size: int
+) -> tuple[str, str, str, int | None]:
     """Returns the name, model, data and number of steps in a configuration.
 
-    The file's modification time is part of the cache key, so that a changed file is read again.
+    The file's modification time and size are part of the cache key, so that a changed file is read
+    again.
     """
-    config = TrainConfig.load(path)
+    config = TrainConfig.load(path, within=root)
     return config.name, config.model.source, config.data.title, config.train.steps
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.files import write_whole
+from engine import safe_files
 
 LEDGER_FILE = "trackers.json"
 
@@ -26,10 +26,11 @@ class Ledger:
 
     def __init__(self, folder: Path):
         self._path = folder / LEDGER_FILE
+        self._root = folder.parent
         self._lock = threading.Lock()
         self._entries: dict[str, dict[str, Any]] = {}
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            read = json.loads(self._path.read_text(encoding="utf-8"))
+        with contextlib.suppress(OSError):
+            read = safe_files.read_json(self._path, self._root, dict[str, Any])
             self._entries = {name: entry for name, entry in read.items() if _is_entry(entry)}
 
     def of(self, name: str) -> Noted:
@@ -44,7 +45,8 @@ class Ledger:
         """Replaces the entry of one tracker. Raises OSError if the file cannot be written."""
         with self._lock:
             self._entries[name] = entry
-            write_whole(self._path, json.dumps(self._entries, indent=1), durable=False)
+            text = json.dumps(self._entries, indent=1)
+            safe_files.write_whole(self._path, text, self._root, durable=False)
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,18 @@ checkpoint, the file says so, and TensorBoard drops the steps that were trained 
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import RecordWriter
 from tensorboardX.summary import text
 
+from engine import safe_files
 from engine.trackers.known_trackers import TENSORBOARD_FOLDER
 from engine.trackers.points import Point
 from engine.trackers.tracker import TrackedRun
@@ -31,8 +32,9 @@ class ToTensorBoard:
 
     def __init__(self, run: TrackedRun):
         folder = run.folder / TENSORBOARD_FOLDER
-        folder.mkdir(exist_ok=True)
-        earlier = sorted(folder.glob(FILES))
+        root = run.folder.parent
+        safe_files.make_folder(folder, root, exist_ok=True)
+        earlier = sorted(fnmatch.filter(safe_files.entries(folder, root), FILES))
         self.run = run.id
         self.where = str(folder)
         now = time.time_ns()
@@ -45,7 +47,7 @@ class ToTensorBoard:
         self._event(Event(wall_time=time.time(), step=0, summary=text("settings", shown)))
         self._writer.flush()
         for file in earlier:
-            Path(file).unlink(missing_ok=True)
+            safe_files.remove(folder / file, root)
 
     def held(self) -> Mapping[str, int]:
         return {}  # the file is new

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import os
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from engine import safe_files
 from engine.data.pair_rows import MarkedRows, PairRows
 from engine.data.rows import MicroBatch, PairTargets, RowSet, one_pass
 from engine.data.rows import batches as batches_of
 from engine.errors import CheckpointError
-from engine.files import write_whole
 from engine.losses.pair_metrics import PairSums, line_sums
 from engine.machine.cgroups import give_back_free_memory
 from engine.runtime.forward_passes import sweeps
@@ -78,7 +80,7 @@ def find_references(session: Session, prepared: Prepared, replanner: Replanner, 
     arrays = {f"side{place}": values for place, values in enumerate(found)}
     content = io.BytesIO()
     np.savez(content, fingerprint=np.array(fingerprint), **arrays)  # type: ignore[arg-type]
-    write_whole(path, content.getvalue())
+    safe_files.write_whole(path, content.getvalue(), session.folder.root)
     # Kernels of this pass were compiled, and the rest of that is not needed in any step.
     gc.collect()
     give_back_free_memory()
@@ -86,8 +88,18 @@ def find_references(session: Session, prepared: Prepared, replanner: Replanner, 
 
 def _read(path: Path, fingerprint: str, pairs: list[PairRows | MarkedRows]) -> bool:
     """Gives the pairs what the file at `path` has. Returns False if it is not of these pairs."""
-    with contextlib.suppress(OSError, ValueError, KeyError, EOFError):
-        with np.load(path, allow_pickle=False) as kept:
+    unreadable = (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile)
+    with (
+        contextlib.suppress(*unreadable),
+        safe_files.open_to_read(path, path.parent.parent) as file,
+    ):
+        # `np.savez` compresses nothing, so arrays that are larger than the file are not its.
+        size = os.fstat(file.fileno()).st_size
+        with zipfile.ZipFile(file) as members:
+            if sum(member.file_size for member in members.infolist()) > size:
+                return False
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as kept:
             arrays = [kept[f"side{place}"] for place in range(len(pairs))]
             is_same = str(kept["fingerprint"]) == fingerprint
         if is_same and all(len(a) == len(side) for a, side in zip(arrays, pairs)):

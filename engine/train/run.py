@@ -9,17 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import shutil
 import sys
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from engine import safe_files
 from engine.checkpoints.saved_steps import saved_steps
 from engine.config.changes import Change
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, GpuMemoryError, RamstreamError, RunError
-from engine.files import file_size
 from engine.fit.memory_items import Item, PartName, items_of
 from engine.fit.planner import Chosen
 from engine.runs.control import COMMANDS, CommandReader
@@ -302,7 +301,8 @@ def start_run(config: TrainConfig, runs_dir: str | os.PathLike[str]) -> Run:
     try:
         return Run(folder, resume=False)
     except RunError:
-        shutil.rmtree(folder.path, ignore_errors=True)  # a folder without a record is not a run
+        # A folder without a record is not a run.
+        safe_files.try_to_remove_tree(folder.path, folder.root)
         raise
 
 
@@ -325,6 +325,8 @@ def resume_run(runs_dir: str | os.PathLike[str], run_id: str, overrides: Sequenc
             "use the version that wrote it, or mend its config.yaml."
         ) from None
     summary = summarise(folder)
+    if summary is not None and summary.state == "unreadable":
+        raise RunError(f"Run {run_id} cannot be resumed: {summary.reason}")
     if summary is not None and summary.state == "finished":
         steps = f"all its {summary.total_steps} steps"
         if summary.step < summary.total_steps:
@@ -336,7 +338,8 @@ def resume_run(runs_dir: str | os.PathLike[str], run_id: str, overrides: Sequenc
             f"resumed; {train_on_in_words(run_id)}."
         )
     changed = lasting_config(config.with_overrides(overrides)) if overrides else None
-    run = Run(folder, file_size(folder.events_path) > 0, config if overrides else None)
+    has_record = safe_files.size_of(folder.events_path, folder.root) > 0
+    run = Run(folder, has_record, config if overrides else None)
     if changed is not None:
         try:
             folder.save_config(changed)  # the run is ours now

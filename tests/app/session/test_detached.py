@@ -104,7 +104,7 @@ def test_a_real_run_survives_its_server_and_is_controlled_by_the_next(tmp_path, 
     wait_for(lambda: again.why_not_start() is None, SECONDS)
     # The process says so last, after it has let go of the run.
     wait_for(lambda: "Stopped and saved" in (folder.path / "stdout.txt").read_text(), SECONDS)
-    assert last_lines(folder.path / "stderr.txt") == [], "no progress bar for nobody"
+    assert last_lines(folder.path / "stderr.txt", folder.root) == [], "no progress bar for nobody"
     events = [record.event.kind for record in replay(folder.events_path)]
     assert events[0] == "state_changed" and "checkpoint_written" in events
 
@@ -288,13 +288,16 @@ def test_the_password_of_the_app_is_not_handed_on(session, monkeypatch):
         detached, "train_command", as_python("import os; print(os.environ.get('RAMSTREAM_LOGIN'))")
     )
     run_id = session.start_detached(CONFIG)
-    wait_for(lambda: last_lines(session.runs_dir / run_id / "stdout.txt") == ["None"], SECONDS)
+    wait_for(
+        lambda: last_lines(session.runs_dir / run_id / "stdout.txt", session.runs_dir) == ["None"],
+        SECONDS,
+    )
     wait_for(lambda: state(session, run_id) == "failed", SECONDS)
 
 
 def test_only_the_end_of_a_long_output_is_read(tmp_path):
     (tmp_path / "stderr.txt").write_bytes(b"x" * 100_000 + b"\n\xff last\n")
-    assert last_lines(tmp_path / "stderr.txt")[-1] == "\ufffd last"
+    assert last_lines(tmp_path / "stderr.txt", tmp_path)[-1] == "\ufffd last"
     assert why_it_ended(tmp_path, -signal.SIGSEGV).startswith(
         "The process of the run was ended by SIGSEGV"
     )

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -364,8 +363,9 @@ def test_an_error_midway_costs_no_record_and_repeats_none(tmp_path, monkeypatch)
     follower, failing_at = Follower(recorder.path), [2, 0]
 
     class Failing:
-        def __init__(self, path, mode):
-            self.file = open(path, mode)  # noqa: SIM115  `__exit__` closes it
+        def __init__(self, path):
+            self.file = path.open("rb")
+            self.end = failing_at.pop(0) if failing_at else None
 
         def __enter__(self):
             return self
@@ -376,15 +376,16 @@ def test_an_error_midway_costs_no_record_and_repeats_none(tmp_path, monkeypatch)
         def seek(self, offset):
             self.file.seek(offset)
 
-        def __iter__(self):
-            end = failing_at.pop(0) if failing_at else None
-            for number, line in enumerate(self.file):
-                if number == end:
-                    raise OSError(errno.EIO, os.strerror(errno.EIO))
-                yield line
+        def tell(self):
+            return self.file.tell()
 
-    # A class in place of the lambda would not be bound to the path.
-    monkeypatch.setattr(Path, "open", lambda path, mode: Failing(path, mode))  # noqa: PLW0108
+        def readline(self, size):
+            if self.end == 0:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            self.end = None if self.end is None else self.end - 1
+            return self.file.readline(size)
+
+    monkeypatch.setattr("engine.runs.following.open_record", Failing)
     assert follower.read_new() == records[:2]
     with pytest.raises(RunError, match="cannot be read"):
         follower.read_new()

@@ -166,7 +166,7 @@ def test_broken_folders_are_listed_with_the_reason(tmp_path):
         ("empty", "config.yaml cannot be read"),
         ("yaml", "not valid YAML"),
         ("old", "there is no such setting"),
-        ("folder", "cannot be read"),
+        ("folder", "events.jsonl is a folder, not a file"),
     ):
         folder = broken[name] = create_run(tmp_path, named(name))
         record(folder, RunStarted(), StepFinished(1), StateChanged("running"))
