@@ -183,10 +183,9 @@ def _scale(low: float, high: float) -> list[dict[str, Any]]:
     ticks = [lowest]
     for power in range(math.floor(low), math.ceil(high) + 1):
         for mantissa in mantissas:
-            value = mantissa * 10.0**power
-            at = (math.log10(value) - low) / (high - low)
-            if NEAREST_TICK < at < 1 - NEAREST_TICK:
-                ticks.append({"at": round(at, 4), "text": _short(value)})
+            at = (power + math.log10(mantissa) - low) / (high - low)
+            if NEAREST_TICK < at < 1 - NEAREST_TICK:  # otherwise the value may be no float
+                ticks.append({"at": round(at, 4), "text": _short(mantissa * 10.0**power)})
     return [*ticks, {"at": 1.0, "text": _short(10**high)}]
 
 

@@ -14,9 +14,10 @@ import asyncio
 import functools
 import json
 import time
+import traceback
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -32,10 +33,11 @@ from app.watch.result import result
 from app.watch.run_log import RunLog
 from app.watch.run_words import details, prompt_answers, tiles
 from app.watch.stage import stage
+from engine import safe_files
 from engine.checkpoints.saved_steps import saved_steps
 from engine.config.export_choice import ExportFrom
 from engine.config.settings import TrainConfig
-from engine.errors import RamstreamError, RunError
+from engine.errors import RamstreamError, RunError, first_line
 from engine.runs.events import Record, RunEnded
 from engine.runs.folder import RunFolder
 from engine.runs.following import Follower, catch_up
@@ -44,6 +46,8 @@ from engine.runs.snapshot import RunSnapshot
 from engine.runs.timeline_index import TimelineIndex
 from engine.summaries.about import read_about
 from engine.words import counted
+
+T = TypeVar("T")
 
 REBUILD_SECONDS = 0.75
 """The parts are rebuilt at most once in this many seconds. Pages wait longer between requests, so
@@ -87,6 +91,10 @@ class Watch:
         self._read_at = -REBUILD_SECONDS
         self._head = b""
         self._parts: dict[tuple[str, Axis | None], _Part] = {}
+        self._undrawn_of: dict[tuple[str, Axis | None], Hashable] = {}
+        """These parts cannot be built from these values."""
+        self._undrawn: dict[str, str] = {}
+        """What of this record cannot be shown, and why."""
         self._asked_at: dict[Axis, float] = {}
         self._was_running = False
         """The run had a process when the record was last read."""
@@ -102,8 +110,10 @@ class Watch:
         longer there. Of a run whose folder vanished while it was under way, it goes on telling so.
         """
         if self.is_lost:
-            return self.folder.events_path.exists()
-        return not self._was_running and not self.folder.path.is_dir()
+            return self._has_record()
+        return not self._was_running and not safe_files.is_folder(
+            self.folder.path, self.folder.root
+        )
 
     def note_begin(self) -> None:
         """Says that the run begins, whether or not a page asks for it."""
@@ -112,7 +122,10 @@ class Watch:
 
     def note_end(self) -> None:
         """Says that the run has ended in this process."""
-        self._was_running = not self.folder.events_path.exists()
+        self._was_running = not self._has_record()
+
+    def _has_record(self) -> bool:
+        return safe_files.is_file(self.folder.events_path, self.folder.root)
 
     async def answer(self, since: int, axis: Axis) -> bytes:
         """Returns the members of a JSON object, without its braces. Raises RunError if the record
@@ -159,19 +172,20 @@ class Watch:
         self._notice_loss(is_running)
         config = self._config()
         pending = self._pending(is_running)
-        self._head = self._head_of(is_running, pending, config)
         is_over = self.snapshot.is_over or not is_running
         self._keep_figures(is_over)
         self._keep_timeline(is_over)
         self._keep_details()
         self._keep_prompts()
+        # It comes last, since it says what could not be drawn.
+        self._head = self._head_of(is_running, pending, config)
         self._read_at = time.monotonic()
 
     def _notice_loss(self, is_running: bool) -> None:
         """Ends the run in the snapshot if its folder vanished while it was under way: nobody can
         read what its process recorded then.
         """
-        vanished = self._was_running and not self.folder.events_path.exists()
+        vanished = self._was_running and not self._has_record()
         self._was_running = is_running
         if is_running or not vanished or self.snapshot.is_over:
             return
@@ -210,23 +224,47 @@ class Watch:
             self.is_lost,
             self._is_starting(),
         )
-        said = verdict(snapshot, run.state(snapshot.state), run.saved, config)
-        bar = run_bar(snapshot, run, said)
+        said = self._shown(
+            "the verdict", lambda of: verdict(of, run.state(of.state), run.saved, config)
+        )
+        bar = self._shown("the line over the run", lambda of: run_bar(of, run, said))
         if self.is_lost:  # there is nothing to go on from
             said = replace(said, headline=replace(said.headline, advice=""))
         head = {
             "run_id": self.folder.id,
             "seq": snapshot.last_seq,
-            "bar": bar | {"note": about.note, "remarks": self._remarks(is_running)},
-            "tiles": tiles(snapshot),
-            "meters": meters(snapshot) if is_running else [],
-            "ranks": rank_table(snapshot),
-            "stage": stage(snapshot, bar["state"], run.saved),
-            "result": result(snapshot, bar["state"], run.saved, _export_from(config)),
+            "tiles": self._shown("the numbers", tiles),
+            "meters": self._shown("the memory", meters) if is_running else [],
+            "ranks": self._shown("the ranks", rank_table),
+            "stage": self._shown("the stage", lambda of: stage(of, bar["state"], run.saved)),
+            "result": self._shown(
+                "the result",
+                lambda of: result(of, bar["state"], run.saved, _export_from(config)),
+            ),
             "evaluates": config is None or _evaluates(config) or bool(len(snapshot.evals)),
             "diagnosis": said.to_dict(),
         }
-        return _serialised(head)[1:-1]
+        remarks = self._remarks(is_running)
+        return _serialised(head | {"bar": bar | {"note": about.note, "remarks": remarks}})[1:-1]
+
+    def _shown(self, what: str, build: Callable[[RunSnapshot], T]) -> T:
+        """Returns what `build` makes of the record, or of an empty one where a fault in this
+        program keeps it from being shown: the rest of the run is shown all the same.
+        """
+        try:
+            made = build(self.snapshot)
+            if isinstance(made, dict | list):
+                _serialised(made)
+            return made
+        except Exception as error:  # noqa: BLE001  whatever the fault is
+            self._note_undrawn(what, error)
+            return build(RunSnapshot())
+
+    def _note_undrawn(self, what: str, error: Exception) -> None:
+        """Notes that something of this record cannot be shown. The terminal says where, once."""
+        if what not in self._undrawn:
+            traceback.print_exception(error)
+        self._undrawn[what] = f"{type(error).__name__}: {first_line(error)}"
 
     def _remarks(self, is_running: bool) -> list[str]:
         """Returns sentences on what is special about this run or its record."""
@@ -245,12 +283,16 @@ class Watch:
                 f"{lines} of the record could not be read, so a point of a curve may be missing; "
                 "Log says which."
             )
+        for what, error in self._undrawn.items():
+            remarks.append(
+                f"Something in the record cannot be shown in {what} ({error}), so that is missing."
+            )
         return remarks
 
     def _keep_figures(self, is_over: bool) -> None:
         snapshot = self.snapshot
-        said = summaries(snapshot)
-        alarmed = alarms(snapshot)
+        said = self._shown("the captions", summaries)
+        alarmed = self._shown("the alarms", alarms)
         curves = (
             is_over,
             snapshot.sessions,
@@ -311,7 +353,14 @@ class Watch:
         """Builds and serialises a part, unless the values it is made from are unchanged."""
         part = self._parts.get((name, axis))
         if part is None or part.made_of != made_of:
-            body = json.dumps(name).encode() + b":" + _serialised(build())
+            if self._undrawn_of.get((name, axis)) == made_of:
+                return
+            try:
+                body = json.dumps(name).encode() + b":" + _serialised(build())
+            except Exception as error:  # noqa: BLE001  whatever the fault is, the others are drawn
+                self._undrawn_of[name, axis] = made_of
+                self._note_undrawn(f"the figure {name}", error)
+                return
             # Numbers start at 1, so that a page that has seen nothing (since 0) also gets the parts
             # of an empty record.
             self._parts[name, axis] = _Part(made_of, max(1, self.snapshot.last_seq), body)

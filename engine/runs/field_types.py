@@ -6,7 +6,7 @@ A reader checks each line of a record against them.
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Literal, NotRequired, TypedDict
 
 from msgspec import Meta
 
@@ -26,6 +26,13 @@ Number = (
 """An integer stays an integer, so that a line does not change when it is read and written again."""
 
 
+_LONGEST = 10**11
+Moment = (
+    Annotated[int, Meta(ge=-_LONGEST, le=_LONGEST)]
+    | Annotated[float, Meta(ge=-_LONGEST, le=_LONGEST)]
+)
+"""Seconds from the first op of a step; a drawing multiplies them."""
+
 BestBy = Literal["loss", "exact_match"]
 """The weights of a run are compared by this: by their held-out loss, or by the share of held-out
 prompts that they answer exactly.
@@ -38,9 +45,9 @@ class Span(TypedDict):
     unit: str
     op: str
     lane: str
-    micro_batch: NotRequired[Any]
-    start: Number
-    end: Number
+    micro_batch: NotRequired[Whole | None]
+    start: Moment
+    end: Moment
     rank: NotRequired[Whole]
     """The op ran on this rank; it is left out for rank 0, which single GPUs are."""
 
@@ -50,8 +57,8 @@ class Wait(TypedDict):
     other ranks) or other.
     """
 
-    start: Number
-    end: Number
+    start: Moment
+    end: Moment
     cause: NotRequired[str]
     rank: NotRequired[Whole]
     """It was the lane of this rank; it is left out for rank 0."""

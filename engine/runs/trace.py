@@ -130,7 +130,7 @@ def _row(lane: str) -> int:
 
 def _complete(process: int, span: Span, begin: float) -> dict[str, Any]:
     """Returns the event of an op."""
-    batch = span.get("micro_batch")
+    batch: Any = span.get("micro_batch")
     name = f"{span['op']} {span['unit']}"
     values = {"unit": span["unit"], "op": span["op"]}
     if batch is not None:
