@@ -131,10 +131,11 @@ def file_size(path: Path) -> int:
 
 def bytes_in(folder: Path) -> int:
     """Returns the bytes that the files in a folder take on the disk. Of a file that has several
-    names (hard links), each name has a share. Files that go away meanwhile do not count.
+    names (hard links), each name has a share. Files that go away meanwhile do not count, and links
+    lead nowhere.
     """
     total = 0.0
-    waiting = [folder]
+    waiting = [] if folder.is_symlink() else [folder]
     while waiting:
         with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
             for entry in entries:

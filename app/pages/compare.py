@@ -13,6 +13,7 @@ from typing import Any
 
 from app.view.comparison import Axis, Compared, comparison
 from app.view.setting_differences import by_dotted_name
+from engine import safe_files
 from engine.errors import RamstreamError, RunError
 from engine.runs.folder import RunFolder, shown_state
 from engine.runs.following import Follower, catch_up
@@ -65,10 +66,10 @@ class Records:
         snapshot.
         """
         try:
-            stat = folder.events_path.stat()
-            size, mtime = stat.st_size, stat.st_mtime_ns
+            stat = safe_files.look(folder.events_path, folder.root)
         except OSError:
-            size, mtime = 0, 0
+            stat = None
+        size, mtime = (0, 0) if stat is None else (stat.st_size, stat.st_mtime_ns)
         key = str(folder.events_path)
         fold = self._kept.get(key)
         if fold is None or fold.is_of_other_record(size, mtime):

@@ -9,6 +9,7 @@ from typing import Any
 from app.pages.chat import CURRENT, Choice
 from app.session.engine_calls import TalkCalls
 from app.session.session import Session
+from engine import safe_files
 from engine.checkpoints.checkpoint import folders_by_step
 from engine.errors import ConfigError, RunError
 from engine.runs.folder import RunFolder, open_run
@@ -103,7 +104,7 @@ class OfferedWeights:
             saved[f"step-{steps[0]}"] += ", the newest"
         # What is exported comes first: whoever only wants to ask gets its answers.
         weights |= {**best, **saved} if is_best else {**saved, **best}
-        if (folder.export_path / "config.json").exists():
+        if safe_files.is_file(folder.export_path / "config.json", folder.root):
             weights["export"] = "Its export"
         return weights
 

@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import dataclass
 
+from engine import safe_files
 from engine.benchmarks.harness import (
     AskedTasks,
     MeasuredWeights,
@@ -18,7 +19,6 @@ from engine.benchmarks.harness import (
 from engine.checkpoints.saved_steps import saved_steps
 from engine.config.export_choice import ExportFrom
 from engine.errors import RunError
-from engine.files import write_whole
 from engine.home.model_card import CARD, with_benchmarks
 from engine.progress import Progress, saying, untold
 from engine.runs.folder import RunFolder, open_run
@@ -82,7 +82,7 @@ def evaluate_run(
 def _chosen(folder: RunFolder, of: ExportFrom | None) -> _Chosen:
     """Returns which weights are measured. Raises RunError if the run has none."""
     config, runs = folder.config, folder.path.parent
-    if of is None and (folder.export_path / "config.json").is_file():
+    if of is None and safe_files.is_file(folder.export_path / "config.json", folder.root):
         source = folder_of(str(folder.export_path), f"The export of run {folder.id}")
         snapshot = RunSnapshot()
         catch_up(snapshot, Follower(folder.events_path))
@@ -115,5 +115,5 @@ def _tell_in_card(folder: RunFolder, measured: MeasuredWeights) -> None:
         if MeasuredWeights(one.weights, one.step, one.dtype) == of_export
     ]
     with contextlib.suppress(OSError, ValueError):
-        text = card.read_text(encoding="utf-8")
-        write_whole(card, with_benchmarks(text, results))
+        text = safe_files.read_text(card, folder.root)
+        safe_files.write_whole(card, with_benchmarks(text, results), folder.root)

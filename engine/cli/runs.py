@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from engine.checkpoints.saved_steps import kept_best
 from engine.errors import RunError
 from engine.runs.events import ForecastChecked
 from engine.runs.folder import RunFolder
 from engine.runs.following import EVENTS_FILE, last_of_kind
-from engine.summaries.glance import Glance, read_glance
-from engine.summaries.listing import RunSummary, list_runs
+from engine.summaries.glance import NO_GLANCE, Glance, read_glance
+from engine.summaries.listing import UNREADABLE, RunSummary, in_words, list_runs
+
+T = TypeVar("T")
 
 
 def runs_as_text(runs_dir: Path, as_json: bool) -> str:
@@ -24,42 +28,60 @@ def runs_as_text(runs_dir: Path, as_json: bool) -> str:
     `worse_than_before_training` for one that has made its model worse: by which loss.
     """
     runs = list_runs(runs_dir)
-    glances = [read_glance(Path(run.path) / EVENTS_FILE) for run in runs]
     if as_json:
-        told = [
-            asdict(run)
-            | {
-                "best": _best(run, glance),
-                "worse_than_before_training": glance.worse and asdict(glance.worse),
-                "forecast": _forecast(run),
-            }
-            for run, glance in zip(runs, glances)
-        ]
-        return json.dumps(told, indent=2, default=str)
+        return json.dumps([_of_each(run, _told) for run in runs], indent=2, default=str)
     if not runs:
         return f"There are no runs in {runs_dir} yet."
-    rows = [("run", "state", "step", "loss", "best", "started", "name")]
-    for run, glance in zip(runs, glances):
-        started = ""
-        if run.created:
-            started = datetime.fromtimestamp(run.created).strftime("%Y-%m-%d %H:%M")
-        rows.append(
-            (
-                run.id,
-                run.state,
-                f"{run.step}/{run.total_steps}" if run.total_steps else "",
-                "" if run.loss is None else f"{run.loss:.4f}",
-                _best_in_words(_best(run, glance), glance),
-                started,
-                run.name,
-            )
-        )
+    titles = ("run", "state", "step", "loss", "best", "started", "name")
+    rows = [titles, *(_of_each(run, _row) for run in runs)]
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = []
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths)]
         lines.append("  ".join(cells).rstrip())
+    lines += [f"{run.id}: {run.reason}" for run in runs if run.state == UNREADABLE]
     return "\n".join(lines)
+
+
+def _of_each(run: RunSummary, make: Callable[[RunSummary], T]) -> T:
+    """Returns what `make` makes of a run, or of the run as unreadable where a fault in this program
+    keeps it from being shown: the other runs are shown all the same.
+    """
+    try:
+        return make(run)
+    except Exception as error:  # noqa: BLE001  whatever is in that folder
+        traceback.print_exc()
+        reason = in_words(RunFolder(Path(run.path)), error)
+        return make(replace(run, state=UNREADABLE, reason=reason))
+
+
+def _told(run: RunSummary) -> dict[str, Any]:
+    """Returns the JSON of a run. One that is unreadable has its reason and nothing more."""
+    if run.state == UNREADABLE:
+        return asdict(run) | {"best": None, "worse_than_before_training": None, "forecast": {}}
+    glance = read_glance(Path(run.path) / EVENTS_FILE)
+    return asdict(run) | {
+        "best": _best(run, glance),
+        "worse_than_before_training": glance.worse and asdict(glance.worse),
+        "forecast": _forecast(run),
+    }
+
+
+def _row(run: RunSummary) -> tuple[str, ...]:
+    """Returns the cells of a run in the table."""
+    glance = NO_GLANCE if run.state == UNREADABLE else read_glance(Path(run.path) / EVENTS_FILE)
+    started = ""
+    if run.created:
+        started = datetime.fromtimestamp(run.created).strftime("%Y-%m-%d %H:%M")
+    return (
+        run.id,
+        run.state,
+        f"{run.step}/{run.total_steps}" if run.total_steps else "",
+        "" if run.loss is None else f"{run.loss:.4f}",
+        "" if run.state == UNREADABLE else _best_in_words(_best(run, glance), glance),
+        started,
+        run.name,
+    )
 
 
 def _best(run: RunSummary, glance: Glance) -> dict[str, Any] | None:

@@ -50,6 +50,8 @@ FILES = (
 )
 """A run folder in which one of these is no file, but a link or a pipe, is not as a run writes it.
 """
+UNREADABLE = "unreadable"
+"""The state of a run that cannot be read; its `reason` names the file."""
 _TAIL_BYTES = 1 << 16
 _LONGEST = 1 << 21
 """A line longer than this many bytes counts as damaged; the lines that a summary reads are far
@@ -148,7 +150,7 @@ def unreadable(folder: RunFolder, reason: str) -> RunSummary | None:
     return RunSummary(
         id=folder.id,
         name=about.name or folder.id,
-        state="unreadable",
+        state=UNREADABLE,
         step=0,
         total_steps=0,
         loss=None,
