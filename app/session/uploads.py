@@ -8,6 +8,8 @@ gave it.
   complete or absent.
 - The kernel releases the lock when that process dies. The next server removes what is left.
 - A file gets a name of letters and digits. The person's own name is a label that is only shown.
+- Others may have written the folder (`engine.safe_files`): what leads out of it, by a link or by a
+  name in ``.about.json``, is told as unreadable, and neither listed nor removed.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import re
 import secrets
-import shutil
+import stat
+import sys
 import threading
 import time
 import unicodedata
@@ -26,15 +30,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import msgspec
+
 from app.words import in_bytes
+from engine import safe_files
 from engine.errors import RunError
-from engine.files import FULL, disk_free, is_full_in_words, sync_folder, write_whole
+from engine.files import FULL, disk_free, is_full_in_words
+from engine.safe_files import FileFault
 from engine.sources.kinds import KINDS, is_data, stem_of, suffixes_of
 from engine.words import GIB
 
 UPLOADS_FOLDER = ".uploads"
 """The folder of runs has the uploads in a folder of this name, which cannot be that of a run."""
 ID = re.compile(r"[0-9a-f]{16}")
+_LEFT = re.compile(r"[0-9a-f]{16}\.partial")
+"""The folder of an upload that arrives, or that was left."""
 LONGEST_LABEL = 120
 _ABOUT_FILE = ".about.json"
 _PARTIAL = ".partial"
@@ -60,6 +70,8 @@ class UploadLimits:
     """One file has at most this many bytes."""
     quota: int = 100 * GIB
     """All files together have at most this many bytes."""
+    most: int = 1000
+    """There are at most this many files."""
     reserve: int = 4 * GIB
     """Uploads leave this many bytes of the disk free, for checkpoints and other programs."""
     idle_seconds: float = 30.0
@@ -79,6 +91,25 @@ class Upload:
     """It was complete at this Unix time."""
 
 
+class _About(msgspec.Struct):
+    """The content of ``.about.json``."""
+
+    name: str
+    file: str
+    uploaded: float
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What was read of the folder of an upload."""
+
+    state: tuple[int, int]
+    """The folder's number and when it was changed, from which a change is noticed."""
+    upload: Upload | None
+    fault: str
+    """Why there is none, as a sentence without its full stop."""
+
+
 class Uploads:
     """An `Uploads` has the uploads of one folder. All methods may be called from any thread."""
 
@@ -88,18 +119,41 @@ class Uploads:
         # Under this lock, checking that there is room and taking it are one step.
         self._lock = threading.Lock()
         self._arriving: dict[str, Incoming] = {}
+        self._left: dict[str, str] = {}
+        """The folders of killed servers that cannot be removed, and why."""
+        # This lock guards the field below it. It may be taken under the other one.
+        self._looking = threading.Lock()
+        self._seen: dict[str, _Seen] = {}
 
     def listed(self) -> list[Upload]:
         """Returns all complete uploads, newest first."""
-        found = [self._read(folder) for folder in self._folders() if ID.fullmatch(folder.name)]
-        return sorted(filter(None, found), key=lambda upload: upload.uploaded, reverse=True)
+        found = [seen.upload for seen in self._look().values() if seen.upload is not None]
+        return sorted(found, key=lambda upload: upload.uploaded, reverse=True)
+
+    @property
+    def problem(self) -> str:
+        """Says which uploads cannot be read, and what of killed servers cannot be removed. The text
+        is empty if there is no problem.
+        """
+        faults = [seen.fault for seen in self._look().values() if seen.fault]
+        said = [why for name, why in self._left.items() if os.path.lexists(self._folder / name)]
+        if faults:
+            count = "1 upload" if len(faults) == 1 else f"{len(faults):,} uploads"
+            said.append(f"{count} cannot be read: {faults[0]}; look into {self._folder}.")
+        return " ".join(said)
 
     def find(self, upload_id: str) -> Upload:
         """Returns a complete upload. Raises RefusedUpload if there is none with this id."""
-        found = self._read(self._folder / upload_id) if ID.fullmatch(upload_id) else None
-        if found is None:
+        if not ID.fullmatch(upload_id):
             raise RefusedUpload(404, "There is no such upload; it may have been removed.")
-        return found
+        try:
+            return self._read(self._folder / upload_id)
+        except FileNotFoundError:
+            raise RefusedUpload(404, "There is no such upload; it may have been removed.") from None
+        except OSError as error:
+            raise RefusedUpload(
+                409, f"This upload cannot be read ({error.strerror}); look into {self._folder}."
+            ) from None
 
     def new_id(self, name: str, size: int) -> str:
         """Returns an unused id for a file of `size` bytes called `name`. Raises RefusedUpload if
@@ -120,7 +174,7 @@ class Uploads:
         with self._lock:
             if upload_id in self._arriving:
                 raise RefusedUpload(409, "This upload is under way already; wait for its end.")
-            if (self._folder / upload_id).exists():
+            if os.path.lexists(self._folder / upload_id):
                 raise RefusedUpload(409, "This upload is complete already; upload it anew.")
             self._refuse(name, size)
             try:
@@ -143,18 +197,30 @@ class Uploads:
         gone = folder.with_name(folder.name + _PARTIAL)
         try:
             # A server that is killed in the middle leaves a folder that the next one removes.
-            folder.rename(gone)
-            shutil.rmtree(gone)
+            safe_files.rename(folder, gone, self._folder)
+            safe_files.remove_tree(gone, self._folder)
         except OSError as error:
             raise RefusedUpload(
                 409, f"The file cannot be removed ({error.strerror}); remove {gone} by hand."
             ) from None
 
     def remove_leftovers(self) -> None:
-        """Deletes what uploads of killed servers have left, as far as that is possible."""
-        for folder in self._folders():
-            if folder.name.endswith(_PARTIAL) and not _is_arriving(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+        """Deletes what uploads of killed servers have left. What cannot be deleted stays, and is
+        told in the terminal and by `problem`.
+        """
+        for name, status in self._entries().items():
+            folder = self._folder / name
+            if not _LEFT.fullmatch(name) or not stat.S_ISDIR(status.st_mode):
+                continue
+            try:
+                if not _is_arriving(folder, self._folder):
+                    safe_files.remove_tree(folder, self._folder)
+            except OSError as error:
+                self._left[name] = (
+                    f"{folder} is left of an upload that ended, and cannot be removed "
+                    f"({error.strerror}); remove it by hand."
+                )
+                print(f"ramstream: {self._left[name]}", file=sys.stderr)
 
     # ------------------------------------------------------------------ what is refused
 
@@ -175,8 +241,14 @@ class Uploads:
                 "its path, or start the app with a higher --upload-limit.",
             )
         arriving = self._arriving.values()
-        left = self.limits.quota - sum(upload.bytes for upload in self.listed())
-        left -= sum(incoming.size for incoming in arriving)
+        kept = [seen.upload.bytes for seen in self._look().values() if seen.upload is not None]
+        if len(kept) + len(arriving) >= self.limits.most:
+            raise RefusedUpload(
+                409,
+                f"{self.limits.most:,} files are uploaded already, and there may be no more; "
+                "remove some of them, or join small files into one.",
+            )
+        left = self.limits.quota - sum(kept) - sum(incoming.size for incoming in arriving)
         if size > left:
             raise RefusedUpload(
                 413,
@@ -189,19 +261,49 @@ class Uploads:
 
     # ------------------------------------------------------------------ the folder
 
-    def _folders(self) -> list[Path]:
+    def _entries(self) -> dict[str, os.stat_result]:
+        """Returns what is in the folder."""
         try:
-            return [path for path in self._folder.iterdir() if path.is_dir()]
+            return safe_files.entries(self._folder, self._folder)
         except OSError:  # nothing was uploaded yet
-            return []
+            return {}
 
-    def _read(self, folder: Path) -> Upload | None:
+    def _look(self) -> dict[str, _Seen]:
+        """Returns what is known of each folder named by an id. Only folders that changed are read:
+        each check of an upload asks this.
+        """
+        with self._looking:
+            found = {}
+            for name, status in self._entries().items():
+                if ID.fullmatch(name):
+                    state = (status.st_ino, status.st_mtime_ns)
+                    seen = self._seen.get(name)
+                    found[name] = (
+                        seen if seen is not None and seen.state == state else self._see(name, state)
+                    )
+            self._seen = found
+            return found
+
+    def _see(self, name: str, state: tuple[int, int]) -> _Seen:
         try:
-            about = json.loads((folder / _ABOUT_FILE).read_text(encoding="utf-8"))
-            path = folder / about["file"]
-            return Upload(folder.name, about["name"], path, path.stat().st_size, about["uploaded"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+            return _Seen(state, self._read(self._folder / name), "")
+        except OSError as error:
+            return _Seen(state, None, f"{name} ({error.strerror})")
+
+    def _read(self, folder: Path) -> Upload:
+        """Returns the upload in a folder. Raises OSError, and FileFault for a folder that this
+        program has not written.
+        """
+        about = safe_files.read_json(folder / _ABOUT_FILE, self._folder, _About)
+        path = folder / about.file
+        if path.name != about.file or about.file.startswith("."):
+            raise FileFault(folder / _ABOUT_FILE, "names a file that is not beside it")
+        if not math.isfinite(about.uploaded):
+            raise FileFault(folder / _ABOUT_FILE, "has a time that is no number")
+        size = safe_files.size_of(path, self._folder)
+        if not safe_files.is_file(path, self._folder):
+            raise FileFault(path, "is missing")
+        return Upload(folder.name, label_of(about.name), path, size, about.uploaded)
 
 
 class Incoming:
@@ -218,13 +320,15 @@ class Incoming:
         self._written = 0
         # A thread may still be writing when the request is cancelled: the end waits for it.
         self._lock = threading.Lock()
-        self._partial.parent.mkdir(parents=True, exist_ok=True)
-        self._partial.mkdir(mode=0o700)
+        self._all = folder.parent
+        self._all.mkdir(mode=0o700, parents=True, exist_ok=True)
+        safe_files.make_folder(self._partial, self._all)
         try:
-            self._file: BinaryIO | None = (self._partial / stored_name(name)).open("wb")
+            descriptor = safe_files.create(self._partial / stored_name(name), self._all)
+            self._file: BinaryIO | None = os.fdopen(descriptor, "wb")
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            shutil.rmtree(self._partial, ignore_errors=True)
+            self._remove()
             raise
 
     @property
@@ -261,9 +365,9 @@ class Incoming:
             }
             try:
                 os.fsync(self._file.fileno())
-                write_whole(self._partial / _ABOUT_FILE, json.dumps(about))
-                self._partial.rename(self._folder)
-                sync_folder(self._folder.parent)
+                safe_files.write_whole(self._partial / _ABOUT_FILE, json.dumps(about), self._all)
+                safe_files.rename(self._partial, self._folder, self._all)
+                safe_files.sync_folder(self._all, self._all)
             except OSError as error:
                 raise refused_by_disk(error) from None
             self._close()
@@ -274,8 +378,12 @@ class Incoming:
         with self._lock:
             if self._file is None:
                 return
-            shutil.rmtree(self._partial, ignore_errors=True)
+            self._remove()
             self._close()
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):  # the next server tells of it
+            safe_files.remove_tree(self._partial, self._all)
 
     def _close(self) -> None:
         if self._file is not None:
@@ -330,10 +438,15 @@ def _shown(sign: str) -> str:
     return " " if unicodedata.category(sign)[0] in "CZ" else sign
 
 
-def _is_arriving(partial: Path) -> bool:
-    """Returns whether a living process receives the file of a partial folder."""
-    for path in partial.iterdir():
-        with contextlib.suppress(OSError), path.open("r+b") as file:
+def _is_arriving(partial: Path, within: Path) -> bool:
+    """Returns whether a living process receives the file of a partial folder. Raises OSError if the
+    folder cannot be read.
+    """
+    for name in safe_files.entries(partial, within):
+        with (
+            contextlib.suppress(FileFault),
+            safe_files.open_to_read(partial / name, within, most=1 << 62) as file,
+        ):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

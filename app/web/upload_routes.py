@@ -1,7 +1,7 @@
 """These routes receive files, list them and remove them.
 
-- GET /api/uploads answers with `{uploads}`: a list of `{id, name, path, bytes, uploaded}`, newest
-  first; `uploaded` is in seconds since 1970.
+- GET /api/uploads answers with `{uploads, problem}`: a list of `{id, name, path, bytes, uploaded}`,
+  newest first, with `uploaded` in seconds since 1970; and a sentence about what cannot be read.
 - POST /api/uploads {name, bytes} asks whether such a file may be uploaded, and answers with a free
   `{id}`. A browser does not show the refusal of a body that it is still sending, so it asks first.
 - PUT /api/uploads/ID?name=NAME receives a file of type `application/octet-stream` with a
@@ -126,7 +126,8 @@ def _remove(session: Session, uploads: Uploads, upload_id: str) -> None:
 
 
 def _listed(uploads: Uploads) -> dict[str, Any]:
-    return {"uploads": [_shown(upload) for upload in uploads.listed()]}
+    shown = [_shown(upload) for upload in uploads.listed()]
+    return {"uploads": shown, "problem": uploads.problem}
 
 
 def _shown(upload: Upload) -> dict[str, Any]:

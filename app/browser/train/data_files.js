@@ -110,9 +110,9 @@ export class DataFiles {
     async tryStored(ask) {
         let said = "";
         try {
-            const { uploads } = await ask();
+            const { uploads, problem } = await ask();
             this.part("uploads").replaceChildren(...uploads.map((each) => this.storedRow(each)));
-            if (!uploads.length) said = "Nothing was uploaded yet.";
+            said = problem || (uploads.length ? "" : "Nothing was uploaded yet.");
         } catch (error) {
             said = error.message;
         }

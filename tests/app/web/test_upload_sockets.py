@@ -113,11 +113,11 @@ def test_a_file_arrives_whole_is_listed_and_is_removed(port, uploads):
     upload = json.loads(answer.body)
     assert upload["name"] == "Fragen & Antworten.csv" and upload["bytes"] == len(ROWS)
     assert uploads.find(ONE).path.read_bytes() == ROWS
-    assert json.loads(ask(port, "/api/uploads").body) == {"uploads": [upload]}
+    assert json.loads(ask(port, "/api/uploads").body) == {"uploads": [upload], "problem": ""}
     with opened(port) as line:
         removal = head(port, ONE, 2, "", "Content-Type: application/json") + b"{}"
         line.sendall(removal.replace(b"PUT", b"DELETE"))
-        assert json.loads(heard(line).body) == {"uploads": []}
+        assert json.loads(heard(line).body) == {"uploads": [], "problem": ""}
     assert nothing_is_left(uploads)
 
 
