@@ -477,6 +477,20 @@ def rename(path: Path, other: Path, within: Path) -> None:
         os.rename(name, to, src_dir_fd=folder, dst_dir_fd=other_folder)
 
 
+def set_aside(path: Path, within: Path) -> Path:
+    """Gives a file that cannot be read a name of its own beside it, such as queue.damaged.json, so
+    that nothing of it is lost. Returns the new path. Raises OSError.
+    """
+    number = 1
+    while True:
+        more = f"-{number}" if number > 1 else ""
+        aside = path.with_name(f"{path.stem}.damaged{more}{path.suffix}")
+        if look(aside, within) is None:
+            rename(path, aside, within)
+            return aside
+        number += 1
+
+
 def remove(path: Path, within: Path) -> None:
     """Removes a file or a link itself, if it exists. Raises OSError."""
     with contextlib.suppress(FileNotFoundError), _above(path, within) as (name, folder):

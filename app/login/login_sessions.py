@@ -6,19 +6,22 @@ that outlives a restart: whoever reads the file cannot log in with it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
 import math
-import os
 import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+
+import msgspec
+
+from engine import safe_files
+from engine.safe_files import FileFault
 
 SESSION_SECONDS = 14 * 24 * 3600
 MOST_SESSIONS = 100
@@ -72,7 +75,7 @@ class LoginSession:
         for told in list(self._watchers):
             told()
 
-    @contextmanager
+    @contextlib.contextmanager
     def watched(self, told: Callable[[], None]) -> Iterator[None]:
         """Within this context, `told` is called when the session is ended."""
         self._watchers.append(told)
@@ -160,12 +163,9 @@ class LoginSessions:
         self._written = now
         records = [asdict(session.record) for session in self._sessions.values()]
         text = json.dumps({"key": self._keys_mark(), "sessions": records})
-        new = self._path.with_name(f"{self._path.name}.new")
+        folder, mode = self._path.parent, safe_files.PRIVATE
         try:
-            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            new.replace(self._path)
+            safe_files.write_whole(self._path, text, folder, durable=False, mode=mode)
         except OSError as error:
             self._leave_none(error)
 
@@ -179,7 +179,7 @@ class LoginSessions:
             file=sys.stderr,
         )
         try:
-            self._path.unlink(missing_ok=True)
+            safe_files.remove(self._path, self._path.parent)
         except OSError:
             print(
                 f"ramstream: {self._path}: remove this file before the next start, or logins that "
@@ -188,25 +188,32 @@ class LoginSessions:
             )
 
 
+class _Kept(msgspec.Struct):
+    """The content of the file."""
+
+    key: str
+    sessions: list[Record]
+
+
 def _read(path: Path, mark: str) -> list[Record]:
-    """Returns the sessions that a file keeps: none if it is missing, damaged or of another key."""
+    """Returns the sessions that a file keeps: none if it is missing, damaged or of another key. A
+    damaged one is set aside, and told in the terminal.
+    """
     try:
-        kept = json.loads(path.read_bytes())
-        if kept["key"] != mark:
-            return []
-        records = [_record(each) for each in kept["sessions"]]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        kept = safe_files.read_json(path, path.parent, _Kept)
+        times = [time for record in kept.sessions for time in (record.began, record.seen)]
+        if not all(map(math.isfinite, times)):
+            raise FileFault(path, "has a time that is no number")
+    except FileNotFoundError:
         return []
-    return records
-
-
-def _record(kept: dict[str, Any]) -> Record:
-    """Returns a session as the file keeps it. Raises ValueError or TypeError if it is damaged."""
-    record = Record(**{field.name: kept[field.name] for field in fields(Record)})
-    texts = (record.hash, record.address, record.browser)
-    times = (record.began, record.seen)
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError("a text is damaged")
-    if not all(isinstance(each, (int, float)) and math.isfinite(each) for each in times):
-        raise TypeError("a time is damaged")
-    return record
+    except OSError as error:
+        aside = path
+        with contextlib.suppress(OSError):
+            aside = safe_files.set_aside(path, path.parent)
+        print(
+            f"ramstream: The logins of before cannot be read ({error.strerror}), so log in again: "
+            f"see {aside}.",
+            file=sys.stderr,
+        )
+        return []
+    return kept.sessions if kept.key == mark else []

@@ -8,24 +8,37 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from app.form.settings_form import Setting, settings, shown_values
+from engine import safe_files
 from engine.checkpoints.saved_steps import saved_steps
 from engine.errors import ConfigError, RunError
-from engine.files import write_whole
 from engine.runs.folder import RunFolder, open_run
 
 DRAFT_FILE = ".draft.json"
+
+
+class _Kept(msgspec.Struct):
+    """The content of the file."""
+
+    preset: str | None
+    shown: dict[str, bool | str | int | float | None]
 
 
 class Draft:
     """Remembers component values by dotted name, and the preset that they started from."""
 
     def __init__(self, folder: Path):
+        self._folder = folder
         self._path = folder / DRAFT_FILE
+        self.problem = ""
+        """Says why the draft of before could not be read."""
         self._last: dict[str, Any] | None = None
         self._is_written = False
         self._lock = threading.Lock()
@@ -38,27 +51,40 @@ class Draft:
                 return
             self._last = draft
             self._is_written = False
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(parents=True, exist_ok=True)
             # The write is not followed by fsync: it happens at each pause in typing, and losing a
             # draft in a power cut does little harm.
-            write_whole(self._path, json.dumps(draft), durable=False)
+            content, mode = json.dumps(draft), safe_files.PRIVATE
+            safe_files.write_whole(self._path, content, self._folder, durable=False, mode=mode)
             self._is_written = True
 
     def recall(self) -> tuple[str | None, dict[str, Any]] | None:
         """Returns the preset and the component values.
 
-        It returns None if there is no draft, or if this version cannot show it.
+        It returns None if there is no draft, or if this version cannot show it. A file that cannot
+        be read is set aside, which `problem` tells.
         """
+        with self._lock:
+            last = self._last
+            kept = self._read() if last is None else _Kept(last["preset"], last["shown"])
+        if kept is None or set(kept.shown) != {setting.dotted for setting in settings()}:
+            return None
+        if not all(_can_show(setting, kept.shown[setting.dotted]) for setting in settings()):
+            return None
+        return kept.preset, kept.shown
+
+    def _read(self) -> _Kept | None:
         try:
-            draft = self._last or json.loads(self._path.read_text(encoding="utf-8"))
-            preset, shown = draft["preset"], draft["shown"]
-            if set(shown) != {setting.dotted for setting in settings()}:
-                return None
-        except (OSError, ValueError, KeyError, TypeError):
+            return safe_files.read_json(self._path, self._folder, _Kept)
+        except FileNotFoundError:
             return None
-        if not all(_can_show(setting, shown[setting.dotted]) for setting in settings()):
+        except OSError as error:
+            aside = self._path
+            with contextlib.suppress(OSError):
+                aside = safe_files.set_aside(self._path, self._folder)
+            self.problem = f"The draft of before cannot be read ({error.strerror}): see {aside}."
+            print(f"ramstream: {self.problem}", file=sys.stderr)
             return None
-        return preset, shown
 
 
 def _can_show(setting: Setting, value: Any) -> bool:

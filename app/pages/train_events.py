@@ -211,6 +211,8 @@ class TrainEvents:
         elif shown is not None:  # these settings come from a run, not from a preset
             updates[panel.preset] = gr.update(choices=choices, value=None)
             updates[panel.about] = {"about": ""}
+        elif self._checker.draft.problem:
+            updates[panel.about] = {"about": self._checker.draft.problem}
         if shown is not None:
             updates |= self._filled(shown)
         return updates

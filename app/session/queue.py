@@ -10,8 +10,11 @@ run is lost in a restart.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import secrets
+import sys
 import threading
 import time
 import traceback
@@ -20,14 +23,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from engine import safe_files
 from engine.config.settings import TrainConfig
 from engine.errors import RamstreamError, RunError
-from engine.files import write_whole
 from engine.runs.folder import lasting_config
+from engine.safe_files import FileFault
 
 QUEUE_FILE = "queue.json"
 DAMAGED_FILE = "queue.damaged.json"
+"""A file that cannot be read gets this name, or one with a number."""
 LIMIT = 100
+_LARGEST = 128 << 20
+"""Bytes of the file. The settings of a run have at most those of a request."""
 LOOK_SECONDS = 1.0
 """The queue checks at intervals of this many seconds whether the next run can start: runs of other
 processes do not report their end.
@@ -54,6 +63,13 @@ class Queued:
     """If this is set, the run gets a process of its own."""
     resumes: str = ""
     """If this is set, the run with this id is resumed, and no new run is started."""
+
+
+class _Kept(msgspec.Struct):
+    """The content of the file."""
+
+    held: bool
+    runs: list[Queued]
 
 
 class RunQueue:
@@ -348,7 +364,9 @@ class RunQueue:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             kept = {"held": self.is_held, "runs": [asdict(queued) for queued in listed]}
-            write_whole(self._path, json.dumps(kept, indent=1))
+            runs = self._path.parent
+            content = json.dumps(kept, indent=1)
+            safe_files.write_whole(self._path, content, runs, mode=safe_files.PRIVATE)
         except OSError as error:
             if must:
                 raise RunError(
@@ -364,34 +382,34 @@ class RunQueue:
         self._queued = listed
 
     def _read(self) -> tuple[bool, list[Queued]]:
-        """Returns whether the queue was held, and the queued runs. An unreadable file is moved
+        """Returns whether the queue was held, and the queued runs. An unreadable file is set
         aside.
         """
+        runs = self._path.parent
         try:
-            kept = json.loads(self._path.read_text(encoding="utf-8"))
+            content = safe_files.read_bytes(self._path, runs, _LARGEST)
+            kept = safe_files.decoded(self._path, content, _Kept | list[Queued])
             if isinstance(kept, list):  # the format of older versions
-                kept = {"held": False, "runs": kept}
-            return kept["held"] is True, [_queued(values) for values in kept["runs"]]
+                kept = _Kept(False, kept)
+            if not all(math.isfinite(queued.added) for queued in kept.runs):
+                raise FileFault(self._path, "has a time that is no number")
+            if any(_is_deep(queued.config) for queued in kept.runs):
+                raise FileFault(self._path, "has settings that are nested too deeply")
+            return kept.held, kept.runs
         except FileNotFoundError:
             return False, []
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            aside = self._path.with_name(DAMAGED_FILE)
-            try:
-                self._path.replace(aside)
-            except OSError:
-                aside = self._path
-            reason = error.strerror if isinstance(error, OSError) else "it is damaged"
-            self._unread = f"The queue of before cannot be read ({reason}): see {aside}."
+        except OSError as error:
+            aside = self._path
+            with contextlib.suppress(OSError):
+                aside = safe_files.set_aside(self._path, runs)
+            self._unread = f"The queue of before cannot be read ({error.strerror}): see {aside}."
+            print(f"ramstream: {self._unread}", file=sys.stderr)
             return False, []
 
 
-def _queued(values: dict[str, Any]) -> Queued:
-    """Returns the run that the values describe. Raises TypeError if they do not describe one."""
-    queued = Queued(**values)
-    texts = (queued.id, queued.name, queued.model, queued.data, queued.problem, queued.resumes)
-    are_texts = all(isinstance(text, str) for text in texts)
-    has_config = isinstance(queued.config, dict)
-    has_time = isinstance(queued.added, (int, float))
-    if not (are_texts and has_config and has_time and isinstance(queued.detached, bool)):
-        raise TypeError("not a queued run")
-    return queued
+def _is_deep(value: Any, levels: int = 16) -> bool:
+    """Returns whether settings are nested deeper than those of any run."""
+    if not isinstance(value, (dict, list)):
+        return False
+    below = value.values() if isinstance(value, dict) else value
+    return not levels or any(_is_deep(each, levels - 1) for each in below)

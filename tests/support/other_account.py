@@ -15,9 +15,7 @@ needs_root = pytest.mark.skipif(
 )
 
 
-def as_nobody(
-    imports: str, code: str, *arguments: object, readable: Path | None = None
-) -> str:
+def as_nobody(imports: str, code: str, *arguments: object, readable: Path | None = None) -> str:
     """Runs a line of Python as an account that owns nothing, and returns what it prints. It can
     read no module that `imports` has not imported. The folders above `readable` are opened to it.
     """

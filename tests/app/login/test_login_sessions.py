@@ -72,10 +72,13 @@ def test_a_damaged_file_logs_everybody_out(path, damage):
     assert sessions.find(sessions.begin("127.0.0.1", "One", now=101), now=101) is not None
 
 
-def test_when_nothing_can_be_written_logins_work_and_none_comes_back(path, capsys):
+def test_when_nothing_can_be_written_logins_work_and_none_comes_back(path, capsys, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
     sessions = LoginSessions(path, KEY)
     before = sessions.begin("127.0.0.1", "One")
-    path.with_name(f"{path.name}.new").mkdir()  # not even root can write a file there
+    monkeypatch.setattr("engine.safe_files.write_whole", full)
     sessions.end(sessions.find(before).name)
     token = sessions.begin("127.0.0.1", "Two")
     assert sessions.find(token) is not None and sessions.find(before) is None

@@ -259,7 +259,9 @@ def test_nothing_is_held_once_everything_of_before_is_removed(tmp_path, queue, p
 def test_a_damaged_file_is_put_aside_and_told(tmp_path, place, content):
     (tmp_path / QUEUE_FILE).write_text(content)
     queue = RunQueue(tmp_path, place.start, place.why_not)
-    assert names(queue) == [] and not queue.is_held and "it is damaged" in queue.problem
+    assert (
+        names(queue) == [] and not queue.is_held and "cannot be read (it is not " in queue.problem
+    )
     assert (tmp_path / DAMAGED_FILE).read_text() == content
     queue.add(named("a"))
     assert [
@@ -338,12 +340,12 @@ def test_a_queue_whose_thread_ended_begins_another(tmp_path, place, monkeypatch)
 
 
 def test_that_it_cannot_be_written_is_told_until_it_can(queue, place, monkeypatch):
-    def full(path, text):
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     queue.add(named("a")), queue.add(named("b"))
     with monkeypatch.context() as patched:
-        patched.setattr("app.session.queue.write_whole", full)
+        patched.setattr("engine.safe_files.write_whole", full)
         place.end(queue)
         wait_for(lambda: names(queue) == ["b"])
         assert "cannot be written" in queue.problem
