@@ -72,6 +72,10 @@ class _Kept(msgspec.Struct):
     runs: list[Queued]
 
 
+_OF_ANY_VERSION = _Kept | list[Queued]
+"""Older versions wrote the list alone."""
+
+
 class RunQueue:
     """A `RunQueue` starts the waiting runs one after the other. All methods may be called from any
     thread.
@@ -388,7 +392,7 @@ class RunQueue:
         runs = self._path.parent
         try:
             content = safe_files.read_bytes(self._path, runs, _LARGEST)
-            kept = safe_files.decoded(self._path, content, _Kept | list[Queued])
+            kept: _Kept | list[Queued] = safe_files.decoded(self._path, content, _OF_ANY_VERSION)
             if isinstance(kept, list):  # the format of older versions
                 kept = _Kept(False, kept)
             if not all(math.isfinite(queued.added) for queued in kept.runs):
