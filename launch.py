@@ -17,12 +17,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
 from engine.cli import argument_types, command_arguments
+from engine.cli.end_signals import EndSignals, Interrupted, interrupt
 from engine.cli.streams import OutputError, open_closed_streams, show, write_any_name
 from engine.config.export_choice import EXPORT_DTYPES, EXPORT_FORMS, EXPORT_FROM, ExportChoice
 from engine.errors import ConfigError, RamstreamError
@@ -44,13 +47,18 @@ def main(argv: list[str] | None = None) -> int:
     open_closed_streams()
     write_any_name()
     try:
-        return _run(argv)
+        # Commands that clean up after themselves do so after each of the signals. Training and the
+        # app stop and save instead.
+        with EndSignals(interrupt):
+            return _run(argv)
     except RamstreamError as error:
         print(f"ramstream: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("ramstream: Interrupted; nothing was under way that could be saved.", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        with contextlib.suppress(OSError):  # the terminal may be closed
+            said = "Interrupted; nothing was under way that could be saved."
+            print(f"ramstream: {said}", file=sys.stderr)
+        return 128 + (error.number if isinstance(error, Interrupted) else signal.SIGINT)
     except OutputError as error:
         if str(error):
             print(f"ramstream: {error}", file=sys.stderr)

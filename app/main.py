@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import webbrowser
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 import uvicorn
@@ -22,6 +22,7 @@ from app.login.login import LOGIN_VARIABLE, resolve_login, tls_options
 from app.pages.checker import Checker
 from app.pages.page import build_page
 from app.pages.theme import css_variables, make_theme
+from app.session.containers import ends_with_this_process, stop_detached, wait_for_end
 from app.session.data_in import DataIn, DataOptions
 from app.session.session import Session
 from app.web.address import Address, refuse_unusable
@@ -29,6 +30,7 @@ from app.web.connections import Connection, server_config
 from app.web.guard import GuardPolicy
 from app.web.opening import read_ahead
 from app.web.server import build_app
+from engine.cli.end_signals import EndSignals, tell
 from engine.errors import RamstreamError
 from engine.paths import named_folder
 from engine.runs import runs_folder
@@ -49,8 +51,8 @@ def serve(
     open_browser: bool = True,
     data_options: DataOptions | None = None,
 ) -> None:
-    """Serves the app until Ctrl-C. A run that is active then is stopped and saved; a second Ctrl-C
-    ends the program at once.
+    """Serves the app until a signal ends it (`engine.cli.end_signals`). A run that is active then
+    is stopped and saved; a second Ctrl-C ends the program at once.
 
     `login` is "user:password", or True to ask in the terminal; without it, the environment variable
     RAMSTREAM_LOGIN applies. Raises RamstreamError if others can reach the address, directly or by
@@ -75,59 +77,54 @@ def serve(
     data = DataIn.of_runs(runs, data_options)
     data.uploads.remove_leftovers()
     session = Session(runs)
-    checker = Checker(session)
-    app = build_app(
-        session,
-        checker,
-        build_page(
+    with EndSignals(lambda _, is_urgent: session.stop(is_urgent)) as signals:
+        checker = Checker(session)
+        app = build_app(
             session,
             checker,
-            has_login=policy.login is not None,
-            has_folders=bool(data.folders.roots),
-        ),
-        policy,
-        data,
-        theme=make_theme(),
-        css=css_variables(),
-    )
-    link = None
-    if policy.login is not None:
-        link = f"{address.url}?token={policy.login.link_token}"
+            build_page(
+                session,
+                checker,
+                has_login=policy.login is not None,
+                has_folders=bool(data.folders.roots),
+            ),
+            policy,
+            data,
+            theme=make_theme(),
+            css=css_variables(),
+        )
+        link = None
+        if policy.login is not None:
+            link = f"{address.url}?token={policy.login.link_token}"
 
-    async def started() -> None:
-        _announce(address.url, link, open_browser)
-        await read_ahead(session)  # while the browser starts
+        async def started() -> None:
+            _announce(address.url, link, open_browser)
+            await read_ahead(session)  # while the browser starts
 
-    server = _Server(server_config(app, address.host, address.port, **encryption), started)
-    threading.Thread(target=_warm_up, args=(session,), name="warm-up", daemon=True).start()
-    # All objects that exist now stay until the end. The garbage collector skips them from here on:
-    # scanning them would take a third of the time of reading a long record.
-    gc.freeze()
-    _run_until_ctrl_c(server, address)
-    try:
+        config = server_config(app, address.host, address.port, **encryption)
+        threading.Thread(target=_warm_up, args=(session,), name="warm-up", daemon=True).start()
+        # All objects that exist now stay until the end. The garbage collector skips them from here
+        # on: scanning them would take a third of the time of reading a long record.
+        gc.freeze()
+        _run(_Server(config, started, signals), address)
         end(session)
-    except KeyboardInterrupt:
-        # A second Ctrl-C exits at once: `os._exit` waits for no thread and runs no finalizer.
-        os._exit(130)
 
 
 def end(session: Session) -> None:
-    """Closes the queue, the jobs and the active run after the server has stopped. It waits for
-    them; a KeyboardInterrupt ends the wait.
+    """Closes the queue, the jobs and the active run after the server has stopped, and waits for
+    them. In a container it does so with runs in processes of their own, too.
     """
-    # The queue is closed first, so that it starts nothing while the jobs are being closed.
-    session.queue.close()
+    detached = stop_detached(session.runs_dir) if ends_with_this_process() else []
+    for run_id in filter(None, (session.active_id, *(folder.id for folder in detached))):
+        tell(f"Stopping and saving {run_id}; press Ctrl-C again to leave at once.")
+    session.stop()
     session.jobs.close()
-    if session.active_id is not None:
-        print(
-            f"Stopping and saving {session.active_id}; press Ctrl-C again to leave at once.",
-            flush=True,
-        )
     session.close()
+    wait_for_end(detached)
 
 
-def _run_until_ctrl_c(server: uvicorn.Server, address: Address) -> None:
-    """Runs the server until Ctrl-C. Raises RamstreamError if the port cannot be used."""
+def _run(server: uvicorn.Server, address: Address) -> None:
+    """Runs the server until a signal ends it. Raises RamstreamError if the port cannot be used."""
     try:
         server.run()
     except SystemExit:  # uvicorn exits if it cannot bind the port
@@ -135,8 +132,6 @@ def _run_until_ctrl_c(server: uvicorn.Server, address: Address) -> None:
             f"--port {address.port}: {address.host}:{address.port} cannot be used; is another "
             "program there? Choose another port."
         ) from None
-    except KeyboardInterrupt:
-        pass
 
 
 def _warm_up(session: Session) -> None:
@@ -156,12 +151,18 @@ def _warm_up(session: Session) -> None:
 
 class _Server(uvicorn.Server):
     """A server that runs `on_started` as a task once its port is open, and ends all streams when it
-    stops.
+    stops. It stops at the first of `signals`.
     """
 
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[], Coroutine[Any, Any, None]]):
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        on_started: Callable[[], Coroutine[Any, Any, None]],
+        signals: EndSignals,
+    ):
         super().__init__(config)
         self._on_started = on_started
+        self._signals = signals
         # The event loop holds only weak references to its tasks, so this one is kept here.
         self._beside: asyncio.Task[None] | None = None
 
@@ -169,6 +170,15 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._beside = asyncio.create_task(self._on_started())
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        # uvicorn would raise each signal again once it has stopped, and SIGTERM would end the
+        # program before the run is saved.
+        yield
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self._signals.first is not None
 
     async def shutdown(self, sockets: Any = None) -> None:
         for connection in list(self.server_state.connections):

@@ -62,6 +62,10 @@ OVER = ("Z", "X", "x")
 """A process in one of these states has ended."""
 
 
+INTERRUPTED = {128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP}
+"""A process that was asked by a signal to end before its run began has one of these exit codes."""
+
+
 def train_command(folder: RunFolder) -> list[str]:
     """Returns the command line that runs or continues `folder`."""
     return [
@@ -208,8 +212,11 @@ def _record_end(folder: RunFolder, code: int | None) -> None:
             # The size is checked under the lock, since another process may have begun the record
             # meanwhile.
             if not _has_recorded(folder):
+                ended = RunEnded("failed", why_it_ended(folder.path, code), "RunError")
+                if code in INTERRUPTED:
+                    ended = RunEnded("stopped", "Stopped before it began; it can be resumed.")
                 with contextlib.closing(RunRecorder(folder.path, folder.id)) as recorder:
-                    recorder.emit(RunEnded("failed", why_it_ended(folder.path, code), "RunError"))
+                    recorder.emit(ended)
 
 
 def _has_ended_before_its_record(folder: RunFolder) -> bool:
@@ -233,6 +240,12 @@ def _has_recorded(folder: RunFolder) -> bool:
         return False
     process = _process_of(folder)
     return size != (0 if process is None else process.recorded)
+
+
+def process_of_its_own(folder: RunFolder) -> int | None:
+    """Returns the id of the process of its own that a run has; None where it has none any more."""
+    process = _process_of(folder)
+    return None if process is None or not _is_alive(folder) else process.pid
 
 
 class _Process(msgspec.Struct, frozen=True):

@@ -223,6 +223,12 @@ class RunQueue:
             if self._next() is not None:
                 self._work()
 
+    def start_no_more(self) -> None:
+        """Starts no further run from now on. A signal handler may call this, so it takes no
+        lock.
+        """
+        self._closed = True
+
     def close(self) -> None:
         """Closes the queue: no further run is started, and waiting runs are kept for the next
         server. Waits for a start in progress, so that the caller knows which run is active.

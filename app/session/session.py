@@ -28,6 +28,7 @@ from app.view.run_row import Look
 from app.view.run_table import Asked
 from app.watch.run_watch import Watch
 from engine.checkpoints.saved_steps import saved_steps
+from engine.cli.end_signals import tell
 from engine.config.changes import Change
 from engine.config.export_choice import AS_CONFIGURED, ExportChoice
 from engine.config.settings import TrainConfig
@@ -40,7 +41,9 @@ from engine.summaries.listing import RunSummary, summarise
 KEPT_WATCHES = 8
 ENDED_BY_A_PERSON = ("stopped", "discarded")
 JOIN_SECONDS = 0.2
-"""The wait for a thread is divided into waits of this many seconds, so that Ctrl-C can end it."""
+"""The wait for a thread is divided into waits of this many seconds, so that a second Ctrl-C can end
+it.
+"""
 
 
 class Session:
@@ -64,6 +67,11 @@ class Session:
         # copy, since it can become None at any time.
         self._active: Run | None = None
         self._worker: threading.Thread | None = None
+        # A signal handler sets these, so no lock guards them; it never sets them back.
+        self._is_closing = False
+        self._is_urgent = False
+        self._stopped: Run | None = None
+        """This run was asked to stop, since the server ends. A second request would leave it."""
         # This lock guards `_watches`, so that each run is followed by only one watch.
         self._watching = threading.Lock()
         self._watches: OrderedDict[str, Watch] = OrderedDict()
@@ -211,6 +219,8 @@ class Session:
         return run is not None and run.state not in ENDED_BY_A_PERSON
 
     def _refuse_second_run(self) -> None:
+        if self._is_closing:
+            raise RunError("The server is ending; start the run once it is there again.")
         reason = self.why_not_start()
         if reason is not None:
             raise RunError(reason)
@@ -232,6 +242,9 @@ class Session:
             # run.
             self._active = run
             self._worker = worker
+            run.follow(self._tell)
+            if self._is_closing:  # a signal has come meanwhile
+                self._stop_active()
             try:
                 worker.start()
             except RuntimeError:  # the system has no more threads
@@ -279,17 +292,33 @@ class Session:
         self._list.forget()
         self.queue.look()
 
-    def close(self) -> None:
-        """Stops and saves the active run, and waits for it; queued runs stay queued. A
-        KeyboardInterrupt ends the wait.
+    def stop(self, is_urgent: bool = False) -> None:
+        """Asks the active run to stop, and starts no other from now on. If it `is_urgent`, the
+        process may soon be ended by force. It returns at once, and a signal handler may call it.
         """
-        self.queue.close()
+        self._is_urgent = is_urgent
+        self._is_closing = True
+        self.queue.start_no_more()
+        self._stop_active()
+
+    def _stop_active(self) -> None:
         run = self._active
+        if run is not None and run is not self._stopped:
+            self._stopped = run
+            run.stop(self._is_urgent)
+
+    def _tell(self, text: str) -> None:
+        """Tells the terminal what the log of the active run says, while the server ends."""
+        if self._is_closing:
+            tell(text)
+
+    def close(self) -> None:
+        """Stops and saves the active run, and waits for it; queued runs stay queued."""
+        self.queue.close()
+        self.stop(self._is_urgent)
         worker = self._worker
-        if run is not None and worker is not None:
-            run.request("stop")
-            while worker.is_alive():
-                worker.join(timeout=JOIN_SECONDS)
+        while worker is not None and worker.is_alive():
+            worker.join(timeout=JOIN_SECONDS)
 
     # ------------------------------------------------------------------ requests to any run
 

@@ -36,7 +36,7 @@ class Kept:
     def when_stopped(self, step: int) -> str:
         """Returns the reason of a run that was stopped after `step`, which was then saved."""
         if self.kind == "none":
-            return f"Stopped at step {step}, and nothing is kept of it, {_NONE}; {self._goes_on()}."
+            return f"Stopped at step {step}, and nothing is kept of it, {_NONE}; {self.goes_on()}."
         if self.kind == "weights" and self.saved.full != step:
             return (
                 f"Stopped at step {step}. Its weights are saved, and a new run can train on from "
@@ -52,7 +52,7 @@ class Kept:
         if held.is_mixed:
             return (
                 f"The updates of step {held.writing:,} were being written, so the weights are a "
-                f"mixture of two steps and are not saved; {self._goes_on()}."
+                f"mixture of two steps and are not saved; {self.goes_on()}."
             )
         if not held.step:
             return "Nothing was trained yet."
@@ -60,10 +60,10 @@ class Kept:
             there = f"step {held.step:,} is saved, and a resume goes on from there"
             return f"No finished step is lost: {there}."
         if self.kind == "none":
-            return f"Nothing is kept of step {held.step:,}, {_NONE}; {self._goes_on()}."
+            return f"Nothing is kept of step {held.step:,}, {_NONE}; {self.goes_on()}."
         if problem:
             what = problem.rstrip(".")
-            return f"Step {held.step:,} could not be saved ({what}); {self._goes_on()}."
+            return f"Step {held.step:,} could not be saved ({what}); {self.goes_on()}."
         return (
             f"The weights of step {held.step:,} are saved, and a new run can train on from them. "
             f"{self._resumes()}"
@@ -75,7 +75,7 @@ class Kept:
             return "This run has no full checkpoint, so it cannot be resumed."
         return f"A resume goes back to the full checkpoint of step {self.saved.full:,}."
 
-    def _goes_on(self) -> str:
+    def goes_on(self) -> str:
         """Says, as the end of a sentence, from where a resume goes on."""
         newest, full = self.saved.newest, self.saved.full
         if full is not None:

@@ -5,14 +5,11 @@ Ctrl-C makes the run stop and save.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -21,6 +18,7 @@ from engine.checkpoints.saved_steps import saved_steps
 from engine.checkpoints.usable_start import refuse_unusable
 from engine.cli.bars import SteadyBar
 from engine.cli.check_report import boundaries_in_words, kernels_in_words
+from engine.cli.end_signals import EndSignals, tell
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, DataError, DeviceError, FitError, ModelError
 from engine.fit.predicted import QUANTITIES
@@ -115,16 +113,10 @@ def show_run(run: Run, runs_dir: Path) -> int:
     """
     screen = _Screen(run)
     run.recorder.subscribe(screen.show)
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    # nohup starts a program with SIGHUP ignored, and it must remain ignored.
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    previous = {number: signal.signal(number, screen.interrupt) for number in numbers}
     try:
-        ended = run.execute()
+        with EndSignals(screen.interrupt):
+            ended = run.execute()
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
         screen.close()
     if ended.state == "failed":
         _say(f"ramstream: {ended.reason}", sys.stderr)
@@ -203,21 +195,15 @@ class _Screen:
         self._run = run
         self._bar: tqdm | None = None
         self._job: tuple[str, tqdm] | None = None
-        self._interrupts = 0
         saving = " and saving" if _saves(run) else ""
         again = "press Ctrl-C again to leave at once"
-        self._stopping = f"\nStopping after this step{saving}; {again}.\n".encode()
+        self._stopping = f"\nStopping after this step{saving}; {again}."
         _say(f"Run {run.id} in {run.folder.path}")
 
-    def interrupt(self, number: int, _: FrameType | None) -> None:
+    def interrupt(self, _number: int, is_urgent: bool) -> None:
         """Queues a request when a signal arrives; a signal handler must not wait for locks."""
-        self._interrupts += 1
-        if self._interrupts > 1:
-            os._exit(128 + number)
-        self._run.request("stop")
-        # The terminal may be closed, which may be why the signal was sent.
-        with contextlib.suppress(OSError):
-            os.write(2, self._stopping)
+        self._run.stop(is_urgent)
+        tell(self._stopping)
 
     def show(self, record: Record) -> None:
         """Shows one record; the recorder calls this."""

@@ -16,3 +16,7 @@ class Requests:
     """It returns the requests that arrived since its last call; only the training loop calls it."""
     count_endings: Callable[[], int]
     """It returns how many requests to end the run have arrived so far. Any thread may call it."""
+    is_urgent: Callable[[], bool] = lambda: False
+    """It returns whether a request to stop cannot wait for the end of a step. Any thread may call
+    it.
+    """

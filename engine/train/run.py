@@ -11,7 +11,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from engine import safe_files
@@ -22,7 +22,7 @@ from engine.errors import ConfigError, GpuMemoryError, RamstreamError, RunError
 from engine.fit.memory_items import Item, PartName, items_of
 from engine.fit.planner import Chosen
 from engine.runs.control import COMMANDS, CommandReader
-from engine.runs.events import ControlReceived, LogLine, RunEnded, RunStarted, StateChanged
+from engine.runs.events import ControlReceived, LogLine, Record, RunEnded, RunStarted, StateChanged
 from engine.runs.folder import RunFolder, create_run, lasting_config, open_run
 from engine.runs.recorder import RunRecorder
 from engine.summaries.listing import summarise
@@ -79,6 +79,7 @@ class Run:
         """
         self._asked_to_end: list[str | Change] = []
         """All requests to end the run are kept here, obeyed or not."""
+        self._is_urgent = False
         self._looking = threading.Lock()
         self.recorder.wait_for_disk_space(self._count_endings)
 
@@ -96,6 +97,26 @@ class Run:
         if not isinstance(command, Change) and command not in COMMANDS:
             raise RunError(f"{command!r} is not a command; a run takes {', '.join(COMMANDS)}.")
         self._requests.put(command)
+
+    def stop(self, is_urgent: bool) -> None:
+        """Requests a stop; a signal handler may call this. If it `is_urgent`, the process may soon
+        be ended by force: the step under way is given up, and the one before it saved.
+        """
+        self.request("stop")
+        # It is set after the request, so that whoever reads it finds the request.
+        self._is_urgent = self._is_urgent or is_urgent
+
+    def follow(self, told: Callable[[str], None]) -> None:
+        """Calls `told` with each line of the log from now on, and why the run is in a state."""
+
+        def tell_record(record: Record) -> None:
+            event = record.event
+            if isinstance(event, LogLine) and event.level != "error":
+                told(event.text)
+            elif isinstance(event, StateChanged | RunEnded) and event.reason:
+                told(event.reason)
+
+        self.recorder.subscribe(tell_record)
 
     def execute(self) -> RunEnded:
         """Runs to the end and returns the last event. The record is closed and the folder is free
@@ -231,7 +252,7 @@ class Run:
             event: RunStarted = started_event(config, prepared, program_version(), os.getpid())
             self.recorder.emit(event)
             self._attach_trackers(config.output.trackers)
-            requests = Requests(self._next_commands, self._count_endings)
+            requests = Requests(self._next_commands, self._count_endings, lambda: self._is_urgent)
             ended = Trainer(session, prepared, requests, self.paused).run()
         except BaseException as error:
             note_memory(error, prepared.planned.account.note)

@@ -39,6 +39,7 @@ from engine.train.forecast import Forecast
 from engine.train.prepare import Prepared
 from engine.train.resume import resume_state
 from engine.train.session import Session
+from engine.words import in_gb, in_seconds
 
 _LOOK_SECONDS = 0.1
 """Whoever waits for a checkpoint checks for requests each time this many seconds have passed."""
@@ -97,6 +98,21 @@ class Saver:
     def while_stopping(self) -> str:
         """Returns why a run that was stopped has not ended yet, where the usual reason is wrong."""
         return "Finishing the step." if self._kind == "none" else ""
+
+    def in_words(self, step: int, config: TrainConfig) -> str:
+        """Returns what has to be written of `step`, about how long that takes, and what a resume
+        would go on from until then; "" where nothing has to.
+        """
+        if self.has(step):
+            return ""
+        contents = self._contents(config)
+        size = contents.plane_bytes if self._saved_step else contents.most_bytes
+        told = f"Step {step:,} is being saved: {in_gb(size)}"
+        earlier = self._session.recorder.snapshot.checkpoints[-1:]
+        rates = [each.bytes / each.seconds for each in earlier if each.seconds > 0]
+        if rates and rates[0] > 0:
+            told += f", about {in_seconds(size / rates[0])} at the {in_gb(rates[0])}/s of the last"
+        return f"{told}. If the process is ended sooner, {self.kept.goes_on()}."
 
     # ------------------------------------------------------------------ while steps go on
 

@@ -19,7 +19,6 @@ from engine.config.settings import OptimConfig, TrainConfig
 from engine.data.rows import batches, rows_of_step
 from engine.errors import NonFiniteError
 from engine.memory.explain import note_memory
-from engine.memory.memory_watch import MemoryWatch
 from engine.runs.events import StepSkipped
 from engine.train.dry_run import LEAST_STEPS, longest_batches
 from engine.train.failures import Failure, FailureKind, failure_of
@@ -34,9 +33,15 @@ from engine.train.skipping import refuse_further, skipped_in_words
 from engine.words import in_seconds
 
 
+class StepGivenUp(Exception):
+    """A step is given up before its updates, since a request to stop cannot wait for its end."""
+
+
 class Steps:
-    """The `Steps` of a prepared run; `observer` records them. `watch` ends a step for which host
-    memory does not last, and `replanner` plans one with less for which the GPU's does not.
+    """The `Steps` of a prepared run; `observer` records them. `check` is called often until the
+    updates of a step begin, and may raise to give the step up: HostMemoryError where host memory
+    does not last, or `StepGivenUp`. `replanner` plans a step with less for which the GPU's does
+    not.
     """
 
     def __init__(
@@ -44,13 +49,13 @@ class Steps:
         session: Session,
         prepared: Prepared,
         observer: Observer,
-        watch: MemoryWatch,
+        check: Callable[[], None],
         replanner: Replanner,
     ):
         self._session = session
         self._prepared = prepared
         self._observer = observer
-        self._watch = watch
+        self._check = check
         self._config = session.config
         self._done = prepared.step
         self._optim = self._fitting_warm_up()
@@ -128,6 +133,10 @@ class Steps:
             failed = error
         self._get_over(failed)
 
+    def give_up(self) -> None:
+        """Gives up the step that was being submitted, of which nothing is applied."""
+        self._observer.forget(self._done + 1)
+
     def settle(self) -> None:
         """Waits until every submitted step is over. Steps that fail are got over, if possible."""
         until = self._done
@@ -153,14 +162,14 @@ class Steps:
             self._pad_up_to,
         )
         ended = time.perf_counter()  # before the extra pass of KTO, which is no wait for data
-        micro_batches = with_divergence(prepared, micro_batches, step, self._watch.check)
+        micro_batches = with_divergence(prepared, micro_batches, step, self._check)
         self._observer.submitted(step, micro_batches, began, ended)
         prepared.engine.train_step(
             step,
             micro_batches,
             learning_rate(self._optim, step, prepared.total_steps),
             self._observer.on_applied,
-            self._watch.check,
+            self._check,
         )
         self._done = step
 

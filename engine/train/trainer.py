@@ -7,6 +7,8 @@
 - A step that fails before its updates is skipped or planned with less, where that helps. Else the
   last good step is saved, and the run ends (`engine.train.failures`). An evaluation for which the
   GPU's memory does not last is planned with less and repeated (`engine.train.replanning`).
+- A stop by Ctrl-C or on the page finishes the step. One that may be followed by force (SIGTERM)
+  gives up the step that is being submitted, and saves the one before it.
 - A submitted step is executed while the loop submits the next one. The HOST lane records its
   `StepFinished` when it is applied.
 - A checkpoint that falls due is written while steps go on (`engine.train.saving`).
@@ -54,7 +56,7 @@ from engine.train.replanning import Replanner
 from engine.train.requests import Requests
 from engine.train.saving import Saver
 from engine.train.session import Session
-from engine.train.submit_steps import Steps
+from engine.train.submit_steps import StepGivenUp, Steps
 
 _PAUSE_LOOK_SECONDS = 0.1
 """A paused run checks for requests each time this many seconds have passed."""
@@ -111,7 +113,8 @@ class Trainer:
         """These requests arrived during long work and are obeyed before the next step."""
         self._asked: list[Change] = []
         """These changes are made before the next step."""
-        self._steps = Steps(session, prepared, self._observer, self._watch, replanner)
+        self._steps = Steps(session, prepared, self._observer, self._check_step, replanner)
+        self._has_given_up = False
 
     # ------------------------------------------------------------------ the loop
 
@@ -127,6 +130,11 @@ class Trainer:
         try:
             try:
                 return self._to_the_end()
+            except StepGivenUp:
+                self._steps.give_up()
+                with contextlib.suppress(Stopped):
+                    self._new_requests()
+                return self._stop()
             except Stopped:
                 return self._stop()
         except (RunError, CheckpointError):
@@ -207,11 +215,20 @@ class Trainer:
         self._make_changes(step)
         if step == 0:
             return RunEnded("stopped", "Stopped before the first step; nothing was trained.")
+        self._tell_what_stays_to_write(step)
         self._save(step, "stopping")
         self._learning.best.finish(self._look_while_saving)
         self._observer.compare(step, "end")
         ended = self._saver.kept.when_stopped(step)
         return RunEnded("stopped", self._with_what_it_reached(ended))
+
+    def _tell_what_stays_to_write(self, step: int) -> None:
+        """Tells in the log what is about to be written of `step`, and about how long that takes:
+        whoever stops a run may end its process by force soon.
+        """
+        told = self._saver.in_words(step, self.config)
+        if told:
+            self._session.log("info", told)
 
     def _with_what_it_reached(self, ended: str) -> str:
         """Returns how the run ended, with a warning if it made the model worse."""
@@ -435,6 +452,16 @@ class Trainer:
             self._waiting += self._new_requests()
         except Stopped:
             self._waiting.append("stop")
+
+    def _check_step(self) -> None:
+        """Gives up a step before its updates: where memory is low, and where a request to stop is
+        urgent. Ranks would have to give it up at the same op, so they finish it.
+        """
+        self._watch.check()
+        is_urgent = self._requests.is_urgent() and self.prepared.crew is None
+        if is_urgent and not self._has_given_up:
+            self._has_given_up = True  # a step before it that has to be repeated is not given up
+            raise StepGivenUp
 
     def _asks_to_end(self) -> bool:
         """Returns whether somebody wants the run to end, or memory is low. Any thread may call

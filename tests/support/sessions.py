@@ -54,6 +54,12 @@ class FakeRun:
         if command != "resume":  # which means nothing to one that is going on
             self.asked.set()
 
+    def stop(self, is_urgent):
+        self.request("stop")
+
+    def follow(self, told):
+        pass
+
     def close(self):
         pass
 
