@@ -7,22 +7,27 @@ and another hook sends the signal at one moment of a run.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
+import select
+import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from app.session.detached import process_of_its_own
 from engine.paths import PROGRAM_ROOT
 from engine.runs.events import (
-    Event,
     EvalFinished,
+    Event,
     ExportWritten,
     JobProgressed,
     RunEnded,
@@ -31,11 +36,10 @@ from engine.runs.events import (
     StepFinished,
 )
 from engine.runs.folder import RunFolder
-from engine.runs.following import replay
 from engine.runs.recorder import RunRecorder
-from engine.summaries.listing import list_runs
+from engine.summaries.listing import list_runs, summarise
 from engine.train.run import start_run
-from tests.support.failing import equals, intact, resumes_to_the_end, whole_checkpoints
+from tests.support.failing import intact, resumes_to_the_end, whole_checkpoints
 from tests.support.folders import make_config
 from tests.support.ports import free_port
 from tests.support.trained_runs import execute
@@ -122,8 +126,7 @@ def app(moment: str, number: int, preset: str, runs: str) -> None:
     def start(session: Session) -> None:
         if moment == "beside a detached run":
             run_id = session.start_detached(config)
-            while session.watch(run_id).poll() is None or session.watch(run_id).snapshot.step < 3:
-                time.sleep(0.05)
+            wait_until(lambda: summarise(RunFolder(session.runs_dir / run_id)).step >= 3)
         elif moment == "between two runs":
             session.queue.add(config)
             session.queue.add(config)
@@ -139,13 +142,17 @@ def app(moment: str, number: int, preset: str, runs: str) -> None:
 # ---------------------------------------------------------------------- outside
 
 
-def ended_app(tmp_path: Path, moment: str, number: int, **values) -> tuple[Path, str]:
+def ended_app(
+    tmp_path: Path, moment: str, number: int, within: Sequence[str] = (), **values
+) -> tuple[Path, str]:
     """An app that a signal has ended; its runs, and what it said."""
     preset, runs = tmp_path / "preset.yaml", tmp_path / "runs"
     make_config(tmp_path, **values).save(preset)
-    call = f"import tests.app.test_last_words as it; it.app({moment!r}, {int(number)}, *sys.argv[1:])"
+    call = (
+        f"import tests.app.test_last_words as it; it.app({moment!r}, {int(number)}, *sys.argv[1:])"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys; {call}", str(preset), str(runs)],
+        [*within, sys.executable, "-c", f"import sys; {call}", str(preset), str(runs)],
         capture_output=True,
         text=True,
         cwd=PROGRAM_ROOT,
@@ -179,3 +186,171 @@ def test_a_signal_at_any_moment_of_an_apps_run_saves_its_last_finished_step(
     whole = start_run(make_config(tmp_path), tmp_path / "whole")
     execute(whole)
     resumes_to_the_end(capsys, runs, whole)
+
+
+@pytest.mark.everything("it tries a signal at many moments of a run")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["TERM", "HUP"])
+def test_a_signal_in_the_export_leaves_a_run_that_is_finished(tmp_path, number):
+    runs, _ = ended_app(tmp_path, "in the export", number, **{"output.export": True})
+    (run,) = list_runs(runs)
+    assert run.state == "finished" and run.step == 8
+    assert any(isinstance(record.event, ExportWritten) for record in intact(Path(run.path)))
+    assert (Path(run.path) / "export" / "model.safetensors").is_file()
+
+
+@pytest.mark.everything("it tries a signal at many moments of a run")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["TERM", "HUP"])
+def test_a_signal_between_two_queued_runs_starts_no_other(tmp_path, number):
+    runs, _ = ended_app(tmp_path, "between two runs", number)
+    assert [run.state for run in list_runs(runs)] == ["finished"] and queued(runs) == 1
+
+
+@pytest.mark.everything("it tries a signal at many moments of a run")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["TERM", "HUP"])
+def test_a_signal_ends_an_idle_app(tmp_path, number):
+    runs, said = ended_app(tmp_path, "idle", number)
+    assert not list_runs(runs) and "Stopping" not in said
+
+
+@pytest.mark.everything("it tries a signal at many moments of a run")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["TERM", "HUP"])
+def test_a_detached_run_outlives_the_app_that_a_signal_ends(tmp_path, number):
+    runs, said = ended_app(tmp_path, "beside a detached run", number, **DETACHED)
+    (run,) = list_runs(runs)
+    folder = RunFolder(Path(run.path))
+    assert run.state == "running" and run.id not in said
+    before = run.step
+    wait_until(lambda: list_runs(runs)[0].step > before)
+    os.kill(process_of_its_own(folder), signal.SIGTERM)
+    wait_until(lambda: list_runs(runs)[0].state == "stopped")
+
+
+@pytest.mark.everything("it tries a signal at many moments of a run")
+def test_the_first_process_of_a_container_stops_and_saves_detached_runs(tmp_path):
+    container = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if subprocess.run([*container, "true"], capture_output=True).returncode:
+        pytest.skip("this account may not make a namespace of processes")
+    moment = "beside a detached run"
+    runs, said = ended_app(tmp_path, moment, signal.SIGTERM, container, **DETACHED)
+    (run,) = list_runs(runs)
+    assert run.state == "stopped" and run.step >= 3 and f"Stopping and saving {run.id}" in said
+    assert whole_checkpoints(Path(run.path)) == run.step
+
+
+# ---------------------------------------------------------------------- a second signal
+
+
+HANDLER = """
+import os, signal, sys, time
+from engine.cli.end_signals import EndSignals
+with EndSignals(lambda number, urgent: print(number, urgent, flush=True)) as signals:
+    for wait, number in {pairs}:
+        time.sleep(wait)
+        os.kill(os.getpid(), number)
+    print("still there")
+"""
+TERM, HUP, INT = int(signal.SIGTERM), int(signal.SIGHUP), int(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    "pairs, code",
+    [
+        ([(0, INT), (0, INT)], 128 + INT),
+        ([(0, HUP), (0, INT)], 128 + INT),
+        ([(0, TERM), (1.1, TERM)], 128 + TERM),
+        ([(0, INT), (1.1, TERM)], 128 + TERM),
+        # One event tells them several times: a terminal that closes, a service that ends.
+        ([(0, HUP), (0, HUP), (1.1, HUP)], 0),
+        ([(0, TERM), (0, HUP), (0, TERM)], 0),
+    ],
+)
+def test_a_second_signal_leaves_at_once_unless_it_belongs_to_the_first(pairs, code):
+    done = handled(pairs)
+    assert done.returncode == code, done.stderr
+    assert done.stdout.splitlines()[0] == f"{pairs[0][1]} {pairs[0][1] != INT}"
+    assert done.stdout.count("\n") == (2 if code == 0 else 1)
+
+
+def test_who_started_with_nohup_hears_of_no_closed_terminal():
+    ignored = handled([(0, HUP)], signal.SIG_IGN)
+    assert ignored.stdout == "still there\n"
+
+
+def handled(pairs, hup=signal.SIG_DFL):
+    return subprocess.run(
+        [sys.executable, "-c", HANDLER.format(pairs=pairs)],
+        capture_output=True,
+        text=True,
+        cwd=PROGRAM_ROOT,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, hup),
+        timeout=PATIENCE,
+    )
+
+
+@pytest.mark.everything("it starts processes and waits for them, for five seconds or more")
+def test_a_run_in_a_terminal_that_closes_is_saved(tmp_path):
+    """bash and the system both tell a run in its foreground that the terminal is closed, mostly at
+    once, so that Python sees one signal; here, one more comes a moment later.
+    """
+    preset, runs = tmp_path / "preset.yaml", tmp_path / "runs"
+    make_config(tmp_path, **DETACHED | {"train.steps": 4000}).save(preset)
+    shell, terminal = pty.fork()
+    if shell == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        os.chdir(PROGRAM_ROOT)
+        os.execvpe("bash", ["bash", "--norc", "-i"], os.environ | {"OMP_NUM_THREADS": "1"})
+    program = "from tests.app.test_last_words import train_and_save_slowly as it; it()"
+    line = [sys.executable, "-c", program, "--runs-dir", runs, "train", preset]
+    os.write(terminal, f"{shlex.join(map(str, line))}\n".encode())
+    reader = threading.Thread(target=read_all, args=(terminal,), daemon=True)
+    reader.start()
+    wait_until(lambda: list_runs(runs) and list_runs(runs)[0].step >= 3)
+    wait_until(lambda: list_runs(runs)[0].state == "running")
+    hang_up(terminal, reader)
+    os.waitpid(shell, 0)
+    wait_until(lambda: list_runs(runs)[0].state in ("stopping", "saving"))
+    started = [record.event for record in replay(runs / list_runs(runs)[0].id / "events.jsonl")]
+    os.kill(next(one.pid for one in started if isinstance(one, RunStarted)), signal.SIGHUP)
+    wait_until(lambda: list_runs(runs)[0].state not in ("running", "stopping", "saving"))
+    (run,) = list_runs(runs)
+    assert run.state == "stopped" and whole_checkpoints(Path(run.path)) == run.step
+
+
+def train_and_save_slowly() -> None:
+    import launch
+
+    real = RunRecorder.emit
+
+    def emit(self, event):
+        if state("saving")(event):
+            time.sleep(1)
+        return real(self, event)
+
+    RunRecorder.emit = emit
+    sys.exit(launch.main())
+
+
+def read_all(terminal: int) -> None:
+    """Reads what a terminal shows until its end is near, so that nobody waits to write."""
+    with contextlib.suppress(OSError):
+        while select.select([terminal], [], [], 0.1) and terminal not in CLOSING:
+            if select.select([terminal], [], [], 0)[0]:
+                os.read(terminal, 65_536)
+
+
+CLOSING: set[int] = set()
+"""These terminals are about to be closed."""
+
+
+def hang_up(terminal: int, reader: threading.Thread) -> None:
+    """Closes a terminal, as an emulator or sshd does."""
+    CLOSING.add(terminal)
+    reader.join()
+    os.close(terminal)
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    until = time.monotonic() + PATIENCE
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.05)
