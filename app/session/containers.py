@@ -12,8 +12,8 @@ import signal
 import time
 from pathlib import Path
 
-from app.session.detached import PROCESS_FILE, process_of_its_own
-from engine.runs.folder import RunFolder
+from app.session.detached import process_of_its_own, train_command
+from engine.runs.folder import RUN_ID, RunFolder
 
 INITS = {"catatonit", "docker-init", "dumb-init", "podman-init", "tini", "tini-static"}
 """These programs are the first of a container. They start another program, and end with it."""
@@ -35,9 +35,10 @@ def ends_with_this_process() -> bool:
 def stop_detached(runs_dir: Path) -> list[RunFolder]:
     """Asks the runs that have processes of their own to stop, and returns them."""
     asked = []
-    for folder in map(RunFolder, _with_processes(runs_dir)):
+    for folder in _folders(runs_dir):
         process = process_of_its_own(folder)
-        if process is not None:
+        # Whoever wrote the folder may have named any process, so the process must name the run.
+        if process is not None and _is_of(process, folder):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGTERM)
                 asked.append(folder)
@@ -50,8 +51,17 @@ def wait_for_end(folders: list[RunFolder]) -> None:
         time.sleep(LOOK_SECONDS)
 
 
-def _with_processes(runs_dir: Path) -> list[Path]:
+def _folders(runs_dir: Path) -> list[RunFolder]:
     try:
-        return [path for path in runs_dir.iterdir() if (path / PROCESS_FILE).is_file()]
+        return [RunFolder(path) for path in runs_dir.iterdir() if RUN_ID.fullmatch(path.name)]
     except OSError:
         return []
+
+
+def _is_of(process: int, folder: RunFolder) -> bool:
+    """Returns whether the command line of a process names the run."""
+    try:
+        command = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return all(os.fsencode(word) in command for word in train_command(folder)[1:])

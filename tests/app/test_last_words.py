@@ -36,6 +36,7 @@ from engine.runs.events import (
     StepFinished,
 )
 from engine.runs.folder import RunFolder
+from engine.runs.following import replay
 from engine.runs.recorder import RunRecorder
 from engine.summaries.listing import list_runs, summarise
 from engine.train.run import start_run
