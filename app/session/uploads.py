@@ -76,6 +76,12 @@ class UploadLimits:
     """Uploads leave this many bytes of the disk free, for checkpoints and other programs."""
     idle_seconds: float = 30.0
     """An upload of which nothing arrives for this long has ended."""
+    least_rate: int = 1 << 10
+    """An upload of which fewer bytes a second arrive over `idle_seconds` has ended."""
+    at_once: int = 16
+    """At most this many files arrive at once."""
+    of_one: int = 4
+    """At most this many files of one client arrive at once. A page sends one after the other."""
 
 
 @dataclass(frozen=True)
@@ -155,16 +161,17 @@ class Uploads:
                 409, f"This upload cannot be read ({error.strerror}); look into {self._folder}."
             ) from None
 
-    def new_id(self, name: str, size: int) -> str:
+    def new_id(self, name: str, size: int, client: str = "") -> str:
         """Returns an unused id for a file of `size` bytes called `name`. Raises RefusedUpload if
         such a file would be refused now.
         """
         with self._lock:
-            self._refuse(name, size)
+            self._refuse(name, size, client)
         return secrets.token_hex(8)
 
-    def begin(self, upload_id: str, name: str, size: int) -> Incoming:
-        """Makes room for a file of `size` bytes called `name`, and returns what receives it.
+    def begin(self, upload_id: str, name: str, size: int, client: str = "") -> Incoming:
+        """Makes room for a file of `size` bytes called `name`, and returns what receives it. It is
+        sent by `client`.
 
         Raises RefusedUpload if the id is taken or no id, if the file is of a kind that is not read,
         and if it is too large for the limits or for the disk.
@@ -176,9 +183,9 @@ class Uploads:
                 raise RefusedUpload(409, "This upload is under way already; wait for its end.")
             if os.path.lexists(self._folder / upload_id):
                 raise RefusedUpload(409, "This upload is complete already; upload it anew.")
-            self._refuse(name, size)
+            self._refuse(name, size, client)
             try:
-                incoming = Incoming(self._folder / upload_id, label_of(name), size, self)
+                incoming = Incoming(self._folder / upload_id, label_of(name), size, self, client)
             except OSError as error:
                 raise refused_by_disk(error) from None
             self._arriving[upload_id] = incoming
@@ -224,8 +231,17 @@ class Uploads:
 
     # ------------------------------------------------------------------ what is refused
 
-    def _refuse(self, name: str, size: int) -> None:
+    def _refuse(self, name: str, size: int, client: str) -> None:
         """Raises RefusedUpload for a file that must not be received. The lock is held."""
+        clients = [incoming.client for incoming in self._arriving.values()]
+        for count, most in (
+            (len(clients), self.limits.at_once),
+            (clients.count(client), self.limits.of_one),
+        ):
+            if count >= most:
+                raise RefusedUpload(
+                    429, f"{count} files arrive already; upload this one when one of them is here."
+                )
         label = label_of(name)
         if not is_data(Path(label)):
             raise RefusedUpload(
@@ -309,10 +325,11 @@ class Uploads:
 class Incoming:
     """An `Incoming` is a file that arrives. It ends with `keep` or `drop`."""
 
-    def __init__(self, folder: Path, name: str, size: int, owner: Uploads):
+    def __init__(self, folder: Path, name: str, size: int, owner: Uploads, client: str):
         """Makes the partial folder. Raises OSError."""
         self.id = folder.name
         self.size = size
+        self.client = client
         self._name = name
         self._owner = owner
         self._folder = folder

@@ -10,7 +10,10 @@ import asyncio
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from app.web.guard import UPLOAD_PATH
 
 SHUTDOWN_SECONDS = 2
 HEAD_SECONDS = 15.0
@@ -18,9 +21,12 @@ HEAD_SECONDS = 15.0
 a body whose request was already answered.
 """
 MOST_CONNECTIONS = 256
-"""At most this many connections are served at once; further ones are answered with 503. A page
-opens up to 6.
+"""Requests are answered as long as fewer connections are open. For one on a further connection, the
+oldest is closed on which a request arrives, or on which nothing is asked. Where all others are
+being answered or receive a file, it is answered with 503. A page opens up to 6.
 """
+MOST_OPEN = 512
+"""At most so many connections are open, of which most may not have sent a request yet."""
 
 LARGEST_HEAD = 1 << 20
 """The head of a request has at most this many bytes. Browsers keep up to 180 cookies of 4 KiB for a
@@ -38,8 +44,19 @@ class Connection(H11Protocol):
     head_seconds = HEAD_SECONDS
     _deadline: asyncio.TimerHandle | None = None
 
+    def __init__(self, *arguments: Any, **named: Any):
+        super().__init__(*arguments, **named)
+        self.app = self._served
+
+    async def _served(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers a request, where there is room for it."""
+        has_room = self._makes_room(MOST_CONNECTIONS)
+        await (self.config.loaded_app if has_room else service_unavailable)(scope, receive, send)
+
     def connection_made(self, transport: Any) -> None:
+        self._made = self.loop.time()
         super().connection_made(transport)
+        self._makes_room(MOST_OPEN)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -58,6 +75,40 @@ class Connection(H11Protocol):
         if cycle is not None and cycle.response_started and not cycle.response_complete:
             self.transport.close()
 
+    def _makes_room(self, most: int) -> bool:
+        """Closes the connections that are least needed, until fewer than `most` are open: who sends
+        slowly on many of them shuts nobody out. Returns whether that is so.
+        """
+        while len(self.connections) >= most:
+            others = (each for each in self.connections if isinstance(each, Connection))
+            needless = (each for each in others if each is not self and each.may_end())
+            ended = min(needless, key=Connection.age, default=None)
+            if ended is None:
+                return False
+            ended.give_up()
+        return True
+
+    def may_end(self) -> bool:
+        """Returns whether no route answers a request of this connection, or receives its file."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            return True
+        is_file = self.scope["method"] == "PUT" and UPLOAD_PATH.fullmatch(self.scope["path"])
+        return cycle.more_body and not is_file
+
+    def age(self) -> tuple[bool, float]:
+        """Returns whether nothing is asked on this connection, and when it was made. Those come
+        first on which a request arrives, and the rest of one that was answered already.
+        """
+        is_arriving = self._deadline is not None or self.cycle is None or self.cycle.more_body
+        return not is_arriving, self._made
+
+    def give_up(self) -> None:
+        """Closes the connection at once."""
+        self._forget()
+        self.connections.discard(self)
+        self.transport.abort()
+
     def _watch(self) -> None:
         """Starts the deadline at the first byte that arrives while no request is being answered.
 
@@ -68,16 +119,12 @@ class Connection(H11Protocol):
         if is_answering:
             self._forget()
         elif self._deadline is None:
-            self._deadline = self.loop.call_later(self.head_seconds, self._give_up)
+            self._deadline = self.loop.call_later(self.head_seconds, self.give_up)
 
     def _forget(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-
-    def _give_up(self) -> None:
-        self._deadline = None
-        self.transport.abort()
 
 
 def server_config(
@@ -97,7 +144,6 @@ def server_config(
         # The guard reads what a proxy says, if the user has named it; uvicorn would believe any
         # program of this machine, and whatever an environment variable names.
         proxy_headers=False,
-        limit_concurrency=MOST_CONNECTIONS,
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -12,14 +12,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from app.login.clients import client_of
 from app.session.session import Session
-from app.session.uploads import Incoming, RefusedUpload, Upload, Uploads
+from app.session.uploads import Incoming, RefusedUpload, Upload, UploadLimits, Uploads
 from app.web.requests import Handler, answering_errors, count_of, json_body, number_of, text_of
 from engine.runs.snapshot import OVER_STATES
 
@@ -41,7 +43,8 @@ def upload_routes(session: Session, uploads: Uploads) -> list[Route]:
         body = await json_body(request)
         name = text_of(body, "name")
         size = int(number_of(body, "bytes", 0, 0, LARGEST_SIZE))
-        return JSONResponse({"id": await asyncio.to_thread(uploads.new_id, name, size)})
+        client = client_of(request.scope).group
+        return JSONResponse({"id": await asyncio.to_thread(uploads.new_id, name, size, client)})
 
     async def receive(request: Request) -> Response:
         size = count_of(request.headers.get("content-length", ""))
@@ -49,9 +52,10 @@ def upload_routes(session: Session, uploads: Uploads) -> list[Route]:
             raise RefusedUpload(411, "An upload says how long it is; send a Content-Length.")
         name = request.query_params.get("name", "")
         upload_id = request.path_params["upload"]
-        incoming = await asyncio.to_thread(uploads.begin, upload_id, name, size)
+        client = client_of(request.scope).group
+        incoming = await asyncio.to_thread(uploads.begin, upload_id, name, size, client)
         try:
-            await _pour(request, incoming, uploads.limits.idle_seconds)
+            await _pour(request, incoming, uploads.limits)
             kept = await asyncio.to_thread(incoming.keep)
         except asyncio.CancelledError:
             incoming.drop()  # at once: the server ends, and waits for nothing more
@@ -82,27 +86,42 @@ def _refusing(route: Handler) -> Handler:
         try:
             return await route(request)
         except RefusedUpload as refusal:
-            return JSONResponse({"error": str(refusal)}, refusal.status)
+            # A file that is sent in spite of that must not hold its connection.
+            more = {"connection": "close"} if refusal.status == 429 else None
+            return JSONResponse({"error": str(refusal)}, refusal.status, headers=more)
 
     return answering_errors(answer)
 
 
-async def _pour(request: Request, incoming: Incoming, idle_seconds: float) -> None:
+async def _pour(request: Request, incoming: Incoming, limits: UploadLimits) -> None:
     """Writes the body of a request as it arrives. Raises RefusedUpload if it breaks off, if nothing
-    arrives for `idle_seconds`, and if it cannot be written.
+    or too little arrives, and if it cannot be written.
     """
     stream = request.stream()
     waiting = bytearray()
+    seconds, arrived = 0.0, 0
     while True:
+        began = time.monotonic()
         try:
-            async with asyncio.timeout(idle_seconds):
+            async with asyncio.timeout(limits.idle_seconds):
                 piece = await anext(stream)
         except TimeoutError:
             raise RefusedUpload(
-                408, f"Nothing arrived for {idle_seconds:g} seconds; upload the file again."
+                408, f"Nothing arrived for {limits.idle_seconds:g} seconds; upload the file again."
             ) from None
         except ClientDisconnect:
             raise RefusedUpload(400, "The upload broke off.") from None
+        # Only the time in which this server waits counts: its disk may be slow.
+        seconds += time.monotonic() - began
+        arrived += len(piece)
+        if seconds >= limits.idle_seconds:
+            if piece and arrived < limits.least_rate * seconds:
+                raise RefusedUpload(
+                    408,
+                    f"The file arrives too slowly, with {arrived / seconds:,.0f} bytes a second of "
+                    f"at least {limits.least_rate:,}; upload it again over a faster connection.",
+                )
+            seconds, arrived = 0.0, 0
         waiting += piece
         # The stream ends with an empty piece.
         if len(waiting) >= PIECE_BYTES or not piece:

@@ -165,21 +165,55 @@ def test_requests_one_behind_the_other_are_each_looked_at(line):
     assert [part[:3] for part in heard(line).split(b"HTTP/1.1 ")[1:]] == [b"200", b"400", b"200"]
 
 
-def test_no_more_connections_than_can_be_served(app, monkeypatch):
+async def patient(scope, receive, send):
+    """An app that answers /wait when its client has gone, and others at once."""
+    if scope["path"] == "/wait":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"waits", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        return
+    headers = [(b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def test_no_more_connections_than_can_be_served(monkeypatch):
     monkeypatch.setattr(connections, "MOST_CONNECTIONS", 8)
-    with serving(app) as port:
+    wait = b"GET /wait HTTP/1.1\r\n" + HEAD + b"\r\n"
+    with serving(patient) as port, contextlib.ExitStack() as stack:
+        for _ in range(7):
+            line = stack.enter_context(line_to(port))
+            line.sendall(wait)
+            assert line.recv(65536).split()[1] == b"200"
+        line = stack.enter_context(line_to(port))
+        line.sendall(ASKED)
+        assert line.recv(65536).split()[1] == b"503"
+        stack.close()
+        assert any(status_of(port) == b"200" or time.sleep(0.05) for _ in range(200))
 
-        def status_beside(others):
-            """Returns the status of a request made while this many other connections are open and
-            silent; these are closed after a while.
-            """
-            with contextlib.ExitStack() as stack:
-                *_, line = [
-                    stack.enter_context(socket.create_connection(("127.0.0.1", port), WAIT_SECONDS))
-                    for _ in range(others + 1)
-                ]
-                line.sendall(ASKED)
-                return line.recv(65536).split()[1]
 
-        for others, status in ((12, b"503"), (0, b"200")):
-            assert any(status_beside(others) == status or time.sleep(0.05) for _ in range(200))
+@pytest.mark.parametrize(
+    "begun",
+    [b"", b"GET /api/ru", POST + HEAD + b"Content-Length: 90\r\n\r\n{", ASKED],
+    ids=["nothing", "half a head", "half a body", "nothing more"],
+)
+def test_who_asks_for_nothing_whole_gives_way_to_who_does(monkeypatch, begun):
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 8)
+    monkeypatch.setattr(Impatient, "head_seconds", 60)
+    with serving(patient) as port, contextlib.ExitStack() as stack:
+        for _ in range(12):
+            stack.enter_context(line_to(port)).sendall(begun)
+        began = time.monotonic()
+        assert [status_of(port) for _ in range(20)] == [b"200"] * 20
+        assert time.monotonic() - began < 5
+
+
+def line_to(port):
+    return socket.create_connection(("127.0.0.1", port), WAIT_SECONDS)
+
+
+def status_of(port):
+    with line_to(port) as line:
+        line.sendall(ASKED)
+        return line.recv(65536).split()[1]

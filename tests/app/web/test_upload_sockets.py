@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
+import socket
 import time
 from urllib.parse import quote
 
@@ -22,11 +25,14 @@ from engine.runs.folder import create_run
 from tests.support.disks import small_file_system
 from tests.support.over_sockets import Answer, ask, enter, heard, opened, post, serving
 from tests.support.routes import wait_for
+from tests.support.served import served
 
 ONE = "0123456789abcdef"
 ROWS = b"a;b\n1;2\n" * 40_000
 IDLE_SECONDS = 1.0
-LIMITS = UploadLimits(largest=1 << 20, quota=3 << 20, reserve=0, idle_seconds=IDLE_SECONDS)
+LIMITS = UploadLimits(
+    largest=1 << 20, quota=3 << 20, reserve=0, idle_seconds=IDLE_SECONDS, least_rate=2
+)
 FILE = "Content-Type: application/octet-stream"
 
 
@@ -159,6 +165,69 @@ def test_a_stalled_upload_is_given_up(port, uploads):
         answer = heard(line)
     assert answer.status == 408 and "Nothing arrived for 1 seconds" in sentence(answer)
     assert nothing_is_left(uploads)
+
+
+def test_a_file_that_arrives_too_slowly_is_given_up(session, tmp_path):
+    limits = dataclasses.replace(LIMITS, least_rate=100)
+    uploads = Uploads(tmp_path / "runs" / ".uploads", limits)
+    with serving(guarded(session, uploads)) as port, began(port, uploads) as line:
+        started = time.monotonic()
+        line.settimeout(IDLE_SECONDS / 5)
+        while time.monotonic() - started < 30:  # a byte now and then, without an end
+            line.sendall(b"x")
+            with contextlib.suppress(TimeoutError):
+                line.recv(1, socket.MSG_PEEK)
+                break
+        line.settimeout(30)
+        answer = heard(line)
+    assert answer.status == 408 and "arrives too slowly, with " in sentence(answer)
+    assert "bytes a second of at least 100; upload it again" in sentence(answer)
+    assert time.monotonic() - started < 10 and nothing_is_left(uploads)
+
+
+def test_a_client_sends_few_files_at_once(port, uploads):
+    with contextlib.ExitStack() as stack:
+        for number in range(4):
+            line = stack.enter_context(opened(port))
+            line.sendall(head(port, f"{number:016x}", 100) + b"x")
+        wait_for(lambda: len(list(folder_of(uploads).glob("*.partial"))) == 4)
+        line = stack.enter_context(opened(port))
+        line.sendall(head(port, ONE, 100) + b"x")
+        refused = heard(line)  # its connection ends, though most of the file did not arrive
+        assert refused.status == 429
+        assert sentence(refused) == (
+            "4 files arrive already; upload this one when one of them is here."
+        )
+        kind = ["Content-Type: application/json"]
+        assert ask(port, "/api/uploads", kind, b'{"name": "a.csv", "bytes": 5}').status == 429
+    wait_for(lambda: nothing_is_left(uploads))
+    assert put(port, ONE, ROWS).status == 200
+
+
+def test_slow_uploads_keep_no_page_waiting(session, uploads, monkeypatch):
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 32)
+    with serving(guarded(session, uploads)) as port, contextlib.ExitStack() as stack:
+        for number in range(40):
+            line = stack.enter_context(opened(port))
+            line.sendall(head(port, f"{number:016x}", 1000) + b"x")
+        for _ in range(20):
+            began = time.monotonic()
+            assert ask(port, "/api/uploads").status == 200
+            assert time.monotonic() - began < 1
+
+
+@pytest.mark.everything("300 connections for some seconds")
+def test_300_slow_uploads_keep_no_page_of_the_app_waiting(tmp_path):
+    app = served(tmp_path).app
+    with serving(app) as port, contextlib.ExitStack() as stack:
+        for number in range(300):
+            line = stack.enter_context(opened(port))
+            line.sendall(head(port, f"{number:016x}", 1000) + b"x")
+        for _ in range(10):
+            for path in ("/", "/api/runs", "/api/uploads"):
+                began = time.monotonic()
+                assert ask(port, path).status == 200
+                assert time.monotonic() - began < 1
 
 
 def test_an_id_is_used_once(port, uploads):
