@@ -37,6 +37,8 @@ T = TypeVar("T")
 
 SMALL = 4 << 20
 """A small file has at most this many bytes."""
+TOKENIZER = 64 << 20
+"""The files of a tokenizer have at most this many bytes."""
 LARGE = 16 << 30
 """A record that is read line by line has at most this many bytes."""
 BY_UMASK = 0o666
@@ -155,6 +157,20 @@ def refuse_other_kinds(
     for name in names:
         if name in found:
             _refuse_other_kinds(path / name, found[name])
+
+
+def refuse_other_than_files(path: Path, within: Path) -> None:
+    """Raises FileFault if a folder has anything but regular files and folders of these, before a
+    library that opens files itself gets it. Raises OSError if there is no such folder.
+    """
+    waiting = [path]
+    while waiting:
+        folder = waiting.pop()
+        for name, status in entries(folder, within).items():
+            if stat.S_ISDIR(status.st_mode):
+                waiting.append(folder / name)
+            else:
+                _refuse_other_kinds(folder / name, status)
 
 
 # ---------------------------------------------------------------------- looking

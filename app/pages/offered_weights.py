@@ -4,6 +4,7 @@ before training.
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 from app.pages.chat import CURRENT, Choice
@@ -28,9 +29,12 @@ class OfferedWeights:
         """Returns the runs that have weights to talk to, newest first, each with its weights."""
         runs = []
         for run in self._session.runs():
-            weights = [
-                {"value": value, "label": label} for value, label in self._of_run(run.id).items()
-            ]
+            try:
+                found = self._of_run(run.id)
+            except Exception:  # noqa: BLE001  whatever is in that folder, the others are offered
+                traceback.print_exc()
+                continue
+            weights = [{"value": value, "label": label} for value, label in found.items()]
             if weights:
                 runs.append(
                     {"id": run.id, "name": run.name, "model": run.model, "weights": weights}
@@ -113,7 +117,7 @@ class OfferedWeights:
         name = read_about(folder.path).name or folder.config.name
         label = f"{name}, {words[0].lower()}{words[1:]}"
         if value == "export":
-            return self._engine.folder_of(str(folder.export_path), label)
+            return self._engine.folder_of(str(folder.checked_export()), label)
         if value.startswith("best-"):
             best = int(value.removeprefix("best-"))
             return best_of(self._session.runs_dir, run_id, folder.config, best, label)

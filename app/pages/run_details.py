@@ -70,6 +70,13 @@ def _home(folder: RunFolder) -> dict[str, Any]:
     is_adapter = safe_files.is_file(folder.export_path / ADAPTER_CONFIG, folder.root)
     has_export = is_adapter or safe_files.is_file(folder.export_path / "config.json", folder.root)
     target = f"exports/{folder.id}"
+    fault = ""
+    if has_export:
+        try:
+            folder.checked_export()
+        except OSError as error:
+            fault = str(error) if isinstance(error, FileFault) else f"{error.strerror}: {exported}."
+            has_export = is_adapter = False
     loaded = str(exported) if has_export else target
     typed = what_to_type(loaded, _ollama_name(folder))
     if is_adapter:
@@ -90,6 +97,8 @@ def _home(folder: RunFolder) -> dict[str, Any]:
         said = f"The {which} weights are those of step {saved:,}; an export takes these."
     if has_export:
         said += f" The run itself exported to {exported}."
+    if fault:
+        said += f" The run's own export cannot be used: {fault}"
     pushed = loaded if has_export else ""
     return {
         "folder": target,

@@ -83,7 +83,7 @@ def _chosen(folder: RunFolder, of: ExportFrom | None) -> _Chosen:
     """Returns which weights are measured. Raises RunError if the run has none."""
     config, runs = folder.config, folder.path.parent
     if of is None and safe_files.is_file(folder.export_path / "config.json", folder.root):
-        source = folder_of(str(folder.export_path), f"The export of run {folder.id}")
+        source = folder_of(str(folder.checked_export()), f"The export of run {folder.id}")
         snapshot = RunSnapshot()
         catch_up(snapshot, Follower(folder.events_path))
         measured = MeasuredWeights("export", snapshot.exported_step, source.config.model.dtype)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
 
+from engine import safe_files
 from engine.adapters.peft_folder import CONFIG
 from engine.home.modelfile import MODELFILE, stops_in
 
@@ -82,10 +82,9 @@ _REFUSED = {
 def _adapter_config(folder: Path) -> dict[str, Any]:
     """Returns the settings of PEFT in a folder, empty where they cannot be read."""
     try:
-        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return safe_files.read_json(folder / CONFIG, folder, dict[str, Any])
+    except OSError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _rank(config: dict[str, Any]) -> int:
@@ -124,10 +123,11 @@ def _stops(folder: Path) -> str:
     end token of the tokenizer alone.
     """
     try:
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        stops = stops_in((folder / MODELFILE).read_text(encoding="utf-8"))
+        file = folder / "tokenizer_config.json"
+        config = safe_files.read_json(file, folder, dict[str, Any], safe_files.TOKENIZER)
+        stops = stops_in(safe_files.read_text(folder / MODELFILE, folder))
         eos = config.get("eos_token")
-    except (OSError, ValueError, AttributeError):
+    except OSError:
         return ""
     known = eos.get("content") if isinstance(eos, dict) else eos
     return "".join(f" -r {shlex.quote(stop)}" for stop in stops if stop != known)
@@ -147,7 +147,7 @@ def _python(folder: str) -> str:
 def _whole_class(folder: Path) -> str:
     """Returns the class of an exported model that also reads images or sound; empty for others."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = safe_files.read_json(folder / "config.json", folder, dict[str, Any])
         return str(config["architectures"][0]) if "text_config" in config else ""
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, LookupError, TypeError):
         return ""

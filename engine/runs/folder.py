@@ -90,6 +90,13 @@ class RunFolder:
         finally:
             self.read_config_again()
 
+    def checked_export(self) -> Path:
+        """Returns the folder of the run's export, for libraries that open files themselves. Raises
+        OSError, and FileFault for a link, or for what is no file in it.
+        """
+        safe_files.refuse_other_than_files(self.export_path, self.root)
+        return self.export_path
+
     def delete_weights(self) -> None:
         """Deletes the checkpoints and the best weights, as far as that is possible."""
         for path in (self.checkpoints_path, self.best_path):
