@@ -96,7 +96,10 @@ def _home(folder: RunFolder) -> dict[str, Any]:
         which = "best" if saved == there.best else "newest saved"
         said = f"The {which} weights are those of step {saved:,}; an export takes these."
     if has_export:
-        said += f" The run itself exported to {exported}."
+        said += (
+            f" The run itself exported to {exported}, which only your account can read; for "
+            "programs of other accounts, export to a folder elsewhere."
+        )
     if fault:
         said += f" The run's own export cannot be used: {fault}"
     pushed = loaded if has_export else ""

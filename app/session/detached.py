@@ -153,6 +153,8 @@ class DetachedRuns:
 
 
 def _no_process(error: OSError) -> RunError:
+    if isinstance(error, FileFault):
+        return error
     return RunError(
         f"A process for the run cannot be started ({error.strerror}); check the machine's limits."
     )
