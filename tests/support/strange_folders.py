@@ -84,6 +84,8 @@ SMALL = (
     "export/README.md",
     "export/model.safetensors",
 )
+EXPORTED = ("config.yaml", "events.jsonl", RESULTS_FILE, "best", "checkpoints")
+"""An export reads these."""
 FOLDERS = ("best", "best/step-6", "checkpoints", "checkpoints/step-6", "export")
 
 
@@ -243,6 +245,11 @@ class Case:
     file: str
     hurt: Hurt
     seed: int = 0
+
+    @property
+    def is_exported(self) -> bool:
+        """An export reads this file."""
+        return self.file.split("/")[0] in EXPORTED
 
     def __str__(self) -> str:
         return f"{self.file}-{self.hurt.__name__}-{self.seed}"

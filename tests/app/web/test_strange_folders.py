@@ -333,6 +333,6 @@ def test_whatever_is_in_a_folder_everything_is_answered(whole, tmp_path, victim,
     draw = random.Random(hashlib.sha256(str(case).encode()).digest())
     case.hurt(tmp_path / "runs" / "hurt" / case.file, draw, victim)
     before = digest(victim)
-    asked = ask_everything(tmp_path / "runs", "hurt", "good", tmp_path)
+    asked = ask_everything(tmp_path / "runs", "hurt", "good", tmp_path, case.is_exported)
     assert asked.problems == [] and digest(victim) == before
     assert "Traceback" not in capsys.readouterr().err
