@@ -211,6 +211,7 @@ def _eval(given: argparse.Namespace) -> int:
         given.shots,
         given.chat,
         given.max_tokens,
+        given.confirm_run_unsafe_code,
     )
     show(evaluate(given.runs_dir, given.run_id, asked, given.of, given.json))
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine import safe_files
@@ -13,6 +14,7 @@ from engine.benchmarks.harness import (
     MeasuredWeights,
     ask,
     open_tasks,
+    refuse_programs,
     refuse_without_harness,
     results_of,
 )
@@ -49,10 +51,12 @@ def evaluate_run(
     asked: AskedTasks,
     of: ExportFrom | None = None,
     progress: Progress = untold,
+    allows: Callable[[str], bool] = lambda _: False,
 ) -> list[BenchmarkResult]:
     """Asks tasks of the best or the last weights of a run, as `of` says, and returns the results,
     which are also kept in the run's folder. Without `of`, it asks the run's export or, where there
-    is none, the weights that an export would take.
+    is none, the weights that an export would take. `allows` says whether tasks of a person's folder
+    may run programs of their own, which a sentence tells it.
 
     Raises RunError without lm-evaluation-harness, for a run that goes on and for one without
     weights, DataError for tasks that cannot be asked, and FitError where memory is short.
@@ -62,6 +66,7 @@ def evaluate_run(
     if folder.is_running():
         raise RunError(f"Run {run_id} goes on; evaluate it when it is over.")
     chosen = _chosen(folder, of)
+    asked = refuse_programs(asked, allows)
     tasks = open_tasks(asked)
     with contextlib.ExitStack() as owned:
 

@@ -11,10 +11,16 @@ import importlib.util
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.benchmarks.task_code import (
+    in_words,
+    metrics_of_the_harness,
+    programs_of,
+    sandbox_templates,
+)
 from engine.errors import DataError, RamstreamError, RunError, first_line
 from engine.progress import Progress
 from engine.sources.hub_connection import from_hub_or_cache
@@ -44,6 +50,8 @@ class AskedTasks:
     """The questions are written with the model's chat template if this is true."""
     most_tokens: int | None = None
     """A row has at most so many tokens; None leaves that to the model."""
+    allows_code: bool = False
+    """The tasks may run programs of their own."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,26 @@ def refuse_without_harness() -> None:
             "lm-evaluation-harness, which asks the tasks, is not installed: "
             'pip install -e ".[eval]" installs it.'
         )
+
+
+def refuse_programs(asked: AskedTasks, allows: Callable[[str], bool]) -> AskedTasks:
+    """Returns what is asked, with the permission to run programs where its tasks need it. `allows`
+    is told in a sentence which they are, and returns whether they may run.
+
+    Raises DataError where they may not.
+    """
+    if asked.include is None or asked.allows_code:
+        return asked
+    programs = programs_of(asked.include, asked.names, metrics_of_the_harness())
+    if not programs:
+        return asked
+    runs = f"The tasks in {asked.include} run programs of their own: {in_words(programs)}"
+    if not allows(f"{runs}. They may do whatever you may do on this machine."):
+        raise DataError(
+            f"--include: {runs[0].lower()}{runs[1:]}; read them, then add "
+            "--confirm-run-unsafe-code to run them."
+        )
+    return replace(asked, allows_code=True)
 
 
 def open_tasks(asked: AskedTasks) -> TaskManager:
@@ -114,6 +142,7 @@ def ask(
 
     lm = StreamedLM(load, progress, asked.most_tokens)
     named = ", ".join(asked.names)
+    sandbox_templates()
 
     def evaluate() -> dict[str, Any] | None:
         return simple_evaluate(
@@ -125,6 +154,7 @@ def ask(
             fewshot_as_multiturn=asked.chat,
             task_manager=tasks,
             log_samples=False,
+            confirm_run_unsafe_code=asked.allows_code,
         )
 
     logging.getLogger(PACKAGE).setLevel(logging.ERROR)  # it warns of what was asked for

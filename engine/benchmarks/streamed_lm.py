@@ -17,10 +17,9 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from engine.benchmarks.answering import WantedAnswers
 from engine.benchmarks.scoring import Continuation, score
-from engine.data.dates import fixed_date
 from engine.data.template import Template
-from engine.data.template_process import Chat
-from engine.errors import DataError, first_line
+from engine.data.template_process import Chat, Refusal
+from engine.errors import DataError
 from engine.progress import Progress, saying
 from engine.sampling.generate import AnswerLimits
 from engine.talk.talkers import Talker
@@ -206,18 +205,16 @@ class StreamedLM(TemplateLM):
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
         """Returns a question with its examples as the model's chat template writes them. Raises
-        DataError where there is no template or it refuses them.
+        DataError where there is no template, where it refuses them or where it exceeds its limits.
         """
-        try:
-            return self.tokenizer.apply_chat_template(
-                self._template.formed(Chat(list(chat_history))),
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=not add_generation_prompt,
-                **fixed_date(self.tokenizer),
-            )
-        except Exception as error:  # a template is a program of its own
+        chat = Chat(list(chat_history))
+        if add_generation_prompt:
+            (text,) = self._template.write([chat], generation=True)
+        else:
+            text = self._template.write_begun(chat)
+        if isinstance(text, Refusal):
             raise DataError(
-                f"The questions cannot be written with the model's chat template "
-                f"({first_line(error)}); leave --chat out."
-            ) from error
+                "The questions cannot be written with the model's chat template "
+                f"({text.words.rstrip('. ')}); leave --chat out."
+            )
+        return text

@@ -129,6 +129,11 @@ def eval_arguments(evaluate: argparse.ArgumentParser) -> None:
         help="a folder of YAML files with tasks of your own",
     )
     evaluate.add_argument(
+        "--confirm-run-unsafe-code",
+        action="store_true",
+        help="run the Python that tasks of --include name (asked for at a terminal)",
+    )
+    evaluate.add_argument(
         "--limit",
         type=argument_types.samples,
         metavar="N",

@@ -25,10 +25,18 @@ def evaluate(
     if not asked.names:
         raise ConfigError("--tasks", "no task is named.")
     with _Bar() as bar:
-        results = evaluate_run(runs_dir, run_id, asked, of, bar.tell)
+        results = evaluate_run(runs_dir, run_id, asked, of, bar.tell, _allows)
     if as_json:
         return json.dumps([asdict(one) for one in results], indent=1)
     return _table(results)
+
+
+def _allows(runs: str) -> bool:
+    """Asks a person at the terminal whether programs may run that a sentence tells of."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    print(f"{runs} Run them? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 class _Bar:

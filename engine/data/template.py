@@ -82,6 +82,14 @@ class Template:
                 found[place] = text
         return found
 
+    def write_begun(self, chat: Chat) -> str | Refusal:
+        """Returns the template's text for a chat whose last message goes on, or its refusal. Raises
+        DataError as `write` does.
+        """
+        habits = self._habits_of(bool(chat.tools))
+        asked = [chat] if habits is None else habits.in_form([chat])
+        return self._raw(asked, False, continue_final_message=True)[0]
+
     def _with_reasoning(
         self, chats: list[Chat], texts: list[str | Refusal], habits: Habits
     ) -> list[str | Refusal]:
@@ -112,16 +120,16 @@ class Template:
             self._habits[has_tools] = Habits(self._raw, code, has_tools)
         return self._habits[has_tools]
 
-    def _raw(self, chats: list[Chat], generation: bool) -> list[str | Refusal]:
+    def _raw(self, chats: list[Chat], generation: bool, **more: Any) -> list[str | Refusal]:
         """Returns the texts of chats as they are, which all have tools, or all have none: a
-        tokenizer may have a template of its own for tools.
+        tokenizer may have a template of its own for tools. The library is given `more`.
         """
         try:
             variables = fixed_date(self._tokenizer, chats[0].tools)
         except ValueError as error:  # there are several templates and none is the default
             return [Refusal(str(error))] * len(chats)
         template = variables.pop("chat_template")
-        variables = {**self._tokenizer.special_tokens_map, **variables}
+        variables = {**self._tokenizer.special_tokens_map, **variables, **more}
         return template_process().write(Asked(template, variables, chats, generation))
 
 

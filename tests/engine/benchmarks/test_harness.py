@@ -5,7 +5,9 @@ The package takes 40 seconds and 350 MB to install, so it is no part of the extr
 
 from __future__ import annotations
 
+import io
 import json
+import time
 import types
 
 import pytest
@@ -227,3 +229,79 @@ def test_results_of_two_evaluations_follow_each_other(evaluate, trained):
     (first,) = read_benchmarks(trained.path).results
     append_benchmarks(trained.path, [first])
     assert read_benchmarks(trained.path).results == [first, first]
+
+
+# ---------------------------------------------------------------------- what tasks may run
+
+OPTION = "--confirm-run-unsafe-code"
+
+
+def changed_task(tmp_path, name, **values):
+    """Adds a task like tiny_answer with these lines of YAML in place of its own."""
+    lines = (tmp_path / "tasks" / "answer.yaml").read_text().splitlines()
+    kept = [line for line in lines if line.partition(":")[0] not in {"task", *values}]
+    more = [f"{key}: {value}" for key, value in {"task": name, **values}.items()]
+    (tmp_path / "tasks" / f"{name}.yaml").write_text("\n".join([*more, *kept]) + "\n")
+
+
+@pytest.fixture
+def ran(tmp_path):
+    """A file that only a program of a task writes."""
+    return tmp_path / "ran"
+
+
+def test_programs_of_tasks_run_only_when_they_are_allowed(evaluate, trained, tmp_path, ran):
+    (tmp_path / "tasks" / "words.py").write_text(
+        f"open({str(ran)!r}, 'w').close()\ndef all_of(rows):\n    return rows\n"
+    )
+    changed_task(tmp_path, "odd", process_docs="!function words.all_of")
+    code, said = evaluate(names=("odd",))
+    assert code == 2 and not ran.exists()
+    assert said == (
+        f"ramstream: --include: the tasks in {tmp_path / 'tasks'} run programs of their own: "
+        f"words.all_of (odd.yaml); read them, then add {OPTION} to run them."
+    )
+    assert evaluate(names=("tiny_choice",))[0] == 0, "another task asks for nothing"
+    assert not ran.exists()
+    assert evaluate(OPTION, names=("odd",))[0] == 0 and ran.exists()
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("", 2), ("no", 2)])
+def test_a_person_at_the_terminal_is_asked(
+    evaluate, trained, tmp_path, monkeypatch, ran, answer, code
+):
+    (tmp_path / "tasks" / f"words_{answer}.py").write_text(
+        f"open({str(ran)!r}, 'w').close()\ndef all_of(rows):\n    return rows\n"
+    )
+    changed_task(tmp_path, "odd", process_docs=f"!function words_{answer}.all_of")
+    terminal = io.StringIO(f"{answer}\n")
+    terminal.isatty = lambda: True
+    monkeypatch.setattr("sys.stdin", terminal)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert evaluate(names=("odd",))[0] == code
+    assert ran.exists() == (code == 0)
+
+
+def test_texts_of_tasks_are_rendered_in_a_sandbox(evaluate, trained, tmp_path, ran):
+    """Plain Jinja reaches any module by way of its own names."""
+    escape = "{{ self.__init__.__globals__.__builtins__.open('%s', 'w') }}" % ran  # noqa: UP031
+    changed_task(tmp_path, "odd", doc_to_text=json.dumps(escape))
+    code, said = evaluate(names=("odd",))
+    assert code == 2 and "odd cannot be asked" in said and not ran.exists()
+
+
+def test_chat_templates_are_rendered_under_the_limits_of_training(evaluate, trained, tmp_path):
+    template = trained.export_path / "chat_template.jinja"
+    before = template.read_text()
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    # It computes for hours on the questions alone.
+    template.write_text(
+        before + "{% if 'after' in messages[-1]['content'] %}" + loop + "{% endif %}"
+    )
+    try:
+        began = time.monotonic()
+        code, said = evaluate("--chat", names=("tiny_answer",))
+        assert code == 2 and "computes for more than 5 s on one conversation" in said
+        assert time.monotonic() - began < 60
+    finally:
+        template.write_text(before)
