@@ -5,6 +5,7 @@ that ran it is replaced.
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 
@@ -19,6 +20,7 @@ from engine.data.rendered import Handling, Skipped
 from engine.data.template_process import Asked, Chat, Refusal, TemplateProcess
 from engine.errors import DataError
 from engine.examples.example import Conversation
+from engine.paths import PROGRAM_ROOT
 from tests.support import data_tokenizers as made
 
 TURNS = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "an answer"}]
@@ -208,3 +210,28 @@ def test_nothing_is_started_for_tokens_from_the_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(TemplateProcess, "write", fail)
     again = prepare_data(config, tokenizer, 1)
     assert again.summary["cached"] and again.fingerprint == before.fingerprint
+
+
+def test_templates_are_rendered_nowhere_else():
+    """Every other place asks the process that has limits."""
+    renders = re.compile(r"apply_chat_template\(|render_jinja_template|from_string\(|\.Template\(")
+    found = {
+        str(file.relative_to(PROGRAM_ROOT))
+        for wing in ("engine", "app")
+        for file in (PROGRAM_ROOT / wing).rglob("*.py")
+        if renders.search(file.read_text(encoding="utf-8"))
+    }
+    # The harness calls the method of this name, which asks the process.
+    assert found == {"engine/data/template_process.py", "engine/benchmarks/streamed_lm.py"}
+
+
+def test_no_yaml_is_read_by_a_loader_that_makes_objects():
+    found = {
+        match[0]
+        for wing in ("engine", "app")
+        for file in (PROGRAM_ROOT / wing).rglob("*.py")
+        for match in re.finditer(
+            r"yaml\.(?:(?:full|unsafe)_load\w*|load\w*)\(.*", file.read_text(encoding="utf-8")
+        )
+    }
+    assert all("_UniqueKeys)" in each or "_Loader)" in each for each in found), found
