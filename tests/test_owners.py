@@ -44,6 +44,10 @@ REASONS: dict[str, dict[str, str]] = {
         "module._buffers is private": TORCH_MODULE,
         "module._buffers is changed": TORCH_MODULE,
     },
+    "engine/benchmarks/task_code.py": {
+        "utils.env is set": "the harness renders the texts of tasks with it, without a sandbox",
+        "sandbox.filters is changed": "Jinja takes filters in no other way",
+    },
     "engine/cli/streams.py": {
         "setattr of sys": "Python has no stream there when the program was started without one"
     },

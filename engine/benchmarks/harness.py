@@ -78,7 +78,7 @@ def refuse_programs(asked: AskedTasks, allows: Callable[[str], bool]) -> AskedTa
 
     Raises DataError where they may not.
     """
-    if asked.include is None or asked.allows_code:
+    if asked.include is None or asked.allows_code or not asked.include.is_dir():
         return asked
     programs = programs_of(asked.include, asked.names, metrics_of_the_harness())
     if not programs:

@@ -27,19 +27,18 @@ _PICKLES = ("pandas",)
 _Safe: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
-class _Loader(_Safe):  # type: ignore[misc]
-    """Reads a task without importing what it names."""
-
-
 class _Named(str):
     """A function that a task names."""
 
 
-def _function(loader: yaml.SafeLoader, node: yaml.Node) -> _Named:
+def _function(loader: Any, node: yaml.Node) -> _Named:
     return _Named(loader.construct_scalar(node)) if isinstance(node, yaml.ScalarNode) else _Named()
 
 
-_Loader.add_constructor(FUNCTION, _function)
+class _Loader(_Safe):
+    """Reads a task without importing what it names."""
+
+    yaml_constructors = {**_Safe.yaml_constructors, FUNCTION: _function}
 
 
 @dataclass
@@ -54,6 +53,23 @@ class _TaskFile:
     includes: list[Path] = field(default_factory=list)
     code: list[str] = field(default_factory=list)
     """The programs that it runs, in words."""
+
+    def look_at(self, tree: dict[Any, Any], metrics: Collection[str]) -> None:
+        """Adds what a task or a group says. The harness itself has the `metrics`."""
+        for key in ("task", "group", "tag"):
+            value = tree.get(key)
+            for each in value if isinstance(value, list) else [value]:
+                if isinstance(each, dict):  # a task within a group
+                    self.look_at(each, metrics)
+                    self.needs |= {str(each[name]) for name in ("task", "group") if name in each}
+                elif each is not None:
+                    in_group = key == "task" and isinstance(value, list)
+                    (self.needs if in_group else self.names).add(str(each))
+        included = tree.get("include")
+        for each in included if isinstance(included, list) else [included]:
+            if isinstance(each, str):
+                self.includes.append((self.path.parent / Path(each).expanduser()).resolve())
+        self.code += [f"{what} ({self.path.name})" for what in _programs_in(tree, metrics)]
 
 
 def programs_of(folder: Path, names: Collection[str], metrics: Collection[str]) -> list[str]:
@@ -125,7 +141,7 @@ def _read(path: Path, metrics: Collection[str]) -> _TaskFile:
         tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # a safe loader
         file = _TaskFile(path)
         if isinstance(tree, dict):
-            _look_at(tree, file, metrics)
+            file.look_at(tree, metrics)
         return file
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise DataError(
@@ -133,32 +149,17 @@ def _read(path: Path, metrics: Collection[str]) -> _TaskFile:
         ) from None
 
 
-def _look_at(tree: dict[Any, Any], file: _TaskFile, metrics: Collection[str]) -> None:
-    """Adds what a task or group says to what is known of its file."""
-    for key in ("task", "group", "tag"):
-        value = tree.get(key)
-        values = value if isinstance(value, list) else [value]
-        for each in values:
-            if isinstance(each, dict):  # a task within a group
-                _look_at(each, file, metrics)
-                file.needs |= {str(each[name]) for name in ("task", "group") if name in each}
-            elif each is not None:
-                in_group = key == "task" and isinstance(value, list)
-                (file.needs if in_group else file.names).add(str(each))
-    includes = tree.get("include")
-    for each in includes if isinstance(includes, list) else [includes]:
-        if isinstance(each, str):
-            file.includes.append((file.path.parent / Path(each).expanduser()).resolve())
-    file.code += [f"{spec} ({file.path.name})" for spec in _functions_in(tree)]
+def _programs_in(tree: dict[Any, Any], metrics: Collection[str]) -> Iterator[str]:
+    yield from _functions_in(tree)
     if tree.get("dataset_path") in _PICKLES:
-        file.code.append(f"pickles of {tree['dataset_path']} ({file.path.name})")
+        yield f"pickles of {tree['dataset_path']}"
     listed = tree.get("metric_list")
     for each in listed if isinstance(listed, list) else []:
         metric = each.get("metric") if isinstance(each, dict) else None
         if not isinstance(metric, str) or isinstance(metric, _Named):
             continue
         if metric not in metrics or each.get("hf_evaluate") is True:
-            file.code.append(f"the metric {metric} of evaluate ({file.path.name})")
+            yield f"the metric {metric} of evaluate"
 
 
 def _functions_in(value: Any, seen: set[int] | None = None) -> Iterator[str]:
