@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 from app.session.detached import process_of_its_own, train_command
-from engine.runs.folder import RUN_ID, RunFolder
+from engine.runs.folder import RunFolder
+from engine.summaries.listing import run_ids
 
 INITS = {"catatonit", "docker-init", "dumb-init", "podman-init", "tini", "tini-static"}
 """These programs are the first of a container. They start another program, and end with it."""
@@ -53,7 +54,7 @@ def wait_for_end(folders: list[RunFolder]) -> None:
 
 def _folders(runs_dir: Path) -> list[RunFolder]:
     try:
-        return [RunFolder(path) for path in runs_dir.iterdir() if RUN_ID.fullmatch(path.name)]
+        return [RunFolder(runs_dir / run_id) for run_id in run_ids(runs_dir)]
     except OSError:
         return []
 

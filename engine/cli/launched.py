@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from engine import safe_files
 from engine.cli.train import TrainCommand, asked_run, show_run
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, RamstreamError
@@ -138,21 +139,22 @@ class _Begun:
         """Returns the run that an earlier attempt has begun, ready to go on; None where there is
         none. Raises RunError where it cannot go on.
         """
-        if not self._file.exists():
+        if not safe_files.is_file(self._file, self._runs_dir):
             return None
         ranks = [each for each in command.overrides if each.startswith("engine.gpus=")][-1:]
-        return resume_run(self._runs_dir, self._file.read_text(encoding="utf-8").strip(), ranks)
+        run_id = safe_files.read_text(self._file, self._runs_dir).strip()
+        return resume_run(self._runs_dir, run_id, ranks)
 
     def note(self, run: Run) -> None:
         # Without the file, a later attempt begins another run, and nothing is lost of this one.
         with contextlib.suppress(OSError):
-            self._file.parent.mkdir(exist_ok=True)
-            self._file.write_text(run.id, encoding="utf-8")
+            safe_files.make_folder(self._file.parent, self._runs_dir, exist_ok=True)
+            safe_files.write_whole(self._file, run.id, self._runs_dir, durable=False)
 
     def forget(self) -> None:
         """Says that the run has ended as it should."""
         with contextlib.suppress(OSError):
-            self._file.unlink(missing_ok=True)
+            safe_files.remove(self._file, self._runs_dir)
             self._file.parent.rmdir()  # if no other run is noted there
 
 

@@ -6,10 +6,12 @@ cancelled or cut off goes on quickly: the hub has the files that it has.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from engine import safe_files
 from engine.adapters.peft_folder import CONFIG as ADAPTER_CONFIG
 from engine.errors import RunError, first_line
 from engine.progress import Progress, untold
@@ -61,8 +63,23 @@ def push(
 
 
 def _files_of(folder: Path) -> list[Path]:
-    """Returns the files of an exported model. Raises RunError if the folder has none."""
-    files = sorted(path for path in folder.glob("*") if path.is_file() and path.name[0] != ".")
+    """Returns the files of an exported model. Raises RunError if the folder has none, and where it
+    has a link or a pipe: what somebody else linked there is not for the hub.
+    """
+    try:
+        found = safe_files.entries(folder, folder)
+        safe_files.refuse_other_than_files(folder, folder)
+    except FileNotFoundError:
+        found = {}
+    except OSError as error:
+        if isinstance(error, RunError):
+            raise
+        raise RunError(f"{folder} cannot be read ({error.strerror}).") from None
+    files = sorted(
+        folder / name
+        for name, status in found.items()
+        if stat.S_ISREG(status.st_mode) and not name.startswith(".")
+    )
     names = {file.name for file in files}
     is_model = "config.json" in names or ADAPTER_CONFIG in names
     if not is_model or not any(name.endswith(".safetensors") for name in names):

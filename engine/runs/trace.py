@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from engine import safe_files
 from engine.errors import RunError
-from engine.files import write_whole
 from engine.plan.ops import Lane
 from engine.runs.events import PlanSimulated, StepTimeline
 from engine.runs.field_types import Span, Wait
@@ -97,7 +97,8 @@ def write_trace(
     path = target or Path(trace_name(run_id, timeline.step))
     try:
         # The file is written completely or not at all, since a viewer rejects half a file.
-        write_whole(path, json.dumps(trace_of(run_id, timeline, simulated), separators=(",", ":")))
+        text = json.dumps(trace_of(run_id, timeline, simulated), separators=(",", ":"))
+        safe_files.write_whole(path, text, path.parent)
     except OSError as error:
         raise RunError(
             f"{path} cannot be written ({error.strerror}); choose another file with --out."

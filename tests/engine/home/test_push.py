@@ -94,3 +94,14 @@ def test_a_folder_without_a_model_is_refused_before_the_hub_is_asked(hub, tmp_pa
     done = push(hub, tmp_path, tmp_path, "tiny")
     assert done.returncode == 2 and "holds no exported model" in done.stderr
     assert hub.requests == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "notes.txt"])
+def test_what_somebody_linked_into_a_folder_is_not_for_the_hub(hub, exported, tmp_path, name):
+    (tmp_path / "secret").write_text("a private key")
+    (exported / name).unlink(missing_ok=True)
+    (exported / name).symlink_to(tmp_path / "secret")
+    done = push(hub, tmp_path, exported, "tiny")
+    (exported / name).unlink()
+    assert done.returncode == 2 and f"{name} is a link" in done.stderr
+    assert hub.requests == [] and hub.pushed == {}
