@@ -87,36 +87,46 @@ def _fault_of_kind(path: Path, mode: int) -> FileFault:
     return FileFault(path, "is a device, not a file")
 
 
-@contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Gives the system's errors the whole path, which the call did not know."""
-    try:
-        yield
-    except FileFault:
-        raise
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
+class _Above:
+    """The folder that holds the last name of `path`, open as long as this context is.
 
+    It is a class, since a list of a thousand runs opens thousands of them. The system's errors get
+    the whole path, which the call did not know.
+    """
 
-@contextlib.contextmanager
-def _above(path: Path, within: Path) -> Iterator[tuple[str, int]]:
-    """Yields the last name of `path` and a descriptor of the folder that holds it."""
-    *parts, name = _parts(path, within)
-    with _named(path), contextlib.ExitStack() as opened:
-        folder = os.open(within, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        opened.callback(os.close, folder)
-        reached = within
-        for part in parts:
-            reached = reached / part
-            try:
-                folder = os.open(part, _PART, dir_fd=folder)
-            except OSError as error:
-                if error.errno not in (errno.ENOTDIR, errno.ELOOP):
-                    raise
-                mode = os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode
-                raise _fault_of_kind(reached, mode) from None
-            opened.callback(os.close, folder)
-        yield name, folder
+    def __init__(self, path: Path, within: Path):
+        self._path, self._within = path, within
+        *self._parts, self._name = _parts(path, within)
+        self._folder = -1
+
+    def __enter__(self) -> tuple[str, int]:
+        try:
+            self._folder = os.open(self._within, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            for place, part in enumerate(self._parts):
+                below = self._open(place, part)
+                os.close(self._folder)
+                self._folder = below
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+        return self._name, self._folder
+
+    def _open(self, place: int, part: str) -> int:
+        try:
+            return os.open(part, _PART, dir_fd=self._folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                raise
+            mode = os.stat(part, dir_fd=self._folder, follow_symlinks=False).st_mode
+            reached = self._within.joinpath(*self._parts[: place + 1])
+            raise _fault_of_kind(reached, mode) from None
+
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+        if self._folder >= 0:
+            os.close(self._folder)
+            self._folder = -1
+        if isinstance(error, OSError) and not isinstance(error, FileFault):
+            raise OSError(error.errno, error.strerror, str(self._path)) from None
 
 
 def _parts(path: Path, within: Path) -> tuple[str, ...]:
@@ -181,7 +191,7 @@ def look(path: Path, within: Path) -> os.stat_result | None:
     if there is no such name. Raises OSError, and FileFault where a folder above it is none.
     """
     try:
-        with _above(path, within) as (name, folder):
+        with _Above(path, within) as (name, folder):
             return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return None
@@ -223,30 +233,29 @@ def entries(path: Path, within: Path) -> dict[str, os.stat_result]:
     folder.
     """
     found = {}
-    with _folder(path, within) as folder, os.scandir(folder) as names:
-        for entry in names:
-            with contextlib.suppress(OSError):
-                found[entry.name] = entry.stat(follow_symlinks=False)
+    folder = _opened_folder(path, within)
+    try:
+        with os.scandir(folder) as names:
+            for entry in names:
+                with contextlib.suppress(OSError):
+                    found[entry.name] = entry.stat(follow_symlinks=False)
+    finally:
+        os.close(folder)
     return found
 
 
-@contextlib.contextmanager
-def _folder(path: Path, within: Path) -> Iterator[int]:
-    """Yields a descriptor by which a folder can be listed and synced. `path` may be `within`."""
-    with contextlib.ExitStack() as opened:
-        if Path(path) == Path(within):
-            descriptor = os.open(path, _LISTED & ~os.O_NOFOLLOW)
-        else:
-            name, above = opened.enter_context(_above(path, within))
-            try:
-                descriptor = os.open(name, _LISTED, dir_fd=above)
-            except OSError as error:
-                if error.errno not in (errno.ENOTDIR, errno.ELOOP):
-                    raise
-                mode = os.stat(name, dir_fd=above, follow_symlinks=False).st_mode
-                raise _fault_of_kind(path, mode) from None
-        opened.callback(os.close, descriptor)
-        yield descriptor
+def _opened_folder(path: Path, within: Path) -> int:
+    """Returns a descriptor by which a folder can be listed and synced. `path` may be `within`."""
+    if path == within:
+        return os.open(path, _LISTED & ~os.O_NOFOLLOW)
+    with _Above(path, within) as (name, above):
+        try:
+            return os.open(name, _LISTED, dir_fd=above)
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                raise
+            mode = os.stat(name, dir_fd=above, follow_symlinks=False).st_mode
+            raise _fault_of_kind(path, mode) from None
 
 
 # ---------------------------------------------------------------------- reading
@@ -254,7 +263,7 @@ def _folder(path: Path, within: Path) -> Iterator[int]:
 
 def open_to_read(path: Path, within: Path, most: int = LARGE, buffering: int = -1) -> BinaryIO:
     """Opens a file of at most `most` bytes. Raises OSError, and FileFault."""
-    with _above(path, within) as (name, folder):
+    with _Above(path, within) as (name, folder):
         descriptor = _opened(path, name, folder, os.O_RDONLY)
         size = os.fstat(descriptor).st_size
         if size > most:
@@ -339,18 +348,22 @@ def write_whole(
     """
     partial = path.with_name(f".{path.name[:40]}.{uuid.uuid4().hex[:8]}.partial")
     encoded = content.encode() if isinstance(content, str) else content
-    with _folder(path.parent, within) as folder, _named(path):
-        try:
-            # The content must be on the disk before the name points to it: a rename that survived
-            # a power failure would otherwise leave an empty file.
-            _write_new(partial, folder, encoded, durable, mode)
-            os.replace(partial.name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-            if durable:
-                sync(folder)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(partial.name, dir_fd=folder)
-            raise
+    folder = _opened_folder(path.parent, within)
+    try:
+        # The content must be on the disk before the name points to it: a rename that survived a
+        # power failure would otherwise leave an empty file.
+        _write_new(partial, folder, encoded, durable, mode)
+        os.replace(partial.name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        if durable:
+            sync(folder)
+    except BaseException as error:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(partial.name, dir_fd=folder)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
+    finally:
+        os.close(folder)
 
 
 def write_new(
@@ -359,7 +372,7 @@ def write_new(
     """Writes a file that does not exist yet; its content is on the disk when this returns, its name
     once its folder is synced. Raises OSError.
     """
-    with _above(path, within) as (_, folder):
+    with _Above(path, within) as (_, folder):
         _write_new(path, folder, content, durable, mode)
 
 
@@ -380,7 +393,7 @@ def create(path: Path, within: Path, mode: int = BY_UMASK) -> int:
     """Returns a descriptor of a new, empty file, for reading and writing. Raises OSError, also if
     the name exists.
     """
-    with _above(path, within) as (_, folder):
+    with _Above(path, within) as (_, folder):
         return _created(path, folder, mode)
 
 
@@ -391,7 +404,7 @@ def open_to_append(path: Path, within: Path, mode: int = BY_UMASK) -> int:
     takes its place here. Raises OSError, and FileFault.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-    with _above(path, within) as (name, folder):
+    with _Above(path, within) as (name, folder):
         descriptor = _opened(path, name, folder, flags, mode)
         if os.fstat(descriptor).st_nlink < 2:
             return descriptor
@@ -427,13 +440,13 @@ def open_lock(path: Path, within: Path, makes: bool, mode: int = BY_UMASK) -> in
     written; without that, it is opened for reading alone. Raises OSError, and FileFault.
     """
     flags = os.O_RDWR | os.O_CREAT if makes else os.O_RDONLY
-    with _above(path, within) as (name, folder):
+    with _Above(path, within) as (name, folder):
         return _opened(path, name, folder, flags, mode)
 
 
 def truncate(path: Path, within: Path, size: int) -> None:
     """Shortens a file that has no second name. Raises OSError, and FileFault."""
-    with _above(path, within) as (name, folder):
+    with _Above(path, within) as (name, folder):
         descriptor = _opened(path, name, folder, os.O_WRONLY)
         try:
             if os.fstat(descriptor).st_nlink > 1:
@@ -465,8 +478,11 @@ def sync_folder(path: Path, within: Path) -> None:
     """Waits until a folder's entries are on the disk: the names that were created, renamed or
     removed. `path` may be `within`. Raises OSError.
     """
-    with _folder(path, within) as folder:
+    folder = _opened_folder(path, within)
+    try:
         sync(folder)
+    finally:
+        os.close(folder)
 
 
 # ---------------------------------------------------------------------- folders and names
@@ -476,7 +492,7 @@ def make_folder(path: Path, within: Path, mode: int = 0o700, exist_ok: bool = Fa
     """Makes a folder in a folder that exists, for its owner alone. Raises OSError, and FileFault
     for a name that exists and is no folder.
     """
-    with _above(path, within) as (name, folder):
+    with _Above(path, within) as (name, folder):
         try:
             os.mkdir(name, mode, dir_fd=folder)
         except FileExistsError:
@@ -489,7 +505,7 @@ def make_folder(path: Path, within: Path, mode: int = 0o700, exist_ok: bool = Fa
 
 def rename(path: Path, other: Path, within: Path) -> None:
     """Renames a file, a folder or a link itself; both names are below `within`. Raises OSError."""
-    with _above(path, within) as (name, folder), _above(other, within) as (to, other_folder):
+    with _Above(path, within) as (name, folder), _Above(other, within) as (to, other_folder):
         os.rename(name, to, src_dir_fd=folder, dst_dir_fd=other_folder)
 
 
@@ -509,7 +525,7 @@ def set_aside(path: Path, within: Path) -> Path:
 
 def remove(path: Path, within: Path) -> None:
     """Removes a file or a link itself, if it exists. Raises OSError."""
-    with contextlib.suppress(FileNotFoundError), _above(path, within) as (name, folder):
+    with contextlib.suppress(FileNotFoundError), _Above(path, within) as (name, folder):
         os.unlink(name, dir_fd=folder)
 
 
@@ -527,7 +543,7 @@ def try_to_remove_tree(path: Path, within: Path) -> None:
 
 
 def _remove_tree(path: Path, within: Path, ignores: bool) -> None:
-    with contextlib.suppress(FileNotFoundError), _above(path, within) as (name, folder):
+    with contextlib.suppress(FileNotFoundError), _Above(path, within) as (name, folder):
         if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             try:
                 shutil.rmtree(name, ignores, dir_fd=folder)
