@@ -37,8 +37,8 @@ T = TypeVar("T")
 
 SMALL = 4 << 20
 """A small file has at most this many bytes."""
-TOKENIZER = 64 << 20
-"""The files of a tokenizer have at most this many bytes."""
+MEDIUM = 64 << 20
+"""The files of a tokenizer have at most this many bytes, and what is kept of large data sets."""
 LARGE = 16 << 30
 """A record that is read line by line has at most this many bytes."""
 BY_UMASK = 0o666

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
+from engine import safe_files
 from engine.config.settings import TrainConfig
 from engine.errors import RamstreamError, RunError
-from engine.files import write_whole
 from engine.paths import PROGRAM_ROOT
 
 PRESETS = PROGRAM_ROOT / "presets"
@@ -115,7 +115,8 @@ class PresetShelf:
             path.parent.mkdir(parents=True, exist_ok=True)
             config.save(path)
             text = path.read_text(encoding="utf-8")
-            write_whole(path, f"# Saved from the form on {today.isoformat()}.\n{text}")
+            words = f"# Saved from the form on {today.isoformat()}.\n{text}"
+            safe_files.write_whole(path, words, path.parent)
         except OSError as error:
             raise RunError(f"The preset cannot be written to {path}: {error.strerror}.") from None
 

@@ -16,15 +16,15 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from engine import paths
+from engine import paths, safe_files
 from engine.config.data_settings import DataColumns, DataConfig
 from engine.data.identity import PROGRAM, Identity, identity_of
 from engine.errors import DataError, RamstreamError
 from engine.examples.formats import ColumnMap, map_columns
 from engine.examples.survey import Survey, survey_of
 from engine.examples.values import legible
-from engine.files import write_whole
 from engine.paths import resolve_source
 from engine.progress import Progress, untold
 from engine.sources.folders import files_of
@@ -283,8 +283,10 @@ def _find(key: str | None) -> Survey | None:
     if key is None:
         return None
     try:
-        return Survey.from_plain(json.loads((_folder() / key).read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError):
+        folder = _folder()
+        kept: Any = safe_files.read_json(folder / key, folder, dict[str, Any], safe_files.MEDIUM)
+        return Survey.from_plain(kept)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -295,7 +297,8 @@ def _keep(key: str, survey: Survey) -> None:
     folder = _folder()
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_whole(folder / key, json.dumps(survey.to_plain()), durable=False)
+        content = json.dumps(survey.to_plain())
+        safe_files.write_whole(folder / key, content, folder, durable=False)
         kept = sorted(folder.iterdir(), key=_written)
         for old in kept[:-_KEPT]:
             old.unlink(missing_ok=True)

@@ -124,7 +124,7 @@ def _stops(folder: Path) -> str:
     """
     try:
         file = folder / "tokenizer_config.json"
-        config = safe_files.read_json(file, folder, dict[str, Any], safe_files.TOKENIZER)
+        config = safe_files.read_json(file, folder, dict[str, Any], safe_files.MEDIUM)
         stops = stops_in(safe_files.read_text(folder / MODELFILE, folder))
         eos = config.get("eos_token")
     except OSError:

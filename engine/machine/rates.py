@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from engine import safe_files
 from engine.config.settings import Optimizer
-from engine.files import write_whole
 from engine.machine.cgroups import usable_cores
 from engine.paths import cache_folder
 
@@ -81,16 +81,17 @@ def store_entry(name: str, values: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         # Not durable: after a crash the rates are measured again.
-        write_whole(path, json.dumps(everything, indent=1), durable=False)
+        content = json.dumps(everything, indent=1)
+        safe_files.write_whole(path, content, path.parent, durable=False)
 
 
 def _read() -> dict[str, Any]:
     """Returns the contents of the file, or an empty dict where the file is missing or broken."""
     try:
-        found = json.loads(rates_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        path = rates_file()
+        return safe_files.read_json(path, path.parent, dict[str, Any])
+    except OSError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _key(device_name: str) -> str:

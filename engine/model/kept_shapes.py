@@ -21,9 +21,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from engine import safe_files
 from engine.config.adapters import Adapters
 from engine.config.trained_parts import Parts
-from engine.files import code_digest, write_whole
+from engine.files import code_digest
 from engine.model.quantised import Method
 from engine.model.shape import ModelShape
 from engine.model.shape_rows import (
@@ -106,9 +107,8 @@ def kept_shape(key: str, dtype: str, source: str) -> ModelShape | None:
     """
     try:
         file = _file(key)
-        if not file.is_file() or file.stat().st_size > _MOST_BYTES:
-            return None
-        shape = _read(file.read_bytes(), key, dtype, source)
+        content = safe_files.read_bytes(file, file.parent, _MOST_BYTES)
+        shape = _read(content, key, dtype, source)
     except (OSError, RuntimeError):
         return None
     if shape is not None:
@@ -129,7 +129,7 @@ def keep_shape(key: str, shape: ModelShape) -> None:
             return
         file = _file(key)
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, content, durable=False)
+        safe_files.write_whole(file, content, file.parent, durable=False)
         _remove_oldest(file.parent)
     except (OSError, ValueError, TypeError, RuntimeError):
         return

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.files import bytes_in, write_whole
+from engine.files import bytes_in
 from engine.runs.folder import create_run
+from engine.safe_files import write_whole
 from tests.support.run_folders import CONFIG, named
 
 
@@ -61,7 +62,7 @@ def test_changed_settings_of_a_run_survive_a_power_failure(tmp_path, asked):
 
 
 def test_a_file_that_may_be_lost_waits_for_no_disk(tmp_path, asked):
-    write_whole(tmp_path / "file", "ä", durable=False)
+    write_whole(tmp_path / "file", "ä", tmp_path, durable=False)
     assert [call[0] for call in asked] == ["rename"]
     assert (tmp_path / "file").read_bytes() == "ä".encode()
 
@@ -74,12 +75,12 @@ def test_a_refusal_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypat
     (tmp_path / "file").write_text("old")
     monkeypatch.setattr(os, call, refuse)
     with pytest.raises(OSError, match="No space left"):
-        write_whole(tmp_path / "file", "new")
+        write_whole(tmp_path / "file", "new", tmp_path)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
 
 def test_the_longest_name_that_a_folder_takes(tmp_path):
-    write_whole(tmp_path / ("ü" * 127), b"content")
+    write_whole(tmp_path / ("ü" * 127), b"content", tmp_path)
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"content"]
 
 
