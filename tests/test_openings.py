@@ -30,6 +30,10 @@ OTHERS = {"re", "webbrowser", "contextlib", "safe_files", "ast"}
 """What these modules open is no file."""
 
 ALLOWED: dict[str, dict[str, str]] = {
+    "engine/benchmarks/task_code.py": {
+        "folder.rglob": "a folder of tasks that a person names",
+        "path.read_text": "a file of that folder",
+    },
     "engine/cli/streams.py": {"os.open": "the null device, in place of a stream that is closed"},
     "engine/cli/end_signals.py": {"os.open": "the null device, in place of a terminal"},
     "engine/cli/train.py": {"os.open": "the null device, in place of a terminal"},
@@ -86,13 +90,13 @@ def found() -> set[tuple[str, str]]:
 
 def test_nothing_else_opens_what_is_in_such_folders():
     reasons = {(file, call) for file, calls in ALLOWED.items() for call in calls}
-    assert not found() - reasons
+    assert sorted(found() - reasons) == []
 
 
 def test_no_reason_outlives_its_call():
     needed = found()
     reasons = {(file, call) for file, calls in ALLOWED.items() for call in calls}
-    assert not reasons - needed
+    assert sorted(reasons - needed) == []
 
 
 @pytest.mark.parametrize(

@@ -457,9 +457,9 @@ def counts(monkeypatch):
     found: list[str] = []
     surveyed = columns_room._surveyed
 
-    def counting(source, progress):
+    def counting(source, *limits):
         found.append(source.name)
-        return surveyed(source, progress)
+        return surveyed(source, *limits)
 
     monkeypatch.setattr(columns_room, "_surveyed", counting)
     return found
@@ -472,7 +472,7 @@ def test_named_columns_beyond_the_first_rows_of_a_large_file_are_there(tmp_path,
 def test_a_column_that_appears_while_rows_are_read_stops_the_run(tmp_path, tokenizer, monkeypatch):
     path = lines(tmp_path / "rows.jsonl", [CHAT] * 30 + [CALLED])
     first = survey_of([CHAT])
-    monkeypatch.setattr(columns_room, "_surveyed", lambda source, progress: first)
+    monkeypatch.setattr(columns_room, "_surveyed", lambda source, *limits: first)
     said = r"^The column tools first appears in line 31 of rows\.jsonl, .* data\.columns"
     with pytest.raises(DataError, match=said):
         prepare_data(config(path), tokenizer, 1)
