@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -38,7 +38,7 @@ def _function(loader: Any, node: yaml.Node) -> _Named:
 class _Loader(_Safe):
     """Reads a task without importing what it names."""
 
-    yaml_constructors = {**_Safe.yaml_constructors, FUNCTION: _function}
+    yaml_constructors: ClassVar[dict[Any, Any]] = {**_Safe.yaml_constructors, FUNCTION: _function}
 
 
 @dataclass
