@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import math
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,8 @@ _QUICK_SECONDS = 5.0
 """
 _BYTES_OF_TEXT = {".xlsx": 32, ".parquet": 4, ".gz": 5, ".zst": 5, ".bz2": 7, ".xz": 7}
 """A byte of such a file takes as long to read as about so many bytes of text."""
+_OURS = re.compile(r"[0-9a-f]{40}|\..*\.partial")
+"""Names of files in the folder of surveys."""
 _KEPT = 256
 """The cache keeps the surveys of this many sources."""
 _LEAST_KEPT = 1 << 20
@@ -299,13 +302,10 @@ def _keep(key: str, survey: Survey) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         content = json.dumps(survey.to_plain())
         safe_files.write_whole(folder / key, content, folder, durable=False)
-        kept = sorted(folder.iterdir(), key=_written)
-        for old in kept[:-_KEPT]:
-            old.unlink(missing_ok=True)
-
-
-def _written(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:  # another process removes it
-        return 0.0
+        kept = [
+            (status.st_mtime, name)
+            for name, status in safe_files.entries(folder, folder).items()
+            if _OURS.fullmatch(name)
+        ]
+        for _, old in sorted(kept)[:-_KEPT]:
+            safe_files.remove(folder / old, folder)

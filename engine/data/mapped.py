@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from engine import safe_files
 from engine.files import new_digest
 
 _PIECE = 1 << 20
@@ -29,11 +30,12 @@ _BUFFER_BYTES = 1 << 20
 class WrittenFile:
     """A `WrittenFile` is written once. It keeps count of its length and a digest of its content."""
 
-    def __init__(self, path: Path, stack: contextlib.ExitStack):
+    def __init__(self, path: Path, within: Path, stack: contextlib.ExitStack):
         self.name = path.name
         self.bytes = 0
         self.digest = new_digest()
-        self._file = stack.enter_context(path.open("xb", buffering=_BUFFER_BYTES))
+        descriptor = safe_files.create(path, within)
+        self._file = stack.enter_context(os.fdopen(descriptor, "wb", buffering=_BUFFER_BYTES))
 
     def write(self, values: np.ndarray | bytes) -> None:
         if isinstance(values, np.ndarray):
@@ -52,13 +54,16 @@ class WrittenFile:
         self._file.close()
 
 
-def mapped(path: Path, dtype: type) -> np.ndarray:
-    """Returns the numbers in the file at `path`, read-only, with shape [values]."""
-    if path.stat().st_size == 0:  # an empty file cannot be mapped
-        return np.empty(0, dtype)
-    # Slicing a plain array takes a tenth of the time of slicing a memmap, and a step takes
-    # thousands of slices.
-    return np.memmap(path, dtype, mode="r").view(np.ndarray)
+def mapped(path: Path, within: Path, dtype: type) -> np.ndarray:
+    """Returns the numbers in the file at `path`, read-only, with shape [values]. Raises OSError,
+    and ValueError for a part of a number.
+    """
+    with safe_files.open_to_read(path, within, most=1 << 62, buffering=0) as file:
+        if os.fstat(file.fileno()).st_size == 0:  # an empty file cannot be mapped
+            return np.empty(0, dtype)
+        # Slicing a plain array takes a tenth of the time of slicing a memmap, and a step takes
+        # thousands of slices.
+        return np.memmap(file, dtype, mode="r").view(np.ndarray)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import mmap
 import os
 import re
 import shutil
+import stat
 import time
 import uuid
 from collections import Counter
@@ -30,14 +31,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from engine import paths
+from engine import paths, safe_files
 from engine.data.documents import Documents
 from engine.data.mapped import WrittenFile, mapped
 from engine.errors import DataError
 from engine.examples.formats import ColumnMap
-from engine.files import body_checksum, new_digest, sync_folder
+from engine.files import body_checksum, new_digest
 from engine.progress import Progress
 
 _MANIFEST = "manifest.json"
@@ -53,9 +55,13 @@ _MORE_TYPES = {"references": np.float64, "weights": np.float32}
 """Sides of answers that learn from preferences have `references`, too, and those with an answer
 that its row gives a weight have `weights`; others do not.
 """
+_NEEDED = {_PROMPTS, *(f"{side}.{name}" for side in ("train", "eval") for name in _TYPES)}
+_OPTIONAL = {f"{side}.{name}" for side in ("train", "eval") for name in _MORE_TYPES}
 _ONES = 1 << 18
 """So many weights of 1 are written at a time."""
 _KEY = re.compile("[0-9a-f]{40}")
+_LEFT = re.compile(r"\.[0-9a-f]{32}\.(partial|removed)")
+_ANY_SIZE = 1 << 62
 _MOST_FOLDERS = 64
 _LEAST_BYTES = 10 << 30
 _CHUNK_BYTES = 8 << 20
@@ -121,10 +127,11 @@ class Side:
     @classmethod
     def mapped_from(cls, folder: Path, side: str) -> Side:
         """Opens the files of `side` ("train" or "eval") in `folder`, mapped."""
-        arrays = {name: mapped(folder / f"{side}.{name}", kind) for name, kind in _TYPES.items()}
-        for name, kind in _MORE_TYPES.items():
+        root, arrays = folder.parent, {}
+        for name, kind in (_TYPES | _MORE_TYPES).items():
             path = folder / f"{side}.{name}"
-            arrays[name] = mapped(path, kind) if path.exists() else np.zeros(0, kind)
+            is_left_out = name in _MORE_TYPES and safe_files.look(path, root) is None
+            arrays[name] = np.zeros(0, kind) if is_left_out else mapped(path, root, kind)
         return cls(**arrays)
 
 
@@ -141,7 +148,7 @@ class StoredTokens:
         self.train = Side.mapped_from(folder, "train")
         self.eval = Side.mapped_from(folder, "eval")
         self._prompts: mmap.mmap | None = None
-        with (folder / _PROMPTS).open("rb") as file:
+        with safe_files.open_to_read(folder / _PROMPTS, folder.parent, _ANY_SIZE) as file:
             if os.fstat(file.fileno()).st_size > 0:  # an empty file cannot be mapped
                 self._prompts = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -169,8 +176,9 @@ def find(key: str, progress: Progress) -> StoredTokens | None:
     `progress` receives the number of rows verified.
     """
     folder = cache_folder() / key
-    if not folder.exists():
-        return None
+    with contextlib.suppress(OSError):
+        if safe_files.look(folder, folder.parent) is None:
+            return None
     for found in _opened(folder):
         if isinstance(found, StoredTokens):
             return found
@@ -186,29 +194,64 @@ def _opened(folder: Path) -> Iterator[tuple[int, int] | StoredTokens]:
     It is a generator so that an exception from the caller's progress callback is never mistaken for
     damage.
     """
+    root = folder.parent
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        manifest = json.loads((folder / _MANIFEST).read_bytes())
-        body = manifest["body"]
-        files = body["files"]
+        manifest = safe_files.read_json(folder / _MANIFEST, root, _Manifest)
+        body = msgspec.convert(manifest.body, _Body)
+        files = body.files
+        if manifest.checksum != body_checksum(manifest.body) or body.key != folder.name:
+            return
+        if not _NEEDED <= set(files) <= _NEEDED | _OPTIONAL:
+            return
         sizes = {name: size for name, (size, _) in files.items()}
-        sizes_now = {name: (folder / name).stat().st_size for name in files}
-        if manifest["checksum"] != body_checksum(body) or sizes != sizes_now:
+        if sizes != {name: safe_files.size_of(folder / name, root) for name in files}:
             return
         total = sum(sizes.values())
-        rows = body["tally"]["rows"]
+        rows = body.tally.rows
         done = 0
         buffer = memoryview(bytearray(_CHUNK_BYTES))
         for name, (_, checksum) in files.items():
             digest = new_digest()
-            with (folder / name).open("rb", buffering=0) as file:
-                while count := file.readinto(buffer):
+            with safe_files.open_to_read(folder / name, root, _ANY_SIZE, buffering=0) as file:
+                while count := file.readinto(buffer):  # type: ignore[attr-defined]
                     digest.update(buffer[:count])
                     done += count
                     yield rows * done // total, rows
             if digest.hexdigest() != checksum:
                 return
-        os.utime(folder / _MANIFEST)  # records the last use for `remove_old`
-        yield StoredTokens(folder, _tally(body["tally"]), cached=True)
+        # Records the last use for `remove_old`.
+        os.utime(folder / _MANIFEST, follow_symlinks=False)
+        yield StoredTokens(folder, _tally(manifest.body["tally"]), cached=True)
+
+
+class _TallyTypes(msgspec.Struct):
+    """The types of what a manifest says of a tally."""
+
+    name: str
+    columns: dict[str, Any]
+    rows: int
+    cut: int
+    highest_id: int
+    skipped: dict[str, int]
+    first_skipped: dict[str, str]
+    warnings: dict[str, int]
+    ends: list[str]
+
+
+class _Body(msgspec.Struct):
+    """The types of the body of a manifest."""
+
+    key: str
+    files: dict[str, tuple[int, str]]
+    """The bytes and the checksum of each file."""
+    tally: _TallyTypes
+
+
+class _Manifest(msgspec.Struct):
+    """The content of a manifest."""
+
+    checksum: str
+    body: dict[str, Any]
 
 
 def _tally(values: dict[str, Any]) -> Tally:
@@ -237,16 +280,17 @@ class TokenWriter:
         self._folder = root / f".{uuid.uuid4().hex}.partial"
         self._open = contextlib.ExitStack()
         with self._told():
-            root.mkdir(parents=True, exist_ok=True)
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
             _remove_leftovers(root)
-            self._folder.mkdir(mode=0o700)
-            lock = self._open.enter_context((self._folder / _LOCK).open("wb"))
+            safe_files.make_folder(self._folder, root)
+            descriptor = safe_files.create(self._folder / _LOCK, root)
+            lock = self._open.enter_context(os.fdopen(descriptor, "wb"))
             # The kernel holds the lock until this process ends, however it ends. A folder whose
             # lock is free is a leftover.
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.train = SideWriter(self._folder, "train", self._open, self._told)
             self.eval = SideWriter(self._folder, "eval", self._open, self._told)
-            self._prompts = WrittenFile(self._folder / _PROMPTS, self._open)
+            self._prompts = WrittenFile(self._folder / _PROMPTS, root, self._open)
 
     def __enter__(self) -> TokenWriter:
         return self
@@ -255,7 +299,8 @@ class TokenWriter:
         # Closing writes the buffered bytes, which fails again if the disk is full.
         with contextlib.suppress(OSError):
             self._open.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            safe_files.remove_tree(self._folder, self._folder.parent)
 
     def prompt(self, document: int, answer: tuple[int, int], asked: str) -> None:
         """Writes a held-out question: the number of its document among the held-out ones, the token
@@ -280,22 +325,23 @@ class TokenWriter:
         return made
 
     def _write_manifest(self, body: dict[str, Any]) -> None:
-        manifest = WrittenFile(self._folder / _MANIFEST, self._open)
+        manifest = WrittenFile(self._folder / _MANIFEST, self._folder.parent, self._open)
         manifest.write(json.dumps({"checksum": body_checksum(body), "body": body}).encode())
         manifest.close(synced=True)
 
     def _move_into_place(self, place: Path) -> None:
         # The file names must be on the disk before the folder is renamed, so that a folder named by
         # a key is complete even after a power failure.
-        sync_folder(self._folder)
+        root = place.parent
+        safe_files.sync_folder(self._folder, root)
         try:
-            self._folder.rename(place)
+            safe_files.rename(self._folder, place, root)
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
             return  # another process was faster with the same tokens
-        (place / _LOCK).unlink()
-        sync_folder(place.parent)
+        safe_files.remove(place / _LOCK, root)
+        safe_files.sync_folder(root, root)
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
@@ -328,10 +374,11 @@ class SideWriter:
     def __init__(
         self, folder: Path, side: str, stack: contextlib.ExitStack, told: Callable[[], Any]
     ):
-        self.files = [WrittenFile(folder / f"{side}.{name}", stack) for name in _TYPES]
+        root = folder.parent
+        self.files = [WrittenFile(folder / f"{side}.{name}", root, stack) for name in _TYPES]
         self._ids, self._trained, self._starts, self._examples = self.files
         self._more: dict[str, WrittenFile] = {}
-        self._make = lambda name: WrittenFile(folder / f"{side}.{name}", stack)
+        self._make = lambda name: WrittenFile(folder / f"{side}.{name}", root, stack)
         self._told = told
         self.examples = 0
         self.documents = 0
@@ -412,32 +459,40 @@ def remove_old(keys_in_use: Collection[str]) -> None:
 
 def _kept_folders(root: Path) -> list[_KeptFolder]:
     found = []
-    for folder in root.iterdir():
-        if not _KEY.fullmatch(folder.name):
+    for name, status in safe_files.entries(root, root).items():
+        if not _KEY.fullmatch(name) or not stat.S_ISDIR(status.st_mode):
             continue
-        with contextlib.suppress(OSError):  # another process is removing it
-            last_used = (folder / _MANIFEST).stat().st_mtime
-            total = sum(file.stat().st_size for file in folder.iterdir())
-            found.append(_KeptFolder(folder, last_used, total))
+        with contextlib.suppress(OSError, KeyError):  # another process is removing it
+            files = safe_files.entries(root / name, root)
+            total = sum(file.st_size for file in files.values())
+            found.append(_KeptFolder(root / name, files[_MANIFEST].st_mtime, total))
     return found
 
 
 def _remove(folder: Path) -> None:
-    """Removes a folder. It is renamed first, so that no process finds half of it under its key."""
+    """Removes a folder, or a link in its place. It is renamed first, so that no process finds half
+    of it under its key.
+    """
+    root = folder.parent
     gone = folder.with_name(f".{uuid.uuid4().hex}.removed")
     with contextlib.suppress(OSError):
-        folder.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        safe_files.rename(folder, gone, root)
+        safe_files.remove_tree(gone, root)
 
 
 def _remove_leftovers(root: Path) -> None:
     """Removes folders that killed processes left half-written or half-removed."""
-    for folder in root.glob(".*.removed"):
-        shutil.rmtree(folder, ignore_errors=True)
-    for folder in root.glob(".*.partial"):
+    for name, status in safe_files.entries(root, root).items():
+        left = _LEFT.fullmatch(name)
+        if left is None or not stat.S_ISDIR(status.st_mode):
+            continue
         with contextlib.suppress(OSError):
-            if time.time() - folder.stat().st_mtime < _GRACE_SECONDS:
+            if left[1] == "removed":
+                safe_files.remove_tree(root / name, root)
                 continue
-            with (folder / _LOCK).open("ab") as lock:
+            if time.time() - status.st_mtime < _GRACE_SECONDS:
+                continue
+            descriptor = safe_files.open_lock(root / name / _LOCK, root, makes=True)
+            with os.fdopen(descriptor, "ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while its writer lives
-                shutil.rmtree(folder, ignore_errors=True)
+                safe_files.remove_tree(root / name, root)

@@ -79,7 +79,7 @@ def store_entry(name: str, values: dict[str, Any]) -> None:
     everything = _read()
     everything[name] = values | {"measured": time.time()}
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Not durable: after a crash the rates are measured again.
         content = json.dumps(everything, indent=1)
         safe_files.write_whole(path, content, path.parent, durable=False)

@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from importlib import metadata
@@ -48,6 +49,7 @@ from engine.tiles.tile_sizes import TiledBlock
 FORM = 1
 """The files have this form. A file of another form counts as missing."""
 MOST_FILES = 200
+_OURS = re.compile(r"[0-9a-f]{64}\.json|\..+")
 LIBRARIES = ("torch", "transformers", "accelerate", "kernels")
 """The versions of these libraries affect a shape; `kernels` because some families compute
 differently when it is installed.
@@ -113,7 +115,8 @@ def kept_shape(key: str, dtype: str, source: str) -> ModelShape | None:
         return None
     if shape is not None:
         with contextlib.suppress(OSError):
-            os.utime(file)  # the least recently used files are removed first
+            # The least recently used files are removed first.
+            os.utime(file, follow_symlinks=False)
     return shape
 
 
@@ -128,7 +131,7 @@ def keep_shape(key: str, shape: ModelShape) -> None:
         if _sources() != _SOURCES or _read(content, key, shape.dtype, shape.source) != shape:
             return
         file = _file(key)
-        file.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         safe_files.write_whole(file, content, file.parent, durable=False)
         _remove_oldest(file.parent)
     except (OSError, ValueError, TypeError, RuntimeError):
@@ -145,13 +148,14 @@ def _remove_oldest(folder: Path) -> None:
 
     Files left behind by a process that ended while writing count as well.
     """
-    found = []
-    for file in folder.iterdir():
+    found = [
+        (status.st_mtime_ns, name)
+        for name, status in safe_files.entries(folder, folder).items()
+        if _OURS.fullmatch(name)
+    ]
+    for _, name in sorted(found)[:-MOST_FILES]:
         with contextlib.suppress(OSError):  # another process is removing files too
-            found.append((file.stat().st_mtime_ns, file))
-    for _, file in sorted(found)[:-MOST_FILES]:
-        with contextlib.suppress(OSError):
-            file.unlink()
+            safe_files.remove(folder / name, folder)
 
 
 # ---------------------------------------------------------------------- what decides a shape
