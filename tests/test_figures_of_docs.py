@@ -1,0 +1,263 @@
+"""Figures in the documents are those of the program: limits and defaults are read from the code,
+and predictions are those that `launch.py check` makes now.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import launch
+from app.session.run_list import ORDERS
+from app.verdict import divergence, learning, memory_rules, speed
+from engine.bench import disk_bench
+from engine.checkpoints.export import FILE_BYTES
+from engine.fit import checkpoint_needs, choose, planner, pool_times, sizes
+from engine.fit.needs import TRACKERS_BYTES
+from engine.graphs.block_graphs import MOST_SHAPES
+from engine.home.commands import _RANKS, _USUAL_RANK
+from engine.host.host_threads import SHARE
+from engine.machine import disk_rates
+from engine.machine.known_machines import machines
+from engine.model.catalog import catalog
+from engine.paths import PROGRAM_ROOT
+from engine.plan.spilled_boundaries import DISK_RINGS
+from engine.plan.spilled_updates import STATE_RINGS
+from engine.planes import moments
+from engine.planes.spilled import SPILL_NUMEL
+from engine.runs import evaluations
+from engine.runs.event_tables import ROWS
+from engine.runs.held_out import NEWEST_ROWS
+from engine.runtime.forward_passes import SWEEP_TOKENS
+from engine.tiles.tile_sizes import LONG_ROW, TILES
+from engine.trackers import attached, feed
+from engine.train import dry_run, evaluation, replanning, skipping
+from engine.words import GIB, MIB
+
+WORDS = {"a": 1, "three": 3, "four": 4, "eight": 8, "ten": 10}
+BOTH_MOMENTS_BYTES = 8  # of an element, in fp32
+DISK_BYTES = disk_rates.DRAINED_BYTES * (1 + disk_bench._ALONE)
+
+STATED: tuple[tuple[str, str, tuple[float, ...]], ...] = (
+    ("README.md", r"tells of (\d+) models and (\d+) machines", (len(catalog()), len(machines()))),
+    ("disk.md", r"keeps; writes (\d+) GB", (round(DISK_BYTES / 1e9),)),
+    ("disk.md", r"the bench writes (\d+) GB", (disk_rates.DRAINED_BYTES / 1e9,)),
+    ("disk.md", r"assumes (\d+) GB/s each way", (disk_rates.ASSUMED_RATE / 1e9,)),
+    ("disk.md", r"drive rated for (\d+) TB", (disk_rates.RATED_BYTES / 1e12,)),
+    (
+        "disk.md",
+        r"pieces of ([\d,]+) elements: (\d+) MiB with fp32",
+        (SPILL_NUMEL, SPILL_NUMEL * BOTH_MOMENTS_BYTES / MIB),
+    ),
+    ("disk.md", r"in one of (\w+) ring\s+buffers in RAM", (STATE_RINGS,)),
+    ("disk.md", r"one of (\w+) ring buffers in RAM, and WRITE", (DISK_RINGS,)),
+    ("home.md", r"in files of (\d+) GB", (FILE_BYTES / 1e9,)),
+    ("home.md", r"scores up to ([\d,]+) tokens", (SWEEP_TOKENS,)),
+    ("home.md", r"rank of (\d+) unasked and of (\d+) at most", (_USUAL_RANK, _RANKS[-1])),
+    ("longer.md", r"rows of more than ([\d,]+) tokens", (LONG_ROW,)),
+    ("longer.md", r"\*blocks in tiles of ([\d,]+) tokens", TILES[:1]),
+    ("planes.md", r"chunks of\s+([\d,]+) parameters", (SHARE,)),
+    ("planes.md", r"Up to (\d+) such shapes", (MOST_SHAPES,)),
+    ("planes.md", r"fewer than ([\d,]+) elements", (moments.SMALL,)),
+    (
+        "planes.md",
+        r"is (\d+) elements of one parameter.*?each element: (\d+) bytes",
+        (moments.BLOCK, moments.BLOCK + moments.MAXIMUM_BYTES),
+    ),
+    (
+        "planner.md",
+        r"may be (\d+) % slower for more of them, and (\d+) % for the whole",
+        ((planner.SETTLING_COST - 1) * 100, (planner.WHOLE_COST - 1) * 100),
+    ),
+    ("planner.md", r"less than (\d+) GiB, units live there only", (sizes.SMALL_GPU_BYTES / GIB,)),
+    ("planner.md", r"shorter by (\d+) %", ((1 - choose.PARKING_GAIN) * 100,)),
+    (
+        "planner.md",
+        r"more than ([\d,]+) tokens, parts .*? of ([\d,]+) tokens,\s+or else of ([\d,]+)",
+        (LONG_ROW, *TILES),
+    ),
+    ("planner.md", r"with (\d+) GiB more of a memory", (pool_times.FURTHER_GIB,)),
+    ("planner.md", r"and ([\d.]+) GiB for NCCL", (sizes.EXCHANGE_BYTES / GIB,)),
+    ("record.md", r"fills RAM to (\d+) %", (checkpoint_needs.FILLED_SHARE * 100,)),
+    ("record.md", r"of less than (\d+) MiB, the last", (checkpoint_needs.SMALL_BYTES / MIB,)),
+    ("record.md", r"in pieces of (\d+) MiB", (checkpoint_needs.COPY_PIECE_BYTES / MIB,)),
+    ("record.md", r"Of more than (\d+), consecutive", (evaluation.MOST_ROW_LOSSES,)),
+    ("record.md", r"rows of the newest (\w+)\s", (NEWEST_ROWS,)),
+    (
+        "record.md",
+        r"at most (\d+) in a\s+row and (\d+) in a run",
+        (skipping.MOST_IN_A_ROW, skipping.MOST_SKIPPED),
+    ),
+    ("record.md", r"planned anew with less, at most (\w+) times", (replanning.MOST_ATTEMPTS,)),
+    ("architecture.md", r"one of fewer than (\w+) steps, begins", (dry_run.LEAST_STEPS,)),
+    ("runs.md", r"sorted by (\w+) orders", (len(ORDERS),)),
+    ("trackers.md", r"takes up to (\d+) MiB of RAM", (TRACKERS_BYTES / MIB,)),
+    ("trackers.md", r"trackers have (\d+) seconds", (attached.FINISH_SECONDS,)),
+    ("trackers.md", r"does not answer for (a) minute", (feed.HANGS_SECONDS / 60,)),
+    ("verdict.md", r"a snapshot keeps ([\d,]+) rows", (ROWS,)),
+    (
+        "verdict.md",
+        r"median of the last (\d+) steps is above the best median of (\d+) steps by more than "
+        r"(\d+) %, ([\d.]+), (\d+) s,",
+        (
+            divergence.LAST_STEPS,
+            divergence.BASE_STEPS,
+            divergence.RISE_SHARE * 100,
+            divergence.RISE,
+            divergence.RISE_NOISES,
+        ),
+    ),
+    (
+        "verdict.md",
+        r"above the best one by more than (\d+) %, ([\d.]+), (\d+) standard errors",
+        (evaluations.RISE_SHARE * 100, evaluations.RISE, evaluations.ERRORS),
+    ),
+    ("verdict.md", r"\| (\d+) steps, twice the warm-up", (learning.FEWEST_STEPS,)),
+    (
+        "verdict.md",
+        r"(\d+) separate spikes of more than (\d+) s in (\d+) steps, each of at least (\d+)",
+        (
+            divergence.SPIKES,
+            divergence.SPIKE_NOISES,
+            divergence.SPIKE_STEPS,
+            divergence.SPIKE_LASTS,
+        ),
+    ),
+    ("verdict.md", r"would fill it within (\w+) minutes", (memory_rules.SOON_SECONDS / 60,)),
+    (
+        "verdict.md",
+        r"Waits take (\d+) % of the time, or the median step takes (\d+) % longer",
+        (speed.WAITING_SHARE * 100, speed.SLOWER * 100),
+    ),
+    (
+        "verdict.md",
+        r"\| (\d+) clean steps of the latest (\d+)",
+        (speed.FEWEST_STEPS, speed.LATEST_STEPS),
+    ),
+)
+"""Each has a page, an expression that meets it once, and the numbers of its groups."""
+
+
+def text_of(page: str) -> str:
+    folder = PROGRAM_ROOT if page == "README.md" else PROGRAM_ROOT / "docs"
+    return (folder / page).read_text(encoding="utf-8")
+
+
+def number(text: str) -> float:
+    """Returns the number that a page writes in digits or as a word."""
+    return WORDS.get(text) or float(text.replace(",", ""))
+
+
+def test_limits_and_defaults_are_those_of_the_code():
+    wrong = []
+    for page, expression, numbers in STATED:
+        found = re.findall(expression, text_of(page), re.DOTALL)
+        groups = [match if isinstance(match, tuple) else (match,) for match in found]
+        said = [tuple(number(group) for group in match) for match in groups]
+        if said != [pytest.approx(numbers)]:
+            wrong.append((page, expression, said, numbers))
+    assert wrong == []
+
+
+def table(page: str, mark: str) -> list[list[str]]:
+    """Returns the cells of the rows of a table between the marks of `mark`."""
+    text = text_of(page).split(f"<!-- {mark} -->\n")[1].split(f"<!-- /{mark} -->")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a page says that `check` predicts for a job."""
+
+    arguments: tuple[str, ...]
+    said: tuple[str, ...]
+    figures: tuple[str, ...]
+    """Names of the functions below that write `said`, in order."""
+
+
+def tokens(report: dict[str, Any]) -> str:
+    three_digits = f"{report['time']['tokens_per_second']:.3g}"
+    return f"{float(three_digits):,.0f}"
+
+
+def seconds(report: dict[str, Any]) -> str:
+    return f"{report['time']['step_seconds']:.0f} s"
+
+
+def spilled_boundaries(report: dict[str, Any]) -> str:
+    return str(report["choices"]["spilled_boundaries"])
+
+
+def gpu(report: dict[str, Any]) -> str:
+    return f"{report['gpu']['total'] / GIB:.0f} GiB"
+
+
+def ram_without_copies(report: dict[str, Any]) -> str:
+    host = report["host"]
+    copies = sum(item["bytes"] for item in host["items"] if item["name"] == "Checkpoint copies")
+    return f"{(host['total'] - copies) / GIB:.0f} GiB"
+
+
+FIGURES = {
+    each.__name__: each for each in (tokens, seconds, spilled_boundaries, gpu, ram_without_copies)
+}
+DISK = "a folder on a disk"
+LONG = {
+    "131,072 tokens, `engine.gpu_memory_gib=23`": (131_072, "engine.gpu_memory_gib=23"),
+    "262,144 tokens, an H200": (262_144,),
+    "524,288 tokens, an H200": (524_288,),
+    "the same with `train.optimizer=adamw_8bit`": (524_288, "train.optimizer=adamw_8bit"),
+    "1,048,576 tokens, an H200, `train.optimizer=adamw_8bit`": (
+        1_048_576,
+        "train.optimizer=adamw_8bit",
+    ),
+}
+
+
+def predictions() -> dict[str, Prediction]:
+    """Returns by a name what pages say that `check` predicts."""
+    found = {}
+    desktop = ("presets/qwen2.5-7b-desktop.yaml",)
+    for card, *cells in table("performance.md", "desktops"):
+        name = card.partition(" (")[0]
+        on_it = ("--machine", name, *(() if name == "GB10" else ("--ram-gib", "64")))
+        models = ((), ("--model", "meta-llama/Llama-3.1-8B"))
+        for place, said in enumerate(cells[:4]):
+            rows = ("--set", f"train.batch_size={(32, 64)[place % 2]}")
+            job = (*desktop, *models[place // 2], *on_it, *rows)
+            found[f"desktops, {name}, {place}"] = Prediction(job, (said,), ("tokens",))
+    for ram, spilled, step in table("disk.md", "boundaries"):
+        job = (*desktop, "--machine", "RTX 4090", "--ram-gib", ram.removesuffix(" GiB"))
+        job = (*job, "--set", "train.batch_size=512", "--set", f"engine.disk={DISK}")
+        found[f"boundaries, {ram}"] = Prediction(
+            job, (spilled, step), ("spilled_boundaries", "seconds")
+        )
+    for words, device, ram, _ in table("longer.md", "long-rows"):
+        length, *settings = LONG[words]
+        job = ("presets/qwen2.5-7b.yaml", "--machine", "H200", "--ram-gib", "256")
+        for setting in (
+            "data.packing=false",
+            "train.batch_size=1",
+            f"data.max_seq_len={length}",
+            *settings,
+        ):
+            job = (*job, "--set", setting)
+        found[f"long rows, {words}"] = Prediction(job, (device, ram), ("gpu", "ram_without_copies"))
+    return found
+
+
+@pytest.mark.everything("it plans a job, for a second; a prediction of a page is one case")
+@pytest.mark.parametrize("name", predictions())
+def test_a_prediction_is_what_check_says(capsys, monkeypatch, tmp_path, name):
+    asked = predictions()[name]
+    # A folder of tests may be in RAM, where no disk is planned with.
+    monkeypatch.setattr("engine.machine.spill_folder.mount_of", lambda _folder: None)
+    arguments = [each.replace(DISK, str(tmp_path)) for each in asked.arguments]
+    launch.main(["check", *arguments, "--json", "--runs-dir", str(Path(tmp_path) / "runs")])
+    report = json.loads(capsys.readouterr().out)
+    assert tuple(FIGURES[each](report) for each in asked.figures) == asked.said
