@@ -12,7 +12,7 @@ from app.session.engine_calls import TalkCalls
 from app.session.session import Session
 from engine import safe_files
 from engine.checkpoints.checkpoint import folders_by_step
-from engine.errors import ConfigError, RunError
+from engine.errors import ConfigError, RamstreamError, RunError
 from engine.runs.folder import RunFolder, open_run
 from engine.summaries.about import read_about
 from engine.talk.conversation import Source, base_of, best_of, checkpoint_of
@@ -31,6 +31,8 @@ class OfferedWeights:
         for run in self._session.runs():
             try:
                 found = self._of_run(run.id)
+            except (RamstreamError, OSError):  # the list of runs says why
+                continue
             except Exception:  # noqa: BLE001  whatever is in that folder, the others are offered
                 traceback.print_exc()
                 continue
