@@ -4,6 +4,7 @@ which are kept beside the runs.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from dataclasses import dataclass
@@ -52,10 +53,20 @@ class Preset:
         return f"{self.name} (yours)" if self.is_own else self.name
 
 
-def read_presets(folder: Path = PRESETS, prefix: str = "") -> dict[str, Preset]:
-    """Returns the presets of a folder by key, the starters first."""
-    files = sorted(folder.glob("*.yaml"), key=lambda path: _place(path.name))
-    return {prefix + path.name: _read_preset(path, prefix) for path in files}
+def read_presets() -> dict[str, Preset]:
+    """Returns the presets of the program by key, the starters first."""
+    files = sorted(PRESETS.glob("*.yaml"), key=lambda path: _place(path.name))
+    return {path.name: _read_preset(path.name, path, PRESETS) for path in files}
+
+
+def _own_presets(folder: Path) -> dict[str, Preset]:
+    """Returns a person's own presets by key."""
+    try:
+        names = sorted(safe_files.entries(folder, folder))
+    except OSError:  # nothing was saved yet
+        return {}
+    files = [folder / name for name in names if name.endswith(".yaml")]
+    return {OWN + path.name: _read_preset(OWN + path.name, path, folder) for path in files}
 
 
 def _place(name: str) -> tuple[bool, bool, str]:
@@ -63,14 +74,14 @@ def _place(name: str) -> tuple[bool, bool, str]:
     return not name.startswith("starter"), name != FIRST_PRESET, name
 
 
-def _read_preset(path: Path, prefix: str) -> Preset:
-    key = prefix + path.name
+def _read_preset(key: str, path: Path, folder: Path) -> Preset:
     try:
-        config = TrainConfig.load(path)
+        config = TrainConfig.load(path, within=folder)
+        text = safe_files.read_text(path, folder)
     except RamstreamError as error:
         return Preset(key, f"{path.name} (cannot be used)", str(error), None)
     comment: list[str] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in text.splitlines():
         if not line.startswith("#"):
             break
         comment.append(line.lstrip("# ").rstrip())
@@ -89,7 +100,7 @@ class PresetShelf:
         """Returns the presets by key: a person's own follow those of the program. Own ones are read
         anew, since a person may edit their files.
         """
-        return self._bundled | read_presets(self.own_folder, OWN)
+        return self._bundled | _own_presets(self.own_folder)
 
     def get(self, file: str | None) -> Preset | None:
         return self.listed().get(file or "")
@@ -105,16 +116,16 @@ class PresetShelf:
         with self._lock:
             taken = {each.name.casefold() for each in self.listed().values()}
             path = self.own_folder / f"{slug}.yaml"
-            if name.casefold() in taken or path.exists():
+            if name.casefold() in taken or os.path.lexists(path):
                 raise RunError(f"There is a preset named {name}; choose another name.")
             self._write(path, config.with_values({"name": name}), today)
-        return _read_preset(path, OWN)
+        return _read_preset(OWN + path.name, path, self.own_folder)
 
     def _write(self, path: Path, config: TrainConfig, today: date) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             config.save(path)
-            text = path.read_text(encoding="utf-8")
+            text = safe_files.read_text(path, path.parent)
             words = f"# Saved from the form on {today.isoformat()}.\n{text}"
             safe_files.write_whole(path, words, path.parent)
         except OSError as error:
@@ -126,4 +137,4 @@ class PresetShelf:
         if preset is None or not preset.is_own:
             raise RunError("There is no such preset of yours, so none was deleted.")
         with self._lock:
-            (self.own_folder / file.removeprefix(OWN)).unlink(missing_ok=True)
+            safe_files.remove(self.own_folder / file.removeprefix(OWN), self.own_folder)

@@ -65,6 +65,8 @@ from engine.sources.text_files import lengths_of_passages, passages
 
 _OTHER_SUFFIXES = (".zip", ".xls", ".pdf", ".docx", ".tar", ".tgz", *COMPRESSIONS)
 """A name with one of these endings means a file, but of a type that cannot be read."""
+_RUN_CODE = ("pandas", "generator", "spark", "sql")
+"""`datasets` reads these names as readers of its own: of pickles, of programs, of queries."""
 _MOST_NOTES = 5
 _ROWS_A_READ = 1000
 _MEMBER = 1 << 48
@@ -195,7 +197,7 @@ def notes_on(config: DataConfig) -> list[str]:
     """
     entry = registered(config)
     if entry is not None:
-        notes = notes_on(entry.config)
+        notes = [*filter(None, [entry.outside]), *notes_on(entry.config)]
         if entry.most is not None:
             few = (
                 f"No more than the first {entry.most:,} rows of {entry.config.source} are read, as "
@@ -399,6 +401,11 @@ def _hub(config: DataConfig, streaming: bool, more: dict[str, str] | None = None
 
     source = config.only_source
     name, _, subset = source.partition(":")
+    if name in _RUN_CODE:
+        raise DataError(
+            f"{name} is a part of datasets that runs what its files say, and no data set; give a "
+            "file with rows."
+        )
 
     def load() -> Any:
         return datasets.load_dataset(

@@ -47,7 +47,7 @@ _REFUSED = {
 says about a row would be lost.
 """
 _MOST_NAMES = 20
-_LARGEST = 1 << 20
+_LARGEST = 8 << 20
 """A registry has at most this many bytes. A larger file is not looked at as one."""
 
 
@@ -67,6 +67,8 @@ class Registered:
     """It gives the column of each part of an example."""
     most: int | None
     """Only this many rows at the start are read; None stands for all."""
+    outside: str = ""
+    """A sentence, where the rows are in a file outside of the folder of the registry."""
     hub: dict[str, str] = dataclasses.field(default_factory=dict)
     """`datasets.load_dataset` is given these too: the folder and the revision in a repository."""
 
@@ -93,6 +95,7 @@ def registered(config: DataConfig) -> Registered | None:
         entry.format,
         entry.parts(),
         entry.values.get("num_samples"),
+        _outside(entry, source, path.parent),
         {key: value for key, value in hub.items() if value},
     )
 
@@ -116,6 +119,8 @@ def _values(path: Path, name: str) -> dict[str, Any]:
 def _parsed(path: Path) -> Any:
     """Returns the value of a JSON file, or None if it cannot be read."""
     try:
+        if path.stat().st_size > _LARGEST:
+            return None
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError):
         return None
@@ -134,7 +139,7 @@ def _refuse_unnamed(source: str) -> None:
     path = resolve_source(source)
     if path is None or path.suffix.lower() != ".json" or not path.is_file():
         return
-    tree = _parsed(path) if path.stat().st_size <= _LARGEST else None
+    tree = _parsed(path)
     if not isinstance(tree, dict) or not tree:
         return
     for values in tree.values():
@@ -233,6 +238,16 @@ def _place(entry: Entry, folder: Path) -> str:
             "download them, and name the file in file_name."
         )
     raise DataError(f"{entry.title} has neither file_name nor hf_hub_url; say where its rows are.")
+
+
+def _outside(entry: Entry, source: str, folder: Path) -> str:
+    """Returns a sentence where a file is not below the folder of its registry, which may be a
+    stranger's.
+    """
+    path = resolve_source(source) if entry.values.get("file_name") else None
+    if path is None or path.resolve().is_relative_to(folder.resolve()):
+        return ""
+    return f"{entry.title} reads {path.resolve()}, which is outside of its folder."
 
 
 def _file(entry: Entry, path: Path, of_the_hub: list[str]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from datetime import date
 
 import pytest
@@ -70,3 +72,36 @@ def test_an_own_preset_that_was_broken_by_hand_says_so(shelf, config):
     (shelf.own_folder / "mine.yaml").write_text("train: [", encoding="utf-8")
     broken = shelf.get(saved.file)
     assert broken.config is None and "cannot be used" in broken.name and broken.about
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link", "dangling link", "large", "denied"])
+def test_what_is_no_preset_keeps_no_other_from_the_list(shelf, config, tmp_path, kind):
+    good = shelf.save("Mine", config, TODAY)
+    path = shelf.own_folder / "odd.yaml"
+    notes = tmp_path / "notes.yaml"
+    notes.write_text("name: a secret\n")
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "large":
+        path.touch()
+        os.truncate(path, 1 << 40)
+    elif kind == "denied":
+        path.write_bytes(b"\xff")
+    else:
+        path.symlink_to(notes if kind == "link" else tmp_path / "nowhere.yaml")
+    began = time.monotonic()
+    listed = shelf.listed()
+    assert time.monotonic() - began < 5
+    assert listed[good.file] == good
+    odd = listed[OWN + "odd.yaml"]
+    assert (
+        odd.config is None and odd.name == "odd.yaml (cannot be used)" and "odd.yaml" in odd.about
+    )
+    with pytest.raises(RunError, match="There is a preset named Odd"):
+        shelf.save("Odd", config, TODAY)
+    if kind != "folder":
+        shelf.remove(odd.file)
+        assert not os.path.lexists(path)
+    assert notes.read_text() == "name: a secret\n" and not (tmp_path / "nowhere.yaml").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import pytest
 
@@ -11,6 +12,7 @@ from engine.data.loader import prepare_data
 from engine.data.preview import preview
 from engine.errors import DataError
 from engine.paths import lasting_source
+from engine.sources.open_source import notes_on, open_source
 from tests.support import references as reference
 
 ENTRIES = {
@@ -287,3 +289,48 @@ def test_a_registry_that_is_not_there_is_a_missing_file(tokenizer):
         DataError, match=r"^There is no file nowhere/dataset_info\.json:a; check data\.source"
     ):
         prepare_data(config("nowhere/dataset_info.json", "a"), tokenizer, 1)
+
+
+def with_entry(place, **values):
+    """Writes a registry with one entry, as a stranger may have."""
+    place.mkdir(exist_ok=True)
+    (place / "dataset_info.json").write_text(json.dumps({"it": values}))
+    return DataConfig(source=f"{place / 'dataset_info.json'}:it")
+
+
+@pytest.mark.parametrize("kind", ["relative", "absolute", "link"])
+def test_a_file_outside_of_the_registrys_folder_is_told(tmp_path, kind):
+    rows = tmp_path / "rows.json"
+    rows.write_text(json.dumps(FILES["alpaca.json"]))
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "link.json").symlink_to(rows)
+    names = {"relative": "../rows.json", "absolute": str(rows), "link": "link.json"}
+    config = with_entry(tmp_path / "theirs", file_name=names[kind])
+    assert len(list(open_source(config).read())) == 1
+    told = f"The entry it of dataset_info.json reads {rows}, which is outside of its folder."
+    assert told in notes_on(config)
+    (tmp_path / "theirs" / "own.json").write_text(rows.read_text())
+    assert notes_on(with_entry(tmp_path / "theirs", file_name="own.json")) == []
+
+
+@pytest.mark.parametrize("reader", ["pandas", "generator", "spark", "sql"])
+def test_an_entry_names_no_reader_that_runs_code(tmp_path, reader):
+    """A folder of pickles, as `pandas` of datasets 4 reads it."""
+    mark = tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self):
+            return open, (str(mark), "w")
+
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "train.pkl").write_bytes(pickle.dumps(Evil()))
+    config = with_entry(tmp_path / "theirs", hf_hub_url=reader, folder=str(tmp_path / "rows"))
+    with pytest.raises(DataError, match=f"^{reader} is a part of datasets that runs "):
+        open_source(config, streaming=True)
+    assert not mark.exists()
+
+
+def test_a_registry_is_small(tmp_path, tokenizer):
+    config = with_entry(tmp_path, file_name="a.json", more="x" * (9 << 20))
+    with pytest.raises(DataError, match="cannot be read as JSON"):
+        open_source(config)
