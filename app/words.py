@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from engine.runs.events import EXPORT_FAILED
 from engine.words import GIB
 
 STATE_WORDS = {
@@ -35,6 +36,19 @@ STATE_TONES = {
     "unreadable": "bad",
 }
 """Each state has a tone, and `base.css` has a colour for each tone."""
+
+
+def state_word(state: str, export_failed: str = "") -> str:
+    """Returns the word of a state. `export_failed` says why a run that has finished has no export,
+    if that is so.
+    """
+    word = STATE_WORDS[state]
+    return f"{word}, {EXPORT_FAILED}" if export_failed else word
+
+
+def state_tone(state: str, export_failed: str = "") -> str:
+    """Returns the tone of a state, as `state_word` names it."""
+    return "warn" if export_failed else STATE_TONES[state]
 
 
 def in_bytes(count: float) -> str:

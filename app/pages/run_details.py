@@ -58,18 +58,19 @@ def run_details(folder: RunFolder) -> dict[str, Any]:
         "config": config,
         "config_problem": problem,
         "commands": _commands(folder, summary.state if summary else ""),
-        "home": _home(folder),
+        "home": _home(folder, summary is not None and bool(summary.export_failed)),
         "printed": [*_printed(folder, STDOUT_FILE), *_printed(folder, STDERR_FILE)],
     }
 
 
-def _home(folder: RunFolder) -> dict[str, Any]:
+def _home(folder: RunFolder, has_export_failed: bool) -> dict[str, Any]:
     there = saved_steps(folder.checkpoints_path, folder.best_path)
     saved = there.exported(_export_from(folder))
     exported = folder.path.resolve() / folder.export_path.name
     is_adapter = safe_files.is_file(folder.export_path / ADAPTER_CONFIG, folder.root)
-    has_export = is_adapter or safe_files.is_file(folder.export_path / "config.json", folder.root)
-    target = f"exports/{folder.id}"
+    has_export = folder.has_export
+    is_owed = has_export_failed and not has_export
+    target = str(exported) if is_owed else f"exports/{folder.id}"
     fault = ""
     if has_export:
         try:

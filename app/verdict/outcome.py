@@ -17,7 +17,7 @@ def how_it_ended(snapshot: RunSnapshot, state: str) -> str:
     if state == "interrupted":
         return f"The run was interrupted at {at}, when its program ended."
     if state == "finished":
-        return _how_it_finished(snapshot)
+        return f"{_how_it_finished(snapshot)} {how_its_export_failed(snapshot)}".rstrip()
     words = {
         "stopped": f"Stopped at {at}.",
         "discarded": f"Discarded at {at}.",
@@ -47,6 +47,13 @@ def how_it_can_go_on(state: str, saved: SavedSteps) -> str:
     if state == "failed":
         return "Nothing was saved: “New run from this one” opens its settings in the form."
     return "Nothing was saved: Start again begins anew with the same settings."
+
+
+def how_its_export_failed(snapshot: RunSnapshot) -> str:
+    """Returns why a run that has finished has no export; an empty text if that is not so."""
+    if not snapshot.export_failed:
+        return ""
+    return f"The export failed: {snapshot.export_failed}"
 
 
 def what_it_reached(snapshot: RunSnapshot, judged: str = "") -> str:

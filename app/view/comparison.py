@@ -29,7 +29,7 @@ from app.view.drawing import (
 )
 from app.view.key_figures import NOTHING_YET, is_same_data, key_figures, summaries
 from app.view.setting_differences import differing_settings
-from app.words import GIB, STATE_TONES, STATE_WORDS
+from app.words import GIB, STATE_TONES, state_tone, state_word
 from engine.runs.event_tables import EventTable
 from engine.runs.snapshot import RunSnapshot
 
@@ -73,8 +73,8 @@ def comparison(runs: Sequence[Compared], axis: Axis) -> dict[str, Any]:
             "id": run.id,
             "name": name,
             "colour": colour,
-            "word": STATE_WORDS[run.state],
-            "tone": STATE_TONES[run.state],
+            "word": state_word(run.state, run.snapshot.export_failed),
+            "tone": state_tone(run.state, run.snapshot.export_failed),
         }
         for run, name, colour in zip(runs, names, COLOURS)
     ]

@@ -13,8 +13,8 @@ import numpy as np
 from app.verdict.findings import Verdict
 from app.verdict.held_out import memorizes
 from app.verdict.judge import verdict
-from app.verdict.outcome import how_it_can_go_on, how_it_ended
-from app.words import STATE_TONES, STATE_WORDS, in_count, in_share, in_time
+from app.verdict.outcome import how_it_can_go_on, how_it_ended, how_its_export_failed
+from app.words import STATE_TONES, STATE_WORDS, in_count, in_share, in_time, state_tone, state_word
 from engine.checkpoints.saved_steps import NOTHING_SAVED, SavedSteps
 from engine.runs.before_training import worse_than_before
 from engine.runs.folder import shown_state
@@ -119,7 +119,7 @@ def run_bar(snapshot: RunSnapshot, run: ShownRun, said: Verdict | None = None) -
         "run_id": run.run_id,
         "name": run.name,
         "state": state,
-        "word": STATE_WORDS[state],
+        "word": state_word(state, snapshot.export_failed),
         "tone": tone,
         "progress": round(snapshot.progress, 4),
         "step": f"{snapshot.step:,} of {snapshot.total_steps:,}" if snapshot.total_steps else "–",
@@ -162,12 +162,10 @@ def shown_tone(snapshot: RunSnapshot, state: str) -> str:
     """Returns the tone of a state. A run that has finished, and has made its model worse or knows
     its rows by heart and nothing else, is not green.
     """
-    tone = STATE_TONES[state]
-    if tone != "good":
-        return tone
-    if worse_than_before(snapshot) is not None:
+    if STATE_TONES[state] == "good" and worse_than_before(snapshot) is not None:
         return "bad"
-    return "warn" if memorizes(snapshot) else tone
+    tone = state_tone(state, snapshot.export_failed)
+    return "warn" if tone == "good" and memorizes(snapshot) else tone
 
 
 def _mark(snapshot: RunSnapshot, state: str, tone: str) -> str:
@@ -223,7 +221,8 @@ def _over_sentence(
     snapshot: RunSnapshot, state: str, saved: SavedSteps, said: Verdict | None
 ) -> str:
     if state == "finished" and said is not None and said.headline.is_alarm:
-        return said.headline.text  # the line is no greener than the verdict
+        # The line is no greener than the verdict.
+        return f"{said.headline.text} {how_its_export_failed(snapshot)}".rstrip()
     ended = how_it_ended(snapshot, state)
     # A recorded reason, which an interrupted run lacks, says by itself what can be done.
     tells_all = snapshot.reason and state != "interrupted"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from app.view.run_bar import actions_in
-from app.words import STATE_TONES, STATE_WORDS, in_bytes, in_digits, in_time
+from app.words import STATE_TONES, in_bytes, in_digits, in_time, state_tone, state_word
 from engine.checkpoints.saved_steps import NOTHING_SAVED, SavedSteps
 from engine.runs.before_training import Worse
 from engine.summaries.glance import NO_GLANCE, Glance
@@ -57,8 +57,8 @@ def recent_row(run: RunSummary, look: Look = NOTHING_SEEN) -> dict[str, Any]:
     return {
         "id": run.id,
         "name": run.name,
-        "word": STATE_WORDS[run.state],
-        "tone": _tone(run.state, look.glance),
+        "word": state_word(run.state, run.export_failed),
+        "tone": _tone(run, look.glance),
         "progress": round(min(1.0, run.step / run.total_steps), 4) if run.total_steps else 0.0,
         "goes_on": _goes_on(run),
     }
@@ -101,9 +101,9 @@ def _run_row(run: RunSummary, weights: Weights, look: Look, is_busy: bool) -> di
         "name": run.name,
         "note": run.note,
         "state": run.state,
-        "word": STATE_WORDS[run.state],
+        "word": state_word(run.state, run.export_failed),
         # A run that has made its model worse is not green, however well it went its way.
-        "tone": _tone(run.state, glance),
+        "tone": _tone(run, glance),
         "steps": steps,
         "loss": in_digits(run.loss),
         "curve": [float(f"{loss:.4g}") for loss in glance.losses],
@@ -120,13 +120,13 @@ def _run_row(run: RunSummary, weights: Weights, look: Look, is_busy: bool) -> di
         "reason": run.reason,
         "actions": _row_actions(run, weights, is_busy),
         "begins_anew": weights.saved.newest is None,
-        "export_folder": f"exports/{run.id}",
+        "export_folder": f"{run.path}/export" if run.export_failed else f"exports/{run.id}",
     }
 
 
-def _tone(state: str, glance: Glance) -> str:
-    tone = STATE_TONES[state]
-    return "bad" if glance.worse is not None and tone == "good" else tone
+def _tone(run: RunSummary, glance: Glance) -> str:
+    is_worse = glance.worse is not None and STATE_TONES[run.state] == "good"
+    return "bad" if is_worse else state_tone(run.state, run.export_failed)
 
 
 def _held_out(glance: Glance) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.view.run_row import NO_WEIGHTS, NOTHING_SEEN, Look, Weights
-from app.words import STATE_WORDS
+from app.words import STATE_WORDS, state_word
 from engine.summaries.listing import RunSummary
 
 SHOWN_AT_FIRST = 50
@@ -88,8 +88,8 @@ def found_runs(runs: Sequence[ListedRun], asked: Asked) -> list[ListedRun]:
 def _has_all(run: RunSummary, words: Sequence[str]) -> bool:
     if not words:
         return True
-    parts = (run.name, run.id, run.note, *run.tags, run.model, run.data, STATE_WORDS[run.state])
-    text = "\n".join(parts).casefold()
+    parts = (run.name, run.id, run.note, *run.tags, run.model, run.data)
+    text = "\n".join((*parts, state_word(run.state, run.export_failed))).casefold()
     return all(word in text for word in words)
 
 

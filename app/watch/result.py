@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from app.verdict.held_out import memorizes
+from app.verdict.outcome import how_its_export_failed
 from app.view.best import best_of
 from app.view.preference_figure import ACCURACY, MARGIN
 from app.words import STATE_WORDS, in_digits, in_share, in_time
@@ -44,15 +45,18 @@ def result(
     is_of_the_last = not has_weights or step == snapshot.step
     worse = worse_than_before(snapshot, is_over=True) if is_of_the_last else None
     but, tone = "", ""
+    if snapshot.export_failed:
+        but, tone = ", but its export failed", "warn"
     if worse is not None:
         but, tone = ": worse than before training", "bad"
     elif memorizes(snapshot):
         but, tone = ": it memorizes its rows", "warn"
+    of = _of(snapshot, step if has_weights else None, _whose(step, saved, exported))
     return {
         "title": f"{_title(snapshot, state)}{but}",
         "tone": tone,
         "rows": rows,
-        "of": _of(snapshot, step if has_weights else None, _whose(step, saved, exported)),
+        "of": f"{how_its_export_failed(snapshot)} {of}".lstrip(),
         "actions": _actions(state, saved, has_weights),
     }
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from app.view.run_bar import JOB_WORDS
-from app.words import STATE_WORDS, in_bytes, in_digits, in_share, in_short_time
+from app.words import STATE_WORDS, in_bytes, in_digits, in_share, in_short_time, state_word
 from engine.runs.events import (
     CheckpointWritten,
     ControlReceived,
@@ -199,7 +199,7 @@ def _started(event: RunStarted) -> str:
 
 
 def _ended(event: RunEnded) -> str:
-    return _with_reason(STATE_WORDS[event.state], event.reason)
+    return _with_reason(state_word(event.state, event.export_failed), event.reason)
 
 
 def _planned_anew(event: PlannedAnew) -> str:

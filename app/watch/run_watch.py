@@ -169,6 +169,8 @@ class Watch:
         # for an interrupted one.
         is_running = self._is_active() or self.folder.is_running()
         catch_up(self.snapshot, self._follower)
+        if self.snapshot.export_failed and self.folder.has_export:
+            self.snapshot.take_later_export()
         self._notice_loss(is_running)
         config = self._config()
         pending = self._pending(is_running)

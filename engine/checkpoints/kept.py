@@ -33,6 +33,17 @@ class Kept:
         """Returns the reason of a run that has ended before its last step; `why` says why."""
         return why if self.kind != "none" else f"{why} No checkpoint is kept, {_NONE}."
 
+    def when_unexported(self, ended: str, step: int, why: str, unkept: str) -> str:
+        """Returns the reason of a run that `ended` as it should but for its export, of the weights
+        of `step`. `unkept` says why these could not be kept either, if so.
+        """
+        if unkept:
+            return f"{ended} But the export failed: {why} Nothing is kept of the run: {unkept}"
+        return (
+            f"{ended} But the export failed: {why} The weights of step {step:,} are saved, and can "
+            "be exported again."
+        )
+
     def when_stopped(self, step: int) -> str:
         """Returns the reason of a run that was stopped after `step`, which was then saved."""
         if self.kind == "none":

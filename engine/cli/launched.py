@@ -94,6 +94,7 @@ def _lead(launched: Launched, gathering: Gathering, command: TrainCommand) -> in
     code = show_run(run, command.runs_dir)
     if run.recorder.snapshot.state in OVER_FOR_GOOD:
         begun.forget()
+        return 0  # torchrun would begin a run whose export failed anew
     return code
 
 

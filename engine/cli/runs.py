@@ -39,7 +39,8 @@ def runs_as_text(runs_dir: Path, as_json: bool) -> str:
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths)]
         lines.append("  ".join(cells).rstrip())
-    lines += [f"{run.id}: {run.reason}" for run in runs if run.state == UNREADABLE]
+    told = (run for run in runs if run.state == UNREADABLE or run.export_failed)
+    lines += [f"{run.id}: {run.reason}" for run in told]
     return "\n".join(lines)
 
 
@@ -75,7 +76,7 @@ def _row(run: RunSummary) -> tuple[str, ...]:
         started = datetime.fromtimestamp(run.created).strftime("%Y-%m-%d %H:%M")
     return (
         run.id,
-        run.state,
+        run.in_words,
         f"{run.step}/{run.total_steps}" if run.total_steps else "",
         "" if run.loss is None else f"{run.loss:.4f}",
         "" if run.state == UNREADABLE else _best_in_words(_best(run, glance), glance),

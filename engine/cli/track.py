@@ -48,7 +48,7 @@ def track(runs_dir: str | os.PathLike[str], run_id: str, names: Sequence[str] = 
         if name not in failed
     ]
     for feed in feeds:
-        feed.end(Ending(summary.state))
+        feed.end(Ending(summary.in_words))
         feed.start()
     while any(feed.is_alive for feed in feeds):
         for feed in feeds:

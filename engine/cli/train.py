@@ -108,8 +108,8 @@ def show_run(run: Run, runs_dir: Path) -> int:
     """Executes a run and shows it; returns the exit code.
 
     The code is 0 if the run finished or was stopped, 2 if the model, data or settings cannot be
-    used, and 1 if the run failed for another reason. The first Ctrl-C (or SIGTERM, or a closed
-    terminal) stops and saves the run; the second ends the process at once.
+    used, and 1 if the run failed for another reason, or its export did. The first Ctrl-C (or
+    SIGTERM, or a closed terminal) stops and saves the run; the second ends the process at once.
     """
     screen = _Screen(run)
     run.recorder.subscribe(screen.show)
@@ -123,6 +123,12 @@ def show_run(run: Run, runs_dir: Path) -> int:
         if ended.error_type == DeviceError.__name__:
             _end_without_device()
         return 2 if ended.error_type in BAD_INPUT else 1
+    if ended.export_failed:
+        _say(f"ramstream: {ended.reason}", sys.stderr)
+        _say(f"Export it with: {program_command()} export {run.id} FOLDER{_runs_option(runs_dir)}")
+        if ended.error_type == DeviceError.__name__:
+            _end_without_device()
+        return 1
     _say(ended.reason)
     if ended.state == "stopped":
         _say(_how_it_goes_on(run, runs_dir))
@@ -145,8 +151,11 @@ def _how_it_goes_on(run: Run, runs_dir: Path) -> str:
         what, option = "Train on from its weights", "--from"
     elif saved.newest is None:
         what = "Begin it again"
-    folder = "" if runs_dir == Path("runs") else f" --runs-dir {runs_dir}"
-    return f"{what} with: {program_command()} train {option} {run.id}{folder}"
+    return f"{what} with: {program_command()} train {option} {run.id}{_runs_option(runs_dir)}"
+
+
+def _runs_option(runs_dir: Path) -> str:
+    return "" if runs_dir == Path("runs") else f" --runs-dir {runs_dir}"
 
 
 def _end_without_device() -> None:

@@ -34,6 +34,15 @@ from engine.runs.field_types import (
 from engine.runs.kept_events import BestKept
 from engine.runs.memory_events import MemorySampled
 
+EXPORT_FAILED = "export failed"
+"""These words follow the state of a run that has finished, where its model could not be written."""
+
+
+def state_in_words(state: str, export_failed: str) -> str:
+    """Returns a run's state, or that of a run whose export failed, for other programs."""
+    return f"{state}, {EXPORT_FAILED}" if export_failed else state
+
+
 # ---------------------------------------------------------------------- the events
 
 
@@ -328,6 +337,14 @@ class RunEnded(Event, frozen=True):
     state: RunState = "finished"
     reason: str = ""
     error_type: str = ""
+    """The name of the error that ended the run, or its export."""
+    export_failed: str = ""
+    """The run has finished, but its model could not be written, for this reason: one sentence."""
+
+    @property
+    def in_words(self) -> str:
+        """Returns how the run ended, as `state_in_words` says it."""
+        return state_in_words(self.state, self.export_failed)
 
 
 class Unknown(Event, frozen=True):

@@ -75,6 +75,12 @@ class RunFolder:
         """Returns the run's configuration. Raises ConfigError when the file does not load."""
         return TrainConfig.load(self.path / CONFIG_FILE, within=self.root)
 
+    @property
+    def has_export(self) -> bool:
+        """Returns whether a model or adapters stand in the run's own export."""
+        files = (self.export_path / name for name in ("config.json", "adapter_config.json"))
+        return any(safe_files.is_file(file, self.root) for file in files)
+
     def save_config(self, config: TrainConfig) -> None:
         """Replaces the run's configuration by `config`, which a resume will use.
 

@@ -169,6 +169,10 @@ class RunSnapshot(SnapshotFields):
             self.last_time = time
             self.clock_set_by = record.time - time
 
+    def take_later_export(self) -> None:
+        """Takes note that a person has exported the run where its own export failed."""
+        self.export_failed = ""
+
     def _begin_session(self, time: float) -> None:
         self.earlier_seconds = self.seconds
         self.session_time = time
@@ -192,6 +196,7 @@ class RunSnapshot(SnapshotFields):
         self.resumed_step = event.resumed_step
         self.state = "preparing"
         self.reason = ""
+        self.export_failed = ""
         self.lacks_space_for = ""
         self.job = None
         # A session that begins at the start measures anew what is measured before the first step.
@@ -350,6 +355,7 @@ class RunSnapshot(SnapshotFields):
     def _run_ended(self, _: float, event: RunEnded) -> None:
         self.state = event.state
         self.reason = event.reason
+        self.export_failed = event.export_failed
         self.lacks_space_for = ""
         self.job = None
 

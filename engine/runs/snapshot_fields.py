@@ -59,6 +59,8 @@ class SnapshotFields:
 
     state: RunState = "preparing"
     reason: str = ""
+    export_failed: str = ""
+    """The run has finished without an export, for this reason."""
     lacks_space_for: str = ""
     """A paused run waits for disk space to write this; the values are those of `StateChanged`."""
     started_time: float | None = None

@@ -18,7 +18,15 @@ import msgspec
 from engine import safe_files
 from engine.config.settings import TrainConfig
 from engine.errors import RamstreamError, RunError, first_line
-from engine.runs.events import Event, Record, RunEnded, RunStarted, StateChanged, StepFinished
+from engine.runs.events import (
+    Event,
+    Record,
+    RunEnded,
+    RunStarted,
+    StateChanged,
+    StepFinished,
+    state_in_words,
+)
 from engine.runs.folder import (
     CONFIG_FILE,
     CONTROL_FILE,
@@ -85,6 +93,14 @@ class RunSummary:
     reason: str
     note: str = ""
     tags: tuple[str, ...] = ()
+    export_failed: str = ""
+    """The run has finished, and its model could not be written for this reason, nor was it since.
+    """
+
+    @property
+    def in_words(self) -> str:
+        """Returns the state, or that of a run whose export failed."""
+        return state_in_words(self.state, self.export_failed)
 
 
 def list_runs(runs_dir: str | os.PathLike[str]) -> list[RunSummary]:
@@ -211,6 +227,7 @@ def _summary(folder: RunFolder) -> RunSummary:
         data=data,
         path=str(folder.path),
         reason=ends.reason,
+        export_failed="" if ends.export_failed and folder.has_export else ends.export_failed,
         note=about.note,
         tags=about.tags,
     )
@@ -300,6 +317,7 @@ class _RecordEnds:
     def __init__(self) -> None:
         self.state: str | None = None
         self.reason = ""
+        self.export_failed = ""
         self.started: RunStarted | None = None
         self.step: int | None = None
         self.loss: float | None = None
@@ -326,6 +344,7 @@ class _RecordEnds:
             if self.state is None:
                 self.state = event.state
                 self.reason = event.reason
+                self.export_failed = getattr(event, "export_failed", "")
         elif isinstance(event, RunStarted):
             self.state = self.state or "preparing"
             self.started = self.started or event

@@ -63,7 +63,9 @@ class ToMlflow:
             self._client.log_batch(self.run, metrics=part)
 
     def close(self, state: str) -> None:
-        self._client.set_terminated(self.run, status=STATES.get(state, "FAILED"))
+        self._client.set_tag(self.run, "ramstream.state", state)
+        # A run whose export failed is finished.
+        self._client.set_terminated(self.run, status=STATES.get(state.split(",")[0], "FAILED"))
 
 
 def _parts(items: list[Any], size: int) -> Iterator[list[Any]]:

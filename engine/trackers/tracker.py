@@ -40,7 +40,7 @@ class Tracker(Protocol):
         ...
 
     def close(self, state: str, /) -> None:
-        """Sends what is left. The run has ended in `state`."""
+        """Sends what is left. The run has ended in `state`, as `RunEnded.in_words` says it."""
         ...
 
 

@@ -20,12 +20,14 @@ from engine.checkpoints.restore import load_checkpoint
 from engine.config.settings import TrainConfig
 from engine.errors import CheckpointError
 from engine.home.model_card import Exported, model_card
+from engine.memory.explain import note_memory
 from engine.planes.layout import WEIGHT_PLANES
 from engine.runs.events import ExportWritten
 from engine.runs.held_out import HeldOut, Score
 from engine.runs.snapshot import RunSnapshot
 from engine.train.best_weights import BestWeights
 from engine.train.evaluation import Evaluator
+from engine.train.failures import Failure, failure_of
 from engine.train.observe import Observer
 from engine.train.prepare import Prepared
 from engine.train.replanning import Replanner
@@ -55,6 +57,9 @@ class Learning:
         self._observer = observer
         self._evaluator = Evaluator(session, prepared, replanner)
         self.best = BestWeights(session, prepared, gives_way)
+        self.unexported: Unexported | None = None
+        """What the last export has come to, if it failed."""
+        self._exported = 0
         output = session.config.output
         is_evaluated = output.eval_every or output.exact_match_samples
         if is_evaluated and not len(prepared.data.eval):
@@ -155,7 +160,8 @@ class Learning:
         self._evaluator.measure_exact_match("after", chosen.step, look)
         if output.export:
             self._session.log("warning" if chosen.is_no_better else "info", chosen.reason)
-            self._export(chosen.step, config)
+            self._exported = chosen.step
+            self.export(config)
 
     def _take_up(self, step: int, last: int) -> bool:
         """Fills the weight planes with the best weights, those of `step`. Returns False if that
@@ -182,9 +188,31 @@ class Learning:
         buffers = prepared.model.persistent_buffers()
         load_checkpoint(path, prepared.store, buffers, WEIGHT_PLANES)
 
-    def _export(self, step: int, config: TrainConfig) -> None:
+    def export(self, config: TrainConfig) -> None:
+        """Writes the chosen weights as a model. What keeps it from that is told in the log and in
+        `unexported`, and fails no run whose steps are all done.
+        """
+        step, folder = self._exported, self._session.folder
         progress = self._session.progress("export")
         progress(0, 1, "Writing the model")
+        self.unexported = None
+        try:
+            size = self._write(step, config)
+        except Exception as error:  # noqa: BLE001  whatever it is, the model is trained
+            note_memory(error, self._prepared.planned.account.note)
+            failed = failure_of(error, self._prepared.chosen.gpu_items)
+            if failed.trace:
+                self._session.log("error", failed.trace)
+            self.unexported = Unexported(step, failed)
+            progress(1, 1, "Failed")
+            return
+        progress(1, 1, "Written")
+        self._session.recorder.emit(
+            ExportWritten(step, str(folder.export_path.relative_to(folder.path)), size)
+        )
+
+    def _write(self, step: int, config: TrainConfig) -> int:
+        """Writes the model; returns its bytes."""
         prepared, folder = self._prepared, self._session.folder
         trained = TrainedModel(
             prepared.model,
@@ -204,11 +232,15 @@ class Learning:
         )
         card = model_card(config, self._session.recorder.snapshot, exported)
         trained = replace(trained, card=card, adapters=adapters, ends=ends)
-        size = write_model(trained, folder.export_path)
-        progress(1, 1, "Written")
-        self._session.recorder.emit(
-            ExportWritten(step, str(folder.export_path.relative_to(folder.path)), size)
-        )
+        return write_model(trained, folder.export_path)
+
+
+@dataclass(frozen=True)
+class Unexported:
+    """The weights of `step` were to be exported, which `failed`."""
+
+    step: int
+    failed: Failure
 
 
 @dataclass(frozen=True)

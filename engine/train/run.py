@@ -125,7 +125,7 @@ class Run:
         with self._owned:
             ended = self._guarded()
             if self._trackers is not None:
-                self._trackers.finish(ended.state)
+                self._trackers.finish(ended.in_words)
             # From here on, nothing is lost if no further line can be recorded.
             self.recorder.wait_for_disk_space(None)
             try:
@@ -266,7 +266,8 @@ class Run:
                     give_back()
             raise
         # After a failure, a device that is lost cannot be closed properly.
-        with contextlib.suppress(*([Exception] if ended.state == "failed" else [])):
+        is_troubled = ended.state == "failed" or ended.export_failed
+        with contextlib.suppress(*([Exception] if is_troubled else [])):
             prepared.close()
         return ended
 

@@ -255,6 +255,26 @@ class Saver:
             )
         )
 
+    def keep_weights(self, step: int, config: TrainConfig) -> None:
+        """Writes the weights of `step`, which the planes hold, where the run has not kept them: to
+        export them, although it writes no checkpoints. Raises what the writing raises.
+        """
+        saved = self.kept.saved
+        if step in (saved.newest, saved.best):
+            return
+        info = write_checkpoint(
+            self._session.folder.checkpoints_path,
+            step,
+            replace(self._contents(config), holds="weights"),
+            config.output.keep_checkpoints,
+            self._session.progress("checkpoint"),
+        )
+        self._saved_step = info.step
+        path = str(info.path.relative_to(self._session.folder.path))
+        self._session.recorder.emit(
+            CheckpointWritten(info.step, path, info.bytes, info.seconds, holds="weights")
+        )
+
     def finish(self, look: Callable[[], None] | None = None) -> None:
         """Waits for the checkpoint that is under way, if there is one.
 

@@ -26,6 +26,7 @@ The loop runs on one thread. `engine.train.observe` records the steps.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 from engine.config.changes import CHANGE, Change
 from engine.errors import (
@@ -193,12 +194,40 @@ class Trainer:
         self._save(step)
         self._evaluate(step, is_last=True)
         self._learning.at_the_end(step, self.config, self._look)
+        unkept = self._keep_unexported(step)
         self._observer.compare(step, "end")
-        kept = self._saver.kept
+        kept, unexported = self._saver.kept, self._learning.unexported
+        if unexported is not None and not unkept and kept.kind == "none":
+            kept = replace(kept, kind="weights")
+        ended = kept.when_finished(step)
         if step < self.prepared.total_steps:
             why = self._learning.ended_early(step, self.prepared.total_steps)
-            return RunEnded("finished", self._with_what_it_reached(kept.when_ended_early(why)))
-        return RunEnded("finished", self._with_what_it_reached(kept.when_finished(step)))
+            ended = kept.when_ended_early(why)
+        if unexported is None:
+            return RunEnded("finished", self._with_what_it_reached(ended))
+        failed = unexported.failed
+        told = kept.when_unexported(ended, unexported.step, failed.sentence, unkept)
+        return RunEnded(
+            "finished", self._with_what_it_reached(told), failed.error_type, failed.sentence
+        )
+
+    def _keep_unexported(self, step: int) -> str:
+        """Makes sure that a model whose export failed can be exported again: a run that writes no
+        checkpoints has it in memory alone. Where the disk lacks space, the run is paused until
+        there is some, and exports again. Returns why the weights could not be kept, or "".
+        """
+        while (unexported := self._learning.unexported) is not None:
+            try:
+                self._saver.keep_weights(unexported.step, self.config)
+            except DiskFullError as lacks:
+                self._wait_for_disk_space(lacks, step, is_stopping=False)
+                self._state("running")
+                self._learning.export(self.config)
+            except CheckpointError as error:
+                return str(error)
+            else:
+                break
+        return ""
 
     @property
     def _is_at_end(self) -> bool:

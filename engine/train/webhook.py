@@ -22,11 +22,12 @@ def message(run_id: str, snapshot: RunSnapshot, ended: RunEnded) -> dict[str, ob
     """Returns the content to post. Its `text` is a sentence, which chat services show."""
     name = snapshot.name or run_id
     return {
-        "text": f"{name} {ended.state}: {ended.reason}",
+        "text": f"{name} {ended.in_words}: {ended.reason}",
         "run": run_id,
         "name": name,
         "state": ended.state,
         "reason": ended.reason,
+        "export_failed": ended.export_failed,
         "step": snapshot.step,
         "total_steps": snapshot.total_steps,
         "loss": snapshot.loss,

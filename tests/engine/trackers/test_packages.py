@@ -11,6 +11,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -206,13 +207,21 @@ POINTS = [Point(1, 5.0, {LOSS: 2.0}), Point(2, 6.0, {LOSS: 1.5, HELD_OUT_LOSS: 3
 
 
 @pytest.mark.parametrize(
-    ("state", "code"), [("finished", 0), ("stopped", 0), ("failed", 1), ("interrupted", 1)]
+    ("state", "code"),
+    [
+        ("finished", 0),
+        ("finished, export failed", 0),
+        ("stopped", 0),
+        ("failed", 1),
+        ("interrupted", 1),
+    ],
 )
 def test_weights_and_biases_gets_a_run_that_can_be_resumed(tmp_path, monkeypatch, state, code):
     calls: list[tuple] = []
 
     class Run:
         id, url = tmp_path.name, "https://wandb.example/run"
+        summary: ClassVar[dict[str, str]] = {}
 
         def define_metric(self, name, step_metric=None):
             calls.append(("define", name, step_metric))
@@ -245,10 +254,11 @@ def test_weights_and_biases_gets_a_run_that_can_be_resumed(tmp_path, monkeypatch
         ("log", {"step": 2, LOSS: 1.5, HELD_OUT_LOSS: 3.0}),
         ("finish", code),
     ]
+    assert Run.summary == {"state": state}
 
 
 def test_mlflow_gets_a_run_that_can_be_resumed(tmp_path, monkeypatch):
-    server: dict[str, list] = {"metrics": [], "params": [], "states": [], "runs": []}
+    server: dict[str, list] = {"metrics": [], "params": [], "states": [], "runs": [], "tags": []}
 
     class Client:
         def __init__(self, tracking_uri):
@@ -276,6 +286,9 @@ def test_mlflow_gets_a_run_that_can_be_resumed(tmp_path, monkeypatch):
             found = [metric for metric in server["metrics"] if metric[0] == name]
             return [types.SimpleNamespace(step=metric[3]) for metric in found]
 
+        def set_tag(self, run, name, value):
+            server["tags"].append((name, value))
+
         def set_terminated(self, run, status):
             server["states"].append((run, status))
 
@@ -298,8 +311,16 @@ def test_mlflow_gets_a_run_that_can_be_resumed(tmp_path, monkeypatch):
     assert again.held() == {LOSS: 2, HELD_OUT_LOSS: 2}
     again.log([Point(step, 7.0, {LOSS: 1.0}) for step in range(3, 3000)])
     again.close("interrupted")
+    again.close("finished, export failed")
     tags = {"ramstream.run": tmp_path.name}
     assert server["runs"] == [("the id of ramstream", "Tiny", tags)]
     assert server["params"] == [("train.steps", "9"), ("name", "Tiny")]
-    assert server["states"] == [("m1", "KILLED"), ("m1", "RUNNING"), ("m1", "FAILED")]
+    assert server["states"] == [
+        ("m1", "KILLED"),
+        ("m1", "RUNNING"),
+        ("m1", "FAILED"),
+        ("m1", "FINISHED"),
+    ]
+    ended = ("stopped", "interrupted", "finished, export failed")
+    assert server["tags"] == [("ramstream.state", state) for state in ended]
     assert len(server["metrics"]) == 3 + 2997 and os.environ.get("MLFLOW_TRACKING_URI") is None
