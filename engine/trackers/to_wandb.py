@@ -51,6 +51,6 @@ class ToWandb:
             self._run.log({STEP: point.step, **point.values})
 
     def close(self, state: str) -> None:
-        self._run.summary["state"] = state
+        self._run.summary.update({"state": state})
         # A run whose export failed is finished.
         self._run.finish(exit_code=0 if state.split(",")[0] in ("finished", "stopped") else 1)
