@@ -94,6 +94,9 @@ REASONS: dict[str, dict[str, str]] = {
         "_SHORT.maxlevel is set": "Repr takes them in no other way before Python 3.12",
     },
     "engine/data/identity.py": {"_code() at import": "the engine's code as this process read it"},
+    "engine/trackers/to_wandb.py": {
+        "self._run.summary is changed": "Weights & Biases takes values of a whole run there"
+    },
     "engine/trackers/helper.py": {
         "os._exit is private": "a public function of Python, in spite of its name"
     },
