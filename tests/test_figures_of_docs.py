@@ -39,12 +39,19 @@ from engine.trackers import attached, feed
 from engine.train import dry_run, evaluation, replanning, skipping
 from engine.words import GIB, MIB
 
+FAMILIES = (PROGRAM_ROOT / "docs" / "families.md").read_text(encoding="utf-8")
+TRAINED, REFUSED = (
+    float(re.findall(expression, FAMILIES)[0])
+    for expression in (r"\*\*(\d+) families train", r"\*\*(\d+) are refused by name")
+)
 WORDS = {"a": 1, "three": 3, "four": 4, "eight": 8, "ten": 10}
 BOTH_MOMENTS_BYTES = 8  # of an element, in fp32
 DISK_BYTES = disk_rates.DRAINED_BYTES * (1 + disk_bench._ALONE)
 
 STATED: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ("README.md", r"tells of (\d+) models and (\d+) machines", (len(catalog()), len(machines()))),
+    ("README.md", r"\[(\d+) families\].* train, and (\d+) are refused", (TRAINED, REFUSED)),
+    ("precision.md", r"checkpoint of \d+ of the (\d+) families that train", (TRAINED,)),
     ("disk.md", r"keeps; writes (\d+) GB", (round(DISK_BYTES / 1e9),)),
     ("disk.md", r"the bench writes (\d+) GB", (disk_rates.DRAINED_BYTES / 1e9,)),
     ("disk.md", r"assumes (\d+) GB/s each way", (disk_rates.ASSUMED_RATE / 1e9,)),
@@ -203,9 +210,64 @@ def ram_without_copies(report: dict[str, Any]) -> str:
     return f"{(host['total'] - copies) / GIB:.0f} GiB"
 
 
+def planes_bytes(report: dict[str, Any]) -> float:
+    items = report["host"]["items"]
+    return sum(item["bytes"] for item in items if item["name"] in PLANES)
+
+
+def planes(report: dict[str, Any]) -> str:
+    return f"{planes_bytes(report) / GIB:.1f}"
+
+
+def bytes_a_parameter(report: dict[str, Any]) -> str:
+    return f"{planes_bytes(report) / report['model']['parameters']:.2f}"
+
+
+def parameters(report: dict[str, Any]) -> str:
+    return f"{report['model']['parameters'] / 1e9:.1f}"
+
+
+def trained(report: dict[str, Any]) -> str:
+    return f"{report['model']['trained_parameters'] / 1e9:.2f}"
+
+
+PLANES = {"weight_high", "weight_low", "exp_avg", "exp_avg_sq", "grad"}
 FIGURES = {
-    each.__name__: each for each in (tokens, seconds, spilled_boundaries, gpu, ram_without_copies)
+    each.__name__: each
+    for each in (
+        *(tokens, seconds, spilled_boundaries, gpu, ram_without_copies),
+        *(planes, bytes_a_parameter, parameters, trained),
+    )
 }
+IN_TEXT = (
+    (
+        "lora.md",
+        r"([\d.]+) of ([\d.]+) billion parameters in Qwen2.5 32B, whose planes take ([\d.]+) GiB",
+        ("--model", "Qwen/Qwen2.5-32B", "--method", "lora"),
+        ("trained", "parameters", "planes"),
+    ),
+    (
+        "lora.md",
+        r"([\d.]+) of ([\d.]+) billion in Llama 3 70B",
+        ("--model", "meta-llama/Llama-3.3-70B-Instruct", "--method", "lora"),
+        ("trained", "parameters"),
+    ),
+    (
+        "planes.md",
+        r"Llama 3.1 8B takes ([\d.]+) bytes a parameter",
+        ("--model", "meta-llama/Llama-3.1-8B", "--optimizer", "adamw_8bit"),
+        ("bytes_a_parameter",),
+    ),
+    (
+        "planes.md",
+        r"Qwen2.5 0.5B, which is a third\s+embedding, ([\d.]+)\.",
+        ("--model", "Qwen/Qwen2.5-0.5B", "--optimizer", "adamw_8bit"),
+        ("bytes_a_parameter",),
+    ),
+)
+"""Each has a page, an expression that meets it once, the arguments of `check` for an RTX 4090 with
+much RAM, and the figures of its groups.
+"""
 DISK = "a folder on a disk"
 LONG = {
     "131,072 tokens, `engine.gpu_memory_gib=23`": (131_072, "engine.gpu_memory_gib=23"),
@@ -248,6 +310,10 @@ def predictions() -> dict[str, Prediction]:
         ):
             job = (*job, "--set", setting)
         found[f"long rows, {words}"] = Prediction(job, (device, ram), ("gpu", "ram_without_copies"))
+    for page, expression, job, figures in IN_TEXT:
+        (said,) = re.finditer(expression, text_of(page))
+        machine = ("--machine", "RTX 4090", "--ram-gib", "2048", "--disk-gib", "9000")
+        found[f"{page}, {job[1]}"] = Prediction((*job, *machine), said.groups(), figures)
     return found
 
 
