@@ -1,19 +1,25 @@
-"""The whole app is protected by one user name and password.
+"""Who may use the app: the account that runs it, whoever has its password, and browsers that were
+let in by a link.
 
-The server takes them when it starts. A person enters them in a small form, after which a cookie
-keeps the browser logged in. A link that works once logs a browser in without them.
+- A server without a password knows the programs of its own account by their connections
+  (`app.login.peers`); all others need a link that works once.
+- A server with a password asks everybody for it. A link that works once does instead.
+
+From then on a cookie keeps the browser logged in.
 """
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import hashlib
 import hmac
 import ipaddress
 import os
+import pwd
 import secrets
 import ssl
-import threading
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +27,28 @@ from app.login.asgi import Scope
 from app.login.browser_words import browser_words
 from app.login.clients import client_of, header_values, port_of
 from app.login.cookies import cookie_values, login_cookie
+from app.login.links import Links
 from app.login.login_sessions import SESSION_SECONDS, LoginSession, LoginSessions
+from app.login.peers import Account, peer_account
+from engine import safe_files
 from engine.errors import RamstreamError
+from engine.paths import program_command
 
 LOGIN_PATH = "/login"
 LOGIN_VARIABLE = "RAMSTREAM_LOGIN"
 LINK_USED = "link_used"
 SESSION_KEY = "ramstream.session"
 """The guard leaves the session of a request under this key of its scope."""
+OPEN_TO_ALL = (
+    "--no-login: whoever reaches this port is the owner here, every account of this machine "
+    "included, and whoever comes through a tunnel, a proxy or a container: they can start, delete, "
+    "export and push runs and read any file that this account can read."
+)
+_KEY_BYTES = 32
 
 
 class Login:
-    """Checks a user name and password, and begins and finds the sessions of who is logged in.
+    """Says who may use the app, and begins and finds the sessions of who is logged in.
 
     The key of the sessions is in the file `key_path`, which is created on first use and which only
     its owner can read; the sessions are in a file beside it. So a restart logs nobody out. The key
@@ -41,30 +57,81 @@ class Login:
 
     def __init__(self, user: str, password: str, key_path: Path, port: int = 0):
         """Takes the port on which the server listens: servers on other ports may keep their
-        sessions in the same folder.
+        sessions in the same folder. An empty password is none.
         """
         self._user, self._password = user, password
         salt = f"{user}:{password}".encode()
-        key = hmac.new(_read_or_create_key(key_path), salt, hashlib.sha256).digest()
+        key = hmac.new(self._key(key_path), salt, hashlib.sha256).digest()
         self.sessions = LoginSessions(key_path.with_name(f".login.sessions-{port}.json"), key)
-        self.link_token = secrets.token_urlsafe(24)
-        """The one-time login link carries this token; each server makes a new one."""
-        self._link_used = threading.Lock()
-        """The first page that opens the link acquires this lock, which is never released: of two
-        pages that open it at the same moment, only one is logged in.
+        self.links = Links()
+        self.link_token = self.links.make()
+        """The link that is printed at the start has this token."""
+
+    @classmethod
+    def without_password(cls, key_path: Path, port: int = 0) -> Login:
+        """Returns the login of a server whose own account needs none."""
+        return cls("", "", key_path, port)
+
+    def _key(self, path: Path) -> bytes:
+        """Returns the key of the sessions. Without a password, a folder in which none can be kept
+        is no reason not to start: a restart then ends the sessions.
         """
+        try:
+            return _read_or_create_key(path)
+        except RamstreamError:
+            if self.has_password:
+                raise
+            return secrets.token_bytes(_KEY_BYTES)
+
+    @property
+    def has_password(self) -> bool:
+        """Returns whether everybody is asked for a password, the server's own account included."""
+        return bool(self._password)
 
     @property
     def user(self) -> str:
-        """Returns the name of the only user."""
-        return self._user
+        """Returns the name of the only user: without a password, that of the server's account."""
+        if self._user:
+            return self._user
+        try:
+            return pwd.getpwuid(os.geteuid()).pw_name
+        except KeyError:
+            return str(os.geteuid())
+
+    def account_of(self, scope: Scope) -> Account:
+        """Returns whose program has sent a request. With a password, that is not looked at: tunnels
+        and proxies that the owner starts speak for others.
+        """
+        if self.has_password or not client_of(scope).is_here:
+            return Account.UNKNOWN
+        return peer_account(scope)
+
+    def is_owners(self, scope: Scope) -> bool:
+        """Returns whether a request needs no session, since the owner's program has sent it."""
+        return self.account_of(scope) is Account.OWNER
+
+    def refusal(self, scope: Scope) -> str:
+        """Returns why a program gets no answer, in one sentence."""
+        if self.has_password:
+            return "Log in first."
+        if self.account_of(scope) is Account.ANOTHER:
+            return (
+                "This app belongs to another account of this machine; its owner lets others in "
+                f"with a link that works once: {program_command()} link."
+            )
+        return (
+            "This app cannot tell whose program asks; open it with a link that works once, which "
+            f"its owner gets by {program_command()} link."
+        )
 
     def redeem(self, token: str) -> bool:
-        """Consumes the link's token. Returns whether it was correct and still unused."""
-        is_right = hmac.compare_digest(token.encode(), self.link_token.encode())
-        return is_right and self._link_used.acquire(blocking=False)
+        """Consumes a link's token. Returns whether it was correct and still unused."""
+        return self.links.redeem(token)
 
     def accepts(self, user: str, password: str) -> bool:
+        """Returns whether this is the user with the password."""
+        if not self.has_password:
+            return False
         # Both are compared in constant time, so that the response time reveals nothing about
         # either.
         same_user = hmac.compare_digest(user.encode(), self._user.encode())
@@ -116,13 +183,17 @@ def forgotten_cookie(scope: Scope) -> str:
 def resolve_login(
     login: bool | str | None, host: str, key_path: Path, port: int = 0
 ) -> Login | None:
-    """Returns the requested login, or None where none was requested.
+    """Returns the login of a server that listens on `host`, or None where everybody may come in.
 
-    `login` is "user:password", True (ask in the terminal), or False or None (no login, unless the
-    environment has RAMSTREAM_LOGIN). Raises RamstreamError if others can reach `host` and no login
-    is set.
+    `login` is "user:password", True (ask in the terminal), None (the environment variable
+    RAMSTREAM_LOGIN, or without it no password), or False (everybody may come in). Raises
+    RamstreamError if other machines can reach `host` and there is no password.
     """
     text = login if isinstance(login, str) else os.environ.get(LOGIN_VARIABLE, "")
+    if login is False and text:
+        raise RamstreamError(
+            f"--no-login: {LOGIN_VARIABLE} sets a login; leave one of the two out."
+        )
     if not text and login is True:
         text = _ask_in_terminal()
     if text:
@@ -135,7 +206,7 @@ def resolve_login(
             f"--host {host}: other machines could reach this address, so it needs a login; add "
             f"--login or set {LOGIN_VARIABLE}, or stay on 127.0.0.1."
         )
-    return None
+    return None if login is False else Login.without_password(key_path, port)
 
 
 def _ask_in_terminal() -> str:
@@ -182,25 +253,31 @@ def is_loopback(host: str) -> bool:
 
 
 def _read_or_create_key(path: Path) -> bytes:
-    """Returns the key that signs logins. A truncated key file gets a new key."""
+    """Returns the key that signs logins. A file that is cut off, or that another account could have
+    read or written, gets a new key.
+    """
     try:
-        key = path.read_bytes()
-        if len(key) >= 32:
-            return key
-    except FileNotFoundError:
+        with contextlib.suppress(FileNotFoundError):
+            status = safe_files.look(path, path.parent)
+            if status is not None and _is_private(status):
+                key = safe_files.read_bytes(path, path.parent)
+                if len(key) >= _KEY_BYTES:
+                    return key
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RamstreamError(
             f"{path}: the key that signs logins cannot be read ({error.strerror})."
         ) from None
-    key = secrets.token_bytes(32)
+    key = secrets.token_bytes(_KEY_BYTES)
     try:
         # The file is created with its final mode, so that it is never readable by others.
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(key)
+        safe_files.write_whole(path, key, path.parent, mode=safe_files.PRIVATE)
     except OSError as error:
         raise RamstreamError(
             f"{path}: the key that signs logins cannot be written ({error.strerror})."
         ) from None
     return key
+
+
+def _is_private(status: os.stat_result) -> bool:
+    return status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077

@@ -13,6 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.flow_control import service_unavailable
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from app.login.peers import PEER_KEY, Peer
 from app.web.guard import UPLOAD_PATH
 
 SHUTDOWN_SECONDS = 2
@@ -57,6 +58,8 @@ class Connection(H11Protocol):
         self._made = self.loop.time()
         super().connection_made(transport)
         self._makes_room(MOST_OPEN)
+        # Uvicorn gives each request a copy of this state: all of a connection have one peer.
+        self.app_state = {**self.app_state, PEER_KEY: Peer(self.client, self.server)}
         self._watch()
 
     def data_received(self, data: bytes) -> None:

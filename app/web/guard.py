@@ -8,8 +8,9 @@ the guard answers with the status in brackets:
 - Its Host is one of ours (400).
 - It was not sent by a page of another origin (403).
 - Its body is JSON, that of the login form, or an upload (415).
-- If a login is set, it carries our cookie (401, or the login form for a page). An answer that goes
-  on for long ends with that login.
+- It comes from a program of the account that runs the server, or it carries our cookie; where a
+  password is set, it carries our cookie (401, or the login page for a page). An answer that goes on
+  for long ends with the login of that cookie.
 - Its body is small (413) and arrives in time (408). Only an upload has other limits, which its
   route checks while the bytes arrive.
 
@@ -29,6 +30,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from app.login.asgi import App, Message, Receive, Scope, Send
 from app.login.clients import Proxies, client_of
+from app.login.links import token_in
 from app.login.login import LINK_USED, LOGIN_PATH, SESSION_KEY, Login
 from app.login.login_sessions import LoginSession
 from app.login.login_streams import answer_while_logged_in
@@ -215,6 +217,7 @@ class Guard:
     def _is_login_post(self, scope: Scope) -> bool:
         return (
             self.policy.login is not None
+            and self.policy.login.has_password
             and scope["path"] == LOGIN_PATH
             and scope["method"] == "POST"
         )
@@ -222,13 +225,13 @@ class Guard:
     def _refusal_of_stranger(
         self, login: Login, session: LoginSession | None, scope: Scope, headers: _Headers
     ) -> _Refusal | None:
-        """Refuses clients that are not logged in.
+        """Refuses clients that are neither the owner's nor logged in.
 
         The one-time login link redirects to the page, which removes its token from the address. It
-        does so for clients that are already logged in, too.
+        does so for clients that are already in, too.
         """
         token = _link_token(scope)
-        if scope["path"] == LOGIN_PATH or session is not None:
+        if scope["path"] == LOGIN_PATH or session is not None or login.is_owners(scope):
             return None if token is None else _Refusal(303, "Logged in.", "/")
         if token is not None:
             if login.redeem(token):
@@ -238,7 +241,7 @@ class Guard:
             query = scope.get("query_string", b"").decode("latin-1")
             wanted = "/?" + query if query else "/"
             return _Refusal(303, "Log in first.", f"{LOGIN_PATH}?next={quote(wanted)}")
-        return _Refusal(401, "Log in first.")
+        return _Refusal(401, login.refusal(scope))
 
     def _largest_body(self, scope: Scope) -> int:
         largest = self.policy.max_body_bytes
@@ -326,7 +329,8 @@ def _link_token(scope: Scope) -> str | None:
     if scope["method"] != "GET" or scope["path"] != "/":
         return None
     query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
-    return query.get("token", [None])[0]
+    tokens = query.get("token")
+    return None if tokens is None else token_in(tokens[0])
 
 
 def _known(scope: Scope, session: LoginSession | None) -> Scope:
