@@ -6,6 +6,7 @@
     ramstream export RUN_ID DIR   the trained model as a Hugging Face folder
     ramstream push FOLDER REPO    an exported model to the Hugging Face hub
     ramstream runs                all runs and their states
+    ramstream link                a link that lets another browser into the app, once
     ramstream track RUN_ID        a run's curves for TensorBoard and other trackers
     ramstream trace RUN_ID        a step's timeline as a file for Perfetto
     ramstream eval RUN_ID --tasks TASK    benchmarks of lm-evaluation-harness
@@ -86,11 +87,15 @@ def _app(arguments: argparse.Namespace) -> int:
     if (arguments.tls_cert is None) != (arguments.tls_key is None):
         raise ConfigError("--tls-cert, --tls-key", "both files are needed to serve by https.")
     tls = None if arguments.tls_cert is None else (arguments.tls_cert, arguments.tls_key)
+    if arguments.login and arguments.no_login:
+        raise ConfigError(
+            "--login, --no-login", "a login is asked for or not; leave one of the two out."
+        )
     given = {"largest": arguments.upload_limit, "quota": arguments.upload_quota}
     limits = {name: size for name, size in given.items() if size is not None}
     serve(
         Address(plain_host(arguments.host), arguments.port, tls, tuple(arguments.proxy)),
-        login=arguments.login,
+        login=True if arguments.login else False if arguments.no_login else None,
         runs_dir=arguments.runs_dir,
         open_browser=not arguments.no_browser,
         data_options=DataOptions(UploadLimits(**limits), tuple(arguments.data_folder)),
@@ -185,6 +190,19 @@ def _runs(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _link(arguments: argparse.Namespace) -> int:
+    from app.login.links import LINK_SECONDS, new_link
+    from engine.paths import named_folder
+
+    show(new_link(named_folder(os.fspath(arguments.runs_dir)), arguments.port))
+    print(
+        f"It works once, within {LINK_SECONDS // 60} minutes, and lets a browser do all that you "
+        "can do there.",
+        file=sys.stderr,
+    )
+    return 0
+
+
 def _track(arguments: argparse.Namespace) -> int:
     from engine.cli.track import track
 
@@ -262,6 +280,7 @@ def _parser() -> argparse.ArgumentParser:
     _export_arguments(commands)
     _push_arguments(commands)
     _runs_arguments(commands)
+    _link_arguments(commands)
     _track_arguments(commands)
     _trace_arguments(commands)
     _eval_arguments(commands)
@@ -348,6 +367,17 @@ def _runs_arguments(commands: _Commands) -> None:
     runs.set_defaults(run=_runs)
 
 
+def _link_arguments(commands: _Commands) -> None:
+    link = commands.add_parser(
+        "link", help="a link that lets another browser into the app that runs here, once"
+    )
+    command_arguments.runs_dir_argument(link)
+    link.add_argument(
+        "--port", type=argument_types.port, help="of the app, where several run with these runs"
+    )
+    link.set_defaults(run=_link)
+
+
 def _track_arguments(commands: _Commands) -> None:
     track = commands.add_parser(
         "track", help="give the curves of a run that is over to TensorBoard and other trackers"
@@ -386,6 +416,11 @@ def _app_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--port", type=argument_types.port, default=7860)
     parser.add_argument("--login", action="store_true", help="ask for a user name and password")
+    parser.add_argument(
+        "--no-login",
+        action="store_true",
+        help="let in whoever reaches the port, all other accounts of this machine included",
+    )
     parser.add_argument(
         "--tls-cert",
         type=argument_types.path,

@@ -10,15 +10,16 @@ import gc
 import os
 import threading
 import time
-import webbrowser
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 import uvicorn
 
 from app.form.presets import FIRST_PRESET, read_presets
+from app.login.announcement import announce
 from app.login.clients import Proxies
-from app.login.login import LOGIN_VARIABLE, resolve_login, tls_options
+from app.login.links import publish, withdraw
+from app.login.login import resolve_login, tls_options
 from app.pages.checker import Checker
 from app.pages.page import build_page
 from app.pages.theme import css_variables, make_theme
@@ -54,26 +55,19 @@ def serve(
     """Serves the app until a signal ends it (`engine.cli.end_signals`). A run that is active then
     is stopped and saved; a second Ctrl-C ends the program at once.
 
-    `login` is "user:password", or True to ask in the terminal; without it, the environment variable
-    RAMSTREAM_LOGIN applies. Raises RamstreamError if others can reach the address, directly or by
-    way of a proxy, and no login is set, if the address cannot be used, if runs cannot be kept in
-    `runs_dir`, and if the files are not a certificate and its key.
+    `login` is as for `resolve_login`. Raises RamstreamError if other machines can reach the
+    address, directly or by way of a proxy, and there is no password, if the address cannot be used,
+    if runs cannot be kept in `runs_dir`, and if the files are not a certificate and its key.
     """
     refuse_unusable(address)
     encryption: dict[str, Any] = {} if address.tls is None else tls_options(*address.tls)
     runs = named_folder(os.fspath(runs_dir))
     proxies = Proxies.named(address.proxies)
-    policy = GuardPolicy.for_bind(
-        address.host,
-        resolve_login(login, address.host, runs / LOGIN_KEY_FILE, address.port),
-        proxies,
-    )
-    if proxies and policy.login is None:
-        raise RamstreamError(
-            "--proxy: other machines reach the app through a proxy, so it needs a login; add "
-            f"--login or set {LOGIN_VARIABLE}."
-        )
     runs_folder.refuse_unusable(runs)
+    resolved = resolve_login(
+        login, address.host, runs / LOGIN_KEY_FILE, address.port, bool(proxies)
+    )
+    policy = GuardPolicy.for_bind(address.host, resolved, proxies)
     data = DataIn.of_runs(runs, data_options)
     data.uploads.remove_leftovers()
     session = Session(runs)
@@ -82,23 +76,17 @@ def serve(
         app = build_app(
             session,
             checker,
-            build_page(
-                session,
-                checker,
-                has_login=policy.login is not None,
-                has_folders=bool(data.folders.roots),
-            ),
+            build_page(session, checker, has_folders=bool(data.folders.roots)),
             policy,
             data,
             theme=make_theme(),
             css=css_variables(),
         )
-        link = None
-        if policy.login is not None:
-            link = f"{address.url}?token={policy.login.link_token}"
 
         async def started() -> None:
-            _announce(address.url, link, open_browser)
+            if policy.login is not None:
+                publish(policy.login.links, runs, address.url, address.port)
+            announce(policy.login, address.url, runs, open_browser)
             await read_ahead(session)  # while the browser starts
 
         config = server_config(app, address.host, address.port, **encryption)
@@ -106,7 +94,11 @@ def serve(
         # All objects that exist now stay until the end. The garbage collector skips them from here
         # on: scanning them would take a third of the time of reading a long record.
         gc.freeze()
-        _run(_Server(config, started, signals), address)
+        try:
+            _run(_Server(config, started, signals), address)
+        finally:
+            if policy.login is not None:
+                withdraw(policy.login.links, runs, address.port)
         end(session)
 
 
@@ -185,12 +177,3 @@ class _Server(uvicorn.Server):
             if isinstance(connection, Connection):
                 connection.end_stream()
         await super().shutdown(sockets)
-
-
-def _announce(url: str, link: str | None, open_browser: bool) -> None:
-    print(f"Ramstream is at {url} (Ctrl-C stops it)", flush=True)
-    if link is not None:
-        print(f"Open {link} to log in without the password; the link works once.", flush=True)
-    if open_browser:
-        # The call may block until the browser has started, and the event loop must not block.
-        threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()

@@ -367,7 +367,8 @@ setInterval(() => {
 const mounts = {
     sidebar: (place) => {
         mountTrain(place);
-        if (place.props.value?.has_login) new Account(place.element);
+        const wayIn = document.querySelector('meta[name="ramstream-login"]')?.content;
+        if (wayIn) new Account(place.element, wayIn === "session");
         places.sidebar = new Sidebar(place.element, go);
         draw();
     },

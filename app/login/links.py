@@ -28,7 +28,7 @@ LINK_SECONDS = 600
 used.
 """
 _NAME = re.compile(r"\.login\.link-([0-9]{1,5})\.json")
-_TOKEN = re.compile(r"(\d{1,12})\.([\w-]{16,64})\.([0-9a-f]{64})", re.ASCII)
+_TOKEN = re.compile(r"(\d{1,12})\.([\w-]{16})\.([0-9a-f]{40})", re.ASCII)
 _MOST_BYTES = 4096
 _WAIT_SECONDS = 2.0
 
@@ -48,7 +48,7 @@ class Links:
     def make(self, seconds: int | None = None) -> str:
         """Returns the token of a new link, which works for this long, or until the server ends."""
         end = 0 if seconds is None else int(time.time()) + seconds
-        said = f"{end}.{secrets.token_urlsafe(24)}"
+        said = f"{end}.{secrets.token_urlsafe(12)}"
         return f"{said}.{self._signature(said)}"
 
     def redeem(self, token: str) -> bool:
@@ -68,7 +68,7 @@ class Links:
         return True
 
     def _signature(self, said: str) -> str:
-        return hmac.new(self._secret, said.encode("ascii"), "sha256").hexdigest()
+        return hmac.new(self._secret, said.encode("ascii"), "sha256").hexdigest()[:40]
 
 
 def token_in(text: str) -> str:
@@ -134,7 +134,7 @@ def new_link(runs: Path, port: int | None = None) -> str:
     if len(found) > 1:
         named = ", ".join(str(each) for each, _ in found)
         raise RamstreamError(f"Apps with this runs folder are on ports {named}; add --port.")
-    (_, said), = found
+    ((_, said),) = found
     return f"{said.url}?token={Links(bytes.fromhex(said.secret)).make(LINK_SECONDS)}"
 
 

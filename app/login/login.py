@@ -110,6 +110,14 @@ class Login:
         """Returns whether a request needs no session, since the owner's program has sent it."""
         return self.account_of(scope) is Account.OWNER
 
+    def way_in(self, scope: Scope) -> str | None:
+        """Returns what the page shows of logins: of a "session" that can log out, to the "owner"
+        the sessions of others, or nothing where there is none.
+        """
+        if self.session_of(scope) is not None:
+            return "session"
+        return "owner" if self.is_owners(scope) and self.sessions.all() else None
+
     def refusal(self, scope: Scope) -> str:
         """Returns why a program gets no answer, in one sentence."""
         if self.has_password:
@@ -181,13 +189,18 @@ def forgotten_cookie(scope: Scope) -> str:
 
 
 def resolve_login(
-    login: bool | str | None, host: str, key_path: Path, port: int = 0
+    login: bool | str | None,
+    host: str,
+    key_path: Path,
+    port: int = 0,
+    has_proxies: bool = False,
 ) -> Login | None:
     """Returns the login of a server that listens on `host`, or None where everybody may come in.
 
     `login` is "user:password", True (ask in the terminal), None (the environment variable
     RAMSTREAM_LOGIN, or without it no password), or False (everybody may come in). Raises
-    RamstreamError if other machines can reach `host` and there is no password.
+    RamstreamError if other machines can reach `host`, or come through proxies, and there is no
+    password.
     """
     text = login if isinstance(login, str) else os.environ.get(LOGIN_VARIABLE, "")
     if login is False and text:
@@ -205,6 +218,11 @@ def resolve_login(
         raise RamstreamError(
             f"--host {host}: other machines could reach this address, so it needs a login; add "
             f"--login or set {LOGIN_VARIABLE}, or stay on 127.0.0.1."
+        )
+    if has_proxies:
+        raise RamstreamError(
+            "--proxy: other machines reach the app through a proxy, so it needs a login; add "
+            f"--login or set {LOGIN_VARIABLE}."
         )
     return None if login is False else Login.without_password(key_path, port)
 

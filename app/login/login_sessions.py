@@ -131,8 +131,8 @@ class LoginSessions:
         """Ends a session for good. Returns whether there was one of that name."""
         return self._end([each for each in self._sessions.values() if each.name == name])
 
-    def end_others(self, own: LoginSession) -> None:
-        """Ends every session other than `own`."""
+    def end_others(self, own: LoginSession | None) -> None:
+        """Ends every session other than `own`, which may be none of them."""
         self._end([each for each in self._sessions.values() if each is not own])
 
     def _end(self, ending: list[LoginSession]) -> bool:

@@ -17,11 +17,8 @@ from app.session.session import Session
 from engine.machine.read_machine import read_machine
 
 
-def build_page(
-    session: Session, checker: Checker, has_login: bool = False, has_folders: bool = False
-) -> gr.Blocks:
-    """Builds the page and returns it. With a login, its sidebar shows who is logged in; has_folders
-    is as for `train_panel`.
+def build_page(session: Session, checker: Checker, has_folders: bool = False) -> gr.Blocks:
+    """Builds the page and returns it; has_folders is as for `train_panel`.
 
     Gradio provides the form. `app/browser/main.js` draws the changing content, using our own
     routes.
@@ -33,7 +30,7 @@ def build_page(
         gr.Blocks(title="Ramstream", analytics_enabled=False, fill_width=True) as page,
         gr.Row(elem_id="rs-frame"),
     ):
-        drawn("sidebar", {"machine": machine, "has_login": has_login})
+        drawn("sidebar", {"machine": machine})
         with gr.Column(elem_id="rs-main"):
             bar = drawn("run_bar", {})
             drawn("jobs", {})

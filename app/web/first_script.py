@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from app.login.asgi import App, Message, Receive, Scope, Send
+from app.login.login import Login
 
 HEAD = b"<head>"
+MARK = b'<meta name="ramstream-login" content="%b">'
+"""`app/browser/main.js` shows what there is to do about logins by this."""
 
 
 class FirstScript:
-    """It adds a script to the head of the page, before all other scripts.
+    """It adds a script to the head of the page, before all other scripts, and how whoever asks was
+    let in.
 
     The class is ASGI middleware.
     """
 
-    def __init__(self, app: App, script: str):
+    def __init__(self, app: App, script: str, login: Login | None = None):
         self.app = app
+        self._login = login
         self._script = f"<script>\n{script}</script>".encode("ascii")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_page = scope["type"] == "http" and scope["path"] == "/" and scope["method"] == "GET"
-        await self.app(scope, receive, self._adding(send) if is_page else send)
+        if not is_page:
+            await self.app(scope, receive, send)
+            return
+        way_in = None if self._login is None else self._login.way_in(scope)
+        mark = b"" if way_in is None else MARK % way_in.encode("ascii")
+        await self.app(scope, receive, self._adding(mark + self._script, send))
 
-    def _adding(self, send: Send) -> Send:
+    def _adding(self, added: bytes, send: Send) -> Send:
         """Returns a `send` that waits for the whole page, since its length comes before it."""
         start: Message = {}
         pieces: list[bytes] = []
@@ -33,7 +43,7 @@ class FirstScript:
             pieces.append(message.get("body", b""))
             if message.get("more_body"):
                 return
-            page = b"".join(pieces).replace(HEAD, HEAD + self._script, 1)
+            page = b"".join(pieces).replace(HEAD, HEAD + added, 1)
             headers = [each for each in start["headers"] if each[0] != b"content-length"]
             headers.append((b"content-length", str(len(page)).encode("ascii")))
             await send({**start, "headers": headers})

@@ -222,6 +222,11 @@ class Guard:
             and scope["method"] == "POST"
         )
 
+    def _is_login_page(self, scope: Scope) -> bool:
+        """Returns whether a request is for what anybody may see: the login page, and its form."""
+        is_read = scope["path"] == LOGIN_PATH and scope["method"] in ("GET", "HEAD")
+        return is_read or self._is_login_post(scope)
+
     def _refusal_of_stranger(
         self, login: Login, session: LoginSession | None, scope: Scope, headers: _Headers
     ) -> _Refusal | None:
@@ -231,7 +236,7 @@ class Guard:
         does so for clients that are already in, too.
         """
         token = _link_token(scope)
-        if scope["path"] == LOGIN_PATH or session is not None or login.is_owners(scope):
+        if self._is_login_page(scope) or session is not None or login.is_owners(scope):
             return None if token is None else _Refusal(303, "Logged in.", "/")
         if token is not None:
             if login.redeem(token):

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from app.login.login import LOGIN_PATH
 from app.login.login_form import login_routes
 from app.pages.checker import Checker
 from app.pages.hardware import Hardware
@@ -78,7 +79,7 @@ def build_app(
             Middleware(CheckedCalls, page=page),
             Middleware(KnownStreams, page=page),
             opening,
-            Middleware(FirstScript, script=first_script()),
+            Middleware(FirstScript, script=first_script(), login=policy.login),
         ],
     )
     app = gr.mount_gradio_app(
@@ -126,13 +127,18 @@ def _routes(
 
 
 def _nothing_routes() -> list[Route]:
-    """Returns routes for unknown paths below our own, so that Gradio does not answer them."""
+    """Returns routes for unknown paths below our own, so that Gradio does not answer them, nor what
+    is sent to the login page: it has a login of its own there.
+    """
 
     async def nothing(_: Request) -> Response:
         return JSONResponse({"error": "There is no such page."}, 404)
 
     methods = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
     return [
-        Route(f"/{folder}/{{rest:path}}", nothing, methods=methods)
-        for folder in ("api", "ramstream")
+        *(
+            Route(f"/{folder}/{{rest:path}}", nothing, methods=methods)
+            for folder in ("api", "ramstream")
+        ),
+        Route(LOGIN_PATH, nothing, methods=methods),
     ]

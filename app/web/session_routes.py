@@ -1,6 +1,7 @@
 """These routes list the browsers that are logged in, log out, and end the sessions of others.
 
-They exist only where a login is set. The guard lets only our own pages send to them.
+They do not exist with --no-login. The guard lets only our own pages send to them. The owner, whose
+programs need no session, has none of the sessions that are listed.
 
 - GET /api/sessions answers with `{user, now, sessions}`, where a session is `{name, began, seen,
   address, browser, is_own}`; times are in seconds since 1970.
@@ -26,9 +27,10 @@ from engine.errors import RunError
 def session_routes(login: Login) -> list[Route]:
     """Returns the routes about the sessions of a login."""
 
-    def own(request: Request) -> LoginSession:
+    def own(request: Request) -> LoginSession | None:
         session = login.session_of(request.scope)
-        if session is None:  # it ended while the request was under way
+        if session is None and not login.is_owners(request.scope):
+            # It ended while the request was under way.
             raise RunError("You are logged out; log in again.")
         return session
 
@@ -37,7 +39,10 @@ def session_routes(login: Login) -> list[Route]:
 
     async def logout(request: Request) -> Response:
         await json_body(request)
-        login.sessions.end(own(request).name)
+        session = own(request)
+        if session is None:
+            raise RunError("This browser is let in by its account, so it cannot log out.")
+        login.sessions.end(session.name)
         return JSONResponse(
             {"logged_out": True}, headers={"set-cookie": forgotten_cookie(request.scope)}
         )
@@ -45,7 +50,7 @@ def session_routes(login: Login) -> list[Route]:
     async def end(request: Request) -> Response:
         name = text_of(await json_body(request), "name")
         session = own(request)
-        if name == session.name:
+        if session is not None and name == session.name:
             raise RunError("This is your own session; log out instead.")
         if not login.sessions.end(name):
             raise RunError("This session is over already.")
@@ -67,7 +72,7 @@ def session_routes(login: Login) -> list[Route]:
     ]
 
 
-def _listed(login: Login, own: LoginSession) -> dict[str, Any]:
+def _listed(login: Login, own: LoginSession | None) -> dict[str, Any]:
     """Returns all sessions in force, that of who asks first."""
     sessions = sorted(login.sessions.all(), key=lambda each: each is not own)
     return {

@@ -40,7 +40,7 @@ def served(runs: Path, login: Login | None = None, **limits: Any) -> Served:
         build_app(
             session,
             checker,
-            build_page(session, checker, has_login=login is not None),
+            build_page(session, checker),
             policy,
             theme=make_theme(),
             css=css_variables(),

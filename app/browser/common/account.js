@@ -1,5 +1,6 @@
 // Who is logged in: the header's buttons to log out and to see all sessions, and to end others.
-// Both are there only where the server has a login.
+// They are there for whoever has a session. The owner of a server without a password has none, and
+// sees the list while others have one.
 
 import { inTime } from "./connection.js";
 import { el, field, send, setText } from "./dom.js";
@@ -8,7 +9,7 @@ const LOGIN = "/login";
 const JUST_NOW = 60; // seconds
 
 export class Account {
-    constructor(header) {
+    constructor(header, hasSession) {
         const root = header.querySelector('[data-part="account"]');
         const part = (name) => root.querySelector(`[data-part="${name}"]`);
         this.dialog = part("sessions-list");
@@ -17,6 +18,7 @@ export class Account {
         this.problem = field(root, "problem");
         this.accountProblem = field(root, "account-problem");
         this.user = field(root, "user");
+        part("logout").hidden = !hasSession;
         part("logout").addEventListener("click", () => this.logOut());
         part("sessions").addEventListener("click", () => this.open());
         part("close").addEventListener("click", () => this.dialog.close());
@@ -60,7 +62,7 @@ export class Account {
         setText(this.user, user);
         const hadFocus = this.dialog.contains(document.activeElement);
         this.list.replaceChildren(...sessions.map((session) => this.row(session, now)));
-        this.others.hidden = sessions.length < 2;
+        this.others.hidden = sessions.every((session) => session.is_own);
         // The button that was pressed is gone.
         if (hadFocus && !this.dialog.contains(document.activeElement))
             this.dialog.querySelector('[data-part="close"]').focus();

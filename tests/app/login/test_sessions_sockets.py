@@ -22,6 +22,7 @@ RIGHT = "open sesame"
 FIREFOX = "User-Agent: Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"
 SECRET = "what only who is logged in may see"
 SOON = 3.0
+MARK = '<meta name="ramstream-login" content="'
 LARGE, PIECES = 4_000_000, 20
 
 
@@ -260,11 +261,11 @@ def cookie(whole):
 
 def test_only_with_a_login_does_the_page_have_sessions(whole, cookie, tmp_path):
     assert json.loads(ask(whole, "/api/sessions", [f"Cookie: {cookie}"]).body)["user"] == "ada"
-    assert '"has_login":true' in ask(whole, "/config", [f"Cookie: {cookie}"]).body
+    assert f"{MARK}session" in ask(whole, "/", [f"Cookie: {cookie}"]).body
     without = served(tmp_path)
     with serving(without.app) as port:
         assert ask(port, "/api/sessions").status == 404
-        assert '"has_login":false' in ask(port, "/config").body
+        assert MARK not in ask(port, "/").body
         assert post(port, "/api/sessions/logout", "").status in (404, 405)
     without.session.close()
 

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from app.login.login import Login, is_loopback, resolve_login, tls_options
 from app.login.login_form import login_routes
 from app.login.login_sessions import SESSION_SECONDS
+from app.login.peers import PEER_KEY, Account, Peer
 from app.web.guard import Guard, GuardPolicy
 from engine.errors import RamstreamError
 from tests.support.served import login_cookie_of
@@ -256,14 +257,21 @@ def test_a_restart_logs_nobody_out_but_a_new_password_does(tmp_path):
 def test_a_public_address_needs_a_login(tmp_path, monkeypatch):
     monkeypatch.delenv("RAMSTREAM_LOGIN", raising=False)
     key = tmp_path / "login.key"
-    assert resolve_login(None, "127.0.0.1", key) is None
+    assert not resolve_login(None, "127.0.0.1", key).has_password
+    assert resolve_login(False, "127.0.0.1", key) is None, "with --no-login"
+    with pytest.raises(RamstreamError, match="--proxy: .* login"):
+        resolve_login(None, "127.0.0.1", key, has_proxies=True)
     for host in ("0.0.0.0", "192.168.1.7", "::", "workstation.example"):
         with pytest.raises(RamstreamError, match="login"):
             resolve_login(None, host, key)
+        with pytest.raises(RamstreamError, match="login"):
+            resolve_login(False, host, key)
         assert resolve_login("ada:secret", host, key).accepts("ada", "secret")
     monkeypatch.setenv("RAMSTREAM_LOGIN", "bob:word:with:colons")
     assert resolve_login(None, "0.0.0.0", key).accepts("bob", "word:with:colons")
     assert resolve_login(True, "127.0.0.1", key).accepts("bob", "word:with:colons")
+    with pytest.raises(RamstreamError, match="--no-login: RAMSTREAM_LOGIN"):
+        resolve_login(False, "127.0.0.1", key)
     monkeypatch.setenv("RAMSTREAM_LOGIN", "nobody")
     with pytest.raises(RamstreamError, match="user:password"):
         resolve_login(None, "127.0.0.1", key)
@@ -344,3 +352,78 @@ def test_files_of_a_certificate_are_checked_before_the_server_starts(tmp_path):
         assert tls_options(tmp_path / "cert.pem", tmp_path / "key.pem")["ssl_keyfile"] == str(
             tmp_path / "key.pem"
         )
+
+
+# ------------------------------------------------------------------ without a password
+
+
+def knowing(app, account):
+    """Returns an app whose connections come from an account."""
+    peer = Peer(None, None)
+    peer._account = account
+
+    async def known(scope, receive, send):
+        await app({**scope, "state": {PEER_KEY: peer}}, receive, send)
+
+    return known
+
+
+@pytest.fixture
+def without_password(tmp_path):
+    return Login.without_password(tmp_path / "key")
+
+
+def test_the_owners_account_is_no_way_in_for_pages_of_other_sites(without_password):
+    app = knowing(make_app(login=without_password), Account.OWNER)
+    assert call(app, path="/api/runs").status_code == 200
+    assert call(app, "POST", "/api/runs", JSON, b"{}").status_code == 200
+    for headers, status in (
+        ({"host": "evil.example"}, 400),
+        ({"host": "rebound.example:7860"}, 400),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://127.0.0.1:9999"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "application/x-www-form-urlencoded"}, 415),
+    ):
+        for path in ("/api/runs", "/login", "/"):
+            answer = call(app, "POST", path, JSON | headers, b"{}")
+            assert answer.status_code == status, (path, headers)
+    read = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
+    assert call(app, path="/api/runs", headers=read).status_code == 403
+
+
+@pytest.mark.parametrize("account", [Account.ANOTHER, Account.UNKNOWN])
+def test_all_others_need_a_link(without_password, account):
+    app = knowing(make_app(login=without_password), account)
+    for method, path in (
+        ("GET", "/"),
+        ("GET", "/api/runs"),
+        ("POST", "/api/runs"),
+        ("PUT", "/login"),
+    ):
+        answer = call(app, method, path, {} if method == "GET" else JSON)
+        assert answer.status_code == 401 and "launch.py link" in answer.json()["error"], path
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    assert call(app, "POST", "/login", form, "user=&password=").status_code == 415
+    assert not without_password.accepts("", "")
+    answer = call(app, path=f"/?token=http://127.0.0.1:7860/?token={without_password.link_token}")
+    assert answer.status_code == 303
+    cookie = {"cookie": answer.headers["set-cookie"].partition(";")[0]}
+    assert call(app, "POST", "/api/runs", cookie | JSON, b"{}").status_code == 200
+
+
+def test_a_password_asks_the_owner_too(tmp_path):
+    """A tunnel or a proxy that the owner has started speaks for others."""
+    app = knowing(make_app(login=make_login(tmp_path)), Account.OWNER)
+    assert call(app, path="/api/runs").status_code == 401
+
+
+def test_the_account_of_a_connection_from_elsewhere_is_not_looked_at(without_password):
+    app = knowing(make_app(login=without_password), Account.OWNER)
+
+    async def from_elsewhere(scope, receive, send):
+        await app({**scope, "client": ("203.0.113.7", 5)}, receive, send)
+
+    assert call(from_elsewhere, path="/api/runs").status_code == 401

@@ -47,6 +47,7 @@ POLICIES = {
     # It answers 404, so that Gradio answers nothing below our own paths.
     "nothing": """
         ANY:/api/{rest:path} ANY:/ramstream/{rest:path}
+        OPTIONS:/login PUT:/login PATCH:/login DELETE:/login
     """,
 }
 """The routes of each policy. Those without a method are read by GET and HEAD if they are of the
