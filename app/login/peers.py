@@ -67,7 +67,7 @@ class Account(enum.Enum):
 class Peer:
     """The other end of one connection."""
 
-    def __init__(self, client: Place | None, server: Place | None):
+    def __init__(self, client: Place | None, server: tuple[str, int | None] | None):
         self._client, self._server = client, server
         self._account: Account | None = None
 
@@ -77,7 +77,9 @@ class Peer:
         if self._account is None:
             self._account = Account.UNKNOWN
             if self._client is not None and self._server is not None:
-                self._account = account_of(self._client, self._server)
+                host, port = self._server
+                if port is not None:  # a Unix socket has none
+                    self._account = account_of(self._client, (host, port))
         return self._account
 
 
@@ -148,7 +150,7 @@ _HEADER = struct.Struct("=IHHII")
 """The head of a message: its length, type, flags, number and sender (struct nlmsghdr)."""
 _ASKED = struct.Struct("=BBBxI")
 _ENDS = struct.Struct("!HH16s16s")
-_ANY_SOCKET = struct.pack("=III", 0, 2**32 - 1, 2**32 - 1)
+_ANY_SOCKET = b"\0" * 4 + b"\xff" * 8
 """On any interface, with any cookie."""
 _TOLD = struct.Struct("=BBxx36s12x12xII")
 """Family, state, both ends, account and inode (struct inet_diag_msg)."""
@@ -219,11 +221,14 @@ def _searched(client: Place, server: Place) -> Iterator[tuple[str, bytes, bytes]
     near, far = _plain(client[0]), _plain(server[0])
     if near.version != far.version:
         return
-    ends = ((near.packed, client[1]), (far.packed, server[1]))
     if near.version == 4:
-        yield "tcp", *(_written(packed, port) for packed, port in ends)
-        ends = tuple((b"\0" * 10 + b"\xff" * 2 + packed, port) for packed, port in ends)
-    yield "tcp6", *(_written(packed, port) for packed, port in ends)
+        yield "tcp", _written(near.packed, client[1]), _written(far.packed, server[1])
+    first = b"\0" * 10 + b"\xff" * 2 if near.version == 4 else b""
+    yield (
+        "tcp6",
+        _written(first + near.packed, client[1]),
+        _written(first + far.packed, server[1]),
+    )
 
 
 def _written(packed: bytes, port: int) -> bytes:
