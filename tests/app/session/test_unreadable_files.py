@@ -18,6 +18,8 @@ from app.session.queue import QUEUE_FILE
 from app.session.session import Session
 from app.web.queue_routes import queue_rows
 from engine.config.settings import TrainConfig
+from tests.support.over_sockets import ask, serving
+from tests.support.served import served
 
 CONFIG = TrainConfig.from_dict({"model": {"source": "m"}, "data": {"source": "d"}})
 SESSIONS = ".login.sessions-7860.json"
@@ -185,3 +187,27 @@ def test_a_queue_of_every_version_is_read(runs):
             assert not session.queue.problem
         finally:
             session.close()
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a link", "cut off"])
+def test_the_app_starts_and_answers_beside_all_of_them(tmp_path, runs, outside, kind, capsys):
+    """Its pages too, and what they ask for: the list, the queue and the uploads."""
+    (runs / ".presets").mkdir()
+    (runs / ".uploads" / ("a" * 16)).mkdir(parents=True)
+    (runs / ".uploads" / f"{'b' * 16}.partial").mkdir()
+    names = [QUEUE_FILE, DRAFT_FILE, ".presets/mine.yaml", f".uploads/{'a' * 16}/.about.json"]
+    for name in (*names, f".uploads/{'b' * 16}.partial/a.csv"):
+        if kind == "cut off":
+            (runs / name).write_text('{"held": tr')
+        else:
+            kind_of(runs / name, kind, outside)
+    began = time.monotonic()
+    app = served(runs)
+    with serving(app.app) as port:
+        assert ask(port, "/").status == 200
+        uploads = json.loads(ask(port, "/api/uploads").body)
+        assert uploads["uploads"] == [] and f"cannot be read: {'a' * 16}" in uploads["problem"]
+        listed = ask(port, "/api/runs")
+        assert listed.status == 200 and "queue.damaged.json" in listed.body
+    assert time.monotonic() - began < 30
+    assert "queue.damaged.json" in capsys.readouterr().err

@@ -168,7 +168,7 @@ def test_a_stalled_upload_is_given_up(port, uploads):
 
 
 def test_a_file_that_arrives_too_slowly_is_given_up(session, tmp_path):
-    limits = dataclasses.replace(LIMITS, least_rate=100)
+    limits = dataclasses.replace(LIMITS, least_rate=100, idle_seconds=0.5)
     uploads = Uploads(tmp_path / "runs" / ".uploads", limits)
     with serving(guarded(session, uploads)) as port, began(port, uploads) as line:
         started = time.monotonic()

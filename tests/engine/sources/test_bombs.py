@@ -18,8 +18,9 @@ from engine.config.data_settings import DataConfig
 from engine.data import preview as previews
 from engine.data.preview import read_parts
 from engine.errors import DataError
-from engine.sources import bounded_lines, sheet_xml, tables
+from engine.sources import bounded_lines, excel, parquet_sizes, sheet_xml, tables
 from engine.sources.open_source import notes_on, open_source
+from engine.sources.parquet_sizes import rows_at_once
 from tests.support.data_files import as_sheets, write
 
 MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
@@ -87,12 +88,14 @@ def test_blank_cells_far_to_the_right_are_no_cells(tmp_path):
     assert [row for _, row, _ in rows] == [{"prompt": "a", "completion": "b"}]
 
 
-def test_the_size_that_a_sheet_says_is_not_asked_of_it(tmp_path):
+def test_the_size_that_a_sheet_says_is_not_asked_of_it(tmp_path, monkeypatch):
     """openpyxl reads the whole sheet for it, where it comes late."""
-    path = with_sheet(tmp_path / "a.xlsx", HEAD + f"<row>{'<c/>' * 1000}</row>" * 2000)
+    path = with_sheet(tmp_path / "a.xlsx", HEAD)
+    monkeypatch.delattr("openpyxl.worksheet._reader.WorkSheetParser.parse_dimensions")
     assert len(first_rows(path).rows) == 1
 
 
+@pytest.mark.everything("a sheet of a million cells, which takes a second")
 def test_a_row_of_millions_of_cells_is_refused(tmp_path):
     path = with_sheet(tmp_path / "a.xlsx", f"{HEAD}<row>{'<c/>' * 1_100_000}</row>")
     said = first_rows(path)
@@ -108,8 +111,6 @@ def test_blank_rows_without_end_are_refused(tmp_path, monkeypatch):
 
 
 def test_blank_cells_without_end_are_refused(tmp_path, monkeypatch):
-    from engine.sources import excel
-
     path = with_sheet(tmp_path / "a.xlsx", HEAD + f"<row>{'<c/>' * 1000}</row>" * 100)
     assert len(first_rows(path).rows) == 1
     monkeypatch.setattr(excel, "MOST_BLANK", 100_000)
@@ -163,7 +164,7 @@ def test_a_quote_that_never_ends_is_named(tmp_path, monkeypatch, begin, line, co
 
 
 def test_a_cell_of_a_table_that_has_many_lines_is_read(tmp_path):
-    text = "a line of text\n" * 400_000
+    text = "a line of text\n" * 100_000
     path = write(tmp_path / "a.csv", f'prompt,completion\n"{text}",b\nc,d\n')
     rows = [row for _, row in open_source(DataConfig(source=str(path))).read()]
     assert [len(row["prompt"]) for row in rows] == [len(text), 1]
@@ -209,14 +210,29 @@ def test_a_preview_reads_no_further_rows_once_they_are_long(tmp_path, monkeypatc
 # ---------------------------------------------------------------------- columns of a dictionary
 
 
-def test_a_dictionary_of_one_long_text_is_read_a_few_rows_at_a_time(tmp_path):
-    """A kilobyte of Parquet that pyarrow would read as 80 gigabytes at once."""
-    text = pa.array(["x" * (16 << 20)])
+def of_one_text(path: Path, size: int) -> pa.Table:
+    """Writes a file of Parquet in which 5,000 rows have the same text of this size."""
+    text = pa.array(["x" * size])
     column = pa.DictionaryArray.from_arrays(pa.array([0] * 5000, pa.int32()), text)
     table = pa.table({"text": column})
     options = {"compression": "zstd", "dictionary_pagesize_limit": 1 << 30, "store_schema": False}
-    parquet.write_table(table, tmp_path / "a.parquet", **options)
-    assert (tmp_path / "a.parquet").stat().st_size < 4096
+    parquet.write_table(table, path, **options)
+    assert path.stat().st_size < 4096
+    return table
+
+
+def test_rows_of_a_long_text_are_read_few_at_once(tmp_path):
+    of_one_text(tmp_path / "a.parquet", 2 << 20)
+    group = parquet.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0)
+    assert group.total_byte_size < 1 << 22, "the sizes that the file tells hide it"
+    with (tmp_path / "a.parquet").open("rb") as file:
+        assert rows_at_once(group, file, "a.parquet") == 255
+
+
+@pytest.mark.everything("hundreds of megabytes are decoded, for seconds")
+def test_a_dictionary_of_one_long_text_is_read_a_few_rows_at_a_time(tmp_path):
+    """A kilobyte of Parquet that pyarrow would read as 80 gigabytes at once."""
+    table = of_one_text(tmp_path / "a.parquet", 16 << 20)
     with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as writer:
         writer.write_table(table)
     before = pa.default_memory_pool().bytes_allocated()
@@ -229,8 +245,6 @@ def test_a_dictionary_of_one_long_text_is_read_a_few_rows_at_a_time(tmp_path):
 
 
 def test_a_row_that_may_be_larger_than_the_memory_is_refused(tmp_path, monkeypatch):
-    from engine.sources import parquet_sizes
-
     monkeypatch.setattr(parquet_sizes, "_MOST_BYTES", 1 << 20)
     table = pa.table({"text": ["x" * (4 << 20)]})
     parquet.write_table(table, tmp_path / "a.parquet", compression="zstd")
@@ -239,8 +253,6 @@ def test_a_row_that_may_be_larger_than_the_memory_is_refused(tmp_path, monkeypat
 
 
 def test_rows_of_ordinary_columns_are_read_a_thousand_at_once(tmp_path):
-    from engine.sources.parquet_sizes import rows_at_once
-
     rows = [{"text": f"row {number}", "more": [1.5] * 8} for number in range(3000)]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     group = parquet.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0)
