@@ -35,7 +35,7 @@ from tests.support.sessions import finished_run, get
 from tests.support.strange_folders import SECONDS, ask_everything, cases, digest, make_runs
 from tests.support.synthetic_run import run_events
 
-SEEDS = 18
+SEEDS = 19
 """With so many, there are some 2,000 cases."""
 MOST_SECONDS = 30
 
