@@ -30,8 +30,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
+import stat
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,22 +39,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
+from engine import safe_files
 from engine.checkpoints import copies
 from engine.checkpoints.frozen_files import FROZEN, Earlier, FrozenFiles
+from engine.checkpoints.manifest import (
+    FORMAT,
+    MANIFEST,
+    MOST_BYTES,
+    read_manifest,
+    run_of,
+    step_in,
+)
 from engine.checkpoints.plane_snapshot import Snapshot
 from engine.checkpoints.threads import Meter
 from engine.checkpoints.unit_files import CHECKSUM, UnitFiles
 from engine.errors import CheckpointError, DiskFullError
-from engine.files import (
-    FULL,
-    body_checksum,
-    checksum_of,
-    disk_free,
-    is_full_in_words,
-    sync_folder,
-    write_synced,
-    write_whole,
-)
+from engine.files import FULL, body_checksum, checksum_of, disk_free, is_full_in_words
 from engine.planes.layout import UnitLayout, checkpoint_planes
 from engine.planes.moments import FP32_MOMENTS
 from engine.progress import Progress, untold
@@ -65,12 +67,6 @@ if TYPE_CHECKING:
 
     from engine.host.host_store import HostStore
 
-FORMAT = 4
-"""Format 1 had one BLAKE2b checksum for each plane, format 2 had moments in fp32 alone, and format
-3 had weights that are not trained in the planes. All can be read. A checkpoint is written in the
-lowest format from 2 on that holds it, which earlier versions can read.
-"""
-MANIFEST = "manifest.json"
 BUFFERS = "buffers.safetensors"
 HOLDS = "holds"
 """The manifest says under this name, near its beginning, whether the checkpoint is `full` or holds
@@ -202,14 +198,15 @@ def write_checkpoint(
     needed = contents.needed_bytes(root)
     unfinished = root / f".step-{step}.partial"
     try:
-        root.mkdir(exist_ok=True)  # a run's folder that is gone is not made anew
+        # A run's folder that is gone is not made anew.
+        safe_files.make_folder(root, root.parent, exist_ok=True)
         _clear_leftovers(root)
         _check_disk_space(root, step, needed)
-        unfinished.mkdir()
+        safe_files.make_folder(unfinished, root.parent)
         written, planes = _write_files(unfinished, step, contents, progress)
         _move_into_place(root, step, unfinished)
     except OSError as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        _give_up(unfinished)
         sentence = (
             f"The checkpoint of step {step} cannot be written in {root} ({error.strerror}); the "
             "ones before it are untouched."
@@ -221,7 +218,7 @@ def write_checkpoint(
         raise CheckpointError(sentence) from error
     except BaseException:
         # Any exception from `progress` cancels the checkpoint, and so does Ctrl-C.
-        shutil.rmtree(unfinished, ignore_errors=True)
+        _give_up(unfinished)
         raise
     _delete_others(root, step, keep)
     seconds = time.monotonic() - began
@@ -229,15 +226,20 @@ def write_checkpoint(
     return CheckpointInfo(path, step, written, contents.state, planes, seconds)
 
 
+def _give_up(unfinished: Path) -> None:
+    with contextlib.suppress(OSError):
+        safe_files.remove_tree(unfinished, run_of(unfinished))
+
+
 def change_state(path: Path, values: Mapping[str, Any]) -> None:
     """Replaces `values` of the state with which the whole checkpoint in `path` was written.
 
     Raises OSError if it cannot be written; the checkpoint is unchanged then.
     """
-    body = json.loads((path / MANIFEST).read_bytes())
+    body = json.loads(safe_files.read_bytes(path / MANIFEST, run_of(path), MOST_BYTES))
     del body["checksum"]
     body["state"] |= values
-    write_whole(path / MANIFEST, _manifest(body))
+    safe_files.write_whole(path / MANIFEST, _manifest(body), run_of(path))
 
 
 def _manifest(values: dict[str, Any]) -> bytes:
@@ -271,10 +273,8 @@ def _earlier(root: Path) -> list[Earlier]:
     found = []
     for place in dict.fromkeys((root.parent / "checkpoints", root.parent / BEST_FOLDER, root)):
         for _, path in sorted(folders_by_step(place).items(), reverse=True):
-            with contextlib.suppress(OSError, ValueError):
-                body = json.loads((path / MANIFEST).read_bytes())
-                if body.pop("checksum") == body_checksum(body):
-                    found.append(Earlier(path, body.get(FROZEN, ())))
+            with contextlib.suppress(CheckpointError):
+                found.append(Earlier(path, read_manifest(path).frozen))
     return found
 
 
@@ -309,14 +309,15 @@ def _write_files(
         "piece_checksum": CHECKSUM,
         "piece_bytes": copies.PIECE_BYTES,
         "units": units,
-        **({FROZEN: frozen_files} if frozen_files else {}),
+        **({FROZEN: msgspec.to_builtins(frozen_files)} if frozen_files else {}),
         "buffers": buffers,
         "state": contents.state,
     }
     manifest = _manifest(values)
-    write_synced(folder / MANIFEST, manifest)
+    run = run_of(folder)
+    safe_files.write_new(folder / MANIFEST, manifest, run)
     # The files are on the disk already; this puts their names there too.
-    sync_folder(folder)
+    safe_files.sync_folder(folder, run)
     buffer_bytes = 0 if buffers is None else buffers["bytes"]
     planes = sum(unit["bytes"] for unit in units)
     return planes + new_bytes + len(manifest) + buffer_bytes, planes
@@ -326,71 +327,78 @@ def _write_buffers(folder: Path, buffers: Mapping[str, Tensor]) -> dict[str, Any
     from safetensors.torch import save
 
     content = save({name: tensor.contiguous() for name, tensor in buffers.items()})
-    write_synced(folder / BUFFERS, content)
+    safe_files.write_new(folder / BUFFERS, content, run_of(folder))
     return {"file": BUFFERS, "bytes": len(content), "checksum": checksum_of(content)}
 
 
 def _move_into_place(root: Path, step: int, unfinished: Path) -> None:
-    target = root / f"step-{step}"
-    if target.exists():
+    run, target = root.parent, root / f"step-{step}"
+    if safe_files.look(target, run) is not None:
         # A folder that is not empty cannot be replaced in one rename. Between the two renames,
         # `folders_by_step` finds the old folder.
-        target.rename(root / f".step-{step}.old")
-    unfinished.rename(target)
+        safe_files.rename(target, root / f".step-{step}.old", run)
+    safe_files.rename(unfinished, target, run)
     # The renames must be on the disk before anything is deleted. `root` itself may be new, too.
-    sync_folder(root)
-    sync_folder(root.parent)
+    safe_files.sync_folder(root, run)
+    safe_files.sync_folder(run, run)
 
 
 def _delete_others(root: Path, step: int, keep: int) -> None:
     """Deletes all checkpoints except `keep` of them: that of `step` and the newest ones before
     it.
     """
-    found = folders_by_step(root)
+    run, found = root.parent, folders_by_step(root)
     older = sorted((other for other in found if other < step), reverse=True)
     kept = {step, *older[: max(keep - 1, 0)]}
     for other, path in found.items():
         if other not in kept:
-            try:
-                path.rename(root / f".step-{other}.deleted")
-            except OSError:
-                # The new checkpoint is safe. If space runs out, the disk check of the next one
-                # reports it.
-                continue
-    for leftover in (*root.glob(".step-*.deleted"), root / f".step-{step}.old"):
-        shutil.rmtree(leftover, ignore_errors=True)
+            # The new checkpoint is safe. If space runs out, the disk check of the next one reports
+            # it.
+            with contextlib.suppress(OSError):
+                safe_files.rename(path, root / f".step-{other}.deleted", run)
+    for name in safe_files.entries(root, run):
+        if _is_leftover(name, ".deleted") or name == f".step-{step}.old":
+            with contextlib.suppress(OSError):
+                safe_files.remove_tree(root / name, run)
 
 
 def _clear_leftovers(root: Path) -> None:
     """Removes the leftovers of a killed writer, and restores the checkpoint that it was about to
     replace.
     """
-    for path in list(root.glob(".step-*")):
-        current = root / path.name[1:].rsplit(".", 1)[0]
-        if path.suffix == ".old" and not current.exists():
+    there = safe_files.entries(root, root.parent)
+    for name in there:
+        current = name[1:].removesuffix(".old")
+        if _is_leftover(name, ".old") and current not in there:
             # The writer was killed between the two renames, so the old folder is the checkpoint of
             # that step.
-            path.rename(current)
-        elif path.suffix in (".old", ".partial", ".deleted"):
-            shutil.rmtree(path)
+            safe_files.rename(root / name, root / current, root.parent)
+        elif any(_is_leftover(name, ending) for ending in (".old", ".partial", ".deleted")):
+            safe_files.remove_tree(root / name, root.parent)
+
+
+def _is_leftover(name: str, ending: str) -> bool:
+    return name.startswith(".step-") and name.endswith(ending)
 
 
 # ---------------------------------------------------------------------- shared with restore
 
 
 def folders_by_step(root: Path) -> dict[int, Path]:
-    """Returns the checkpoint folders in `root` by their steps.
+    """Returns the checkpoint folders in `root` by their steps; no link counts.
 
     A ``.step-N.old`` counts if ``step-N`` itself is missing: the writer was killed between the two
-    renames that replace the old folder.
+    renames that replace the old folder. Raises OSError where `root` cannot be read, or is no folder
+    of its run.
     """
     found: dict[int, Path] = {}
-    if root.is_dir():
-        for pattern in (r"step-(\d+)", r"\.step-(\d+)\.old"):
-            for path in root.iterdir():
-                match = re.fullmatch(pattern, path.name)
-                if match and path.is_dir():
-                    found.setdefault(int(match[1]), path)
+    with contextlib.suppress(FileNotFoundError):
+        there = safe_files.entries(root, root.parent)
+        # Names of older ones, which begin with a dot, come last.
+        for name in sorted(there, reverse=True):
+            step = step_in(name)
+            if step is not None and stat.S_ISDIR(there[name].st_mode):
+                found.setdefault(step, root / name)
     return found
 
 

@@ -46,7 +46,7 @@ class EarlierRun:
         """
         path = newest_weights(place)
         try:
-            state = verified_manifest(path)["state"]
+            state = verified_manifest(path).state
         except CheckpointError as error:
             raise ModelError(f"model.start_from: {error}") from None
         config = None
@@ -57,7 +57,7 @@ class EarlierRun:
         if settings:
             tokens = tuple(settings.get("data.add_tokens", ()))
             scaling = settings.get(ROPE_SCALING, "none")
-            source = settings["model.source"]
+            source = settings.get("model.source", "")
             return cls(path, _adapters(settings), config, tokens, source, scaling)
         if config is None:
             return cls(path, None, None)

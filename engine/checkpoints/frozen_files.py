@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+import msgspec
 import numpy as np
 
+from engine import safe_files
 from engine.checkpoints import copies
+from engine.checkpoints.manifest import FrozenFile, run_of
 from engine.checkpoints.piece_files import PieceFile
 from engine.checkpoints.threads import Meter, in_threads
 from engine.checkpoints.unit_files import file_name, piece_checksum
@@ -40,7 +43,7 @@ class Earlier:
     """An `Earlier` is a checkpoint of the same run whose files may be shared."""
 
     path: Path
-    files: Sequence[dict[str, Any]]
+    files: Sequence[FrozenFile]
     """It has these frozen files, as its manifest describes them."""
 
 
@@ -54,7 +57,7 @@ class _Written:
     newest: Sequence[Earlier] = ()
     """These files were written last. Their folder has one of two names."""
 
-    def note(self, entries: Sequence[dict[str, Any]], names: tuple[Path, Path]) -> None:
+    def note(self, entries: Sequence[FrozenFile], names: tuple[Path, Path]) -> None:
         """Remembers the files that were written, into a folder with one of these names."""
         self.newest = tuple(Earlier(name, entries) for name in names)
 
@@ -90,10 +93,10 @@ class FrozenFiles:
         found = [found for _, layout in self._layouts for found in self._found(layout)]
         if found and self._can_link(found[0][0]):
             for _, entry in found:
-                sizes[entry["unit"]] = 0
+                sizes[entry.unit] = 0
         return sum(sizes.values())
 
-    def write(self, folder: Path, finished: Path, meter: Meter) -> tuple[list[dict[str, Any]], int]:
+    def write(self, folder: Path, finished: Path, meter: Meter) -> tuple[list[FrozenFile], int]:
         """Links or writes the files, which are on the disk then, into `folder`, whose name will be
         `finished`. Returns their entries in the manifest, and the bytes that were written. Raises
         OSError, and what the callback of `meter` raises.
@@ -124,35 +127,36 @@ class FrozenFiles:
 
     def _can_link(self, file: Path) -> bool:
         """Tells whether the file system has links, by making one."""
-        trial = self._root.parent / f".{self._root.name}.link"
+        run = self._root.parent
+        trial = run / f".{self._root.name}.link"
         try:
-            trial.unlink(missing_ok=True)
-            os.link(file, trial)
-            trial.unlink()
+            safe_files.remove(trial, run)
+            safe_files.link(file, trial, run)
+            safe_files.remove(trial, run)
         except OSError:
             return False
         return True
 
-    def _found(self, layout: UnitLayout) -> Iterator[tuple[Path, dict[str, Any]]]:
+    def _found(self, layout: UnitLayout) -> Iterator[tuple[Path, FrozenFile]]:
         """Yields the earlier files of a unit that are there now, with their entries."""
         for earlier in self._earlier:
             for entry in earlier.files:
-                if entry["unit"] == layout.unit and entry["bytes"] == self._size(layout):
-                    file = earlier.path / entry["file"]
-                    if _size_of(file) == entry["bytes"]:
+                if entry.unit == layout.unit and entry.bytes == self._size(layout):
+                    file = earlier.path / entry.file
+                    if _size_of(file) == entry.bytes:
                         yield file, entry
 
-    def _linked(self, file: Path, layout: UnitLayout) -> dict[str, Any] | None:
+    def _linked(self, file: Path, layout: UnitLayout) -> FrozenFile | None:
         """Links a unit's file to an earlier one, whose entry is returned; None if none can be."""
         for earlier, entry in self._found(layout):
             with contextlib.suppress(OSError):
-                os.link(earlier, file)
-                return {**entry, "file": file.name}
+                safe_files.link(earlier, file, run_of(file.parent))
+                return msgspec.structs.replace(entry, file=file.name)
         return None
 
     def _put(
         self, folder: Path, meter: Meter, index: int, layout: UnitLayout
-    ) -> tuple[dict[str, Any], int]:
+    ) -> tuple[FrozenFile, int]:
         """Links or writes the file of a unit. Returns its entry and the bytes that were written."""
         name = file_name(index, layout.unit, FROZEN)
         linked = self._linked(folder / name, layout)
@@ -160,7 +164,7 @@ class FrozenFiles:
             return linked, 0
         begin, end = layout.frozen_range(self._store.dtype)
         checksums: list[str] = []
-        file = PieceFile(folder / name)
+        file = PieceFile(folder / name, run_of(folder))
         try:
             for start in range(begin, end, copies.PIECE_BYTES):
                 stop = min(start + copies.PIECE_BYTES, end)
@@ -172,18 +176,19 @@ class FrozenFiles:
         finally:
             file.abandon()
         size = end - begin
-        return {"unit": layout.unit, "file": name, "bytes": size, "checksums": checksums}, size
+        return FrozenFile(layout.unit, name, size, tuple(checksums)), size
 
 
 def _size_of(file: Path) -> int | None:
+    """Returns the bytes of a file, or None if it is not there or no regular file."""
     try:
-        return file.stat().st_size
+        return safe_files.size_of(file, run_of(file.parent))
     except OSError:
         return None
 
 
 def read_frozen(
-    path: Path, entries: Sequence[dict[str, Any]], store: HostStore, piece_bytes: int, meter: Meter
+    path: Path, entries: Sequence[FrozenFile], store: HostStore, piece_bytes: int, meter: Meter
 ) -> None:
     """Reads frozen weights into the planes, and verifies them. Raises CheckpointError for what is
     damaged.
@@ -194,28 +199,26 @@ def read_frozen(
     in_threads(tasks, meter)
 
 
-def _read(
-    path: Path, entry: dict[str, Any], store: HostStore, piece_bytes: int, meter: Meter
-) -> None:
-    unit, place = entry["unit"], store.layouts[entry["unit"]].frozen_range(store.dtype)[0]
-    with (path / entry["file"]).open("rb", buffering=0) as file:
-        for number, checksum in enumerate(entry["checksums"]):
+def _read(path: Path, entry: FrozenFile, store: HostStore, piece_bytes: int, meter: Meter) -> None:
+    unit, place = entry.unit, store.layouts[entry.unit].frozen_range(store.dtype)[0]
+    with safe_files.open_to_read(path / entry.file, run_of(path), entry.bytes, buffering=0) as file:
+        for number, checksum in enumerate(entry.checksums):
             begin = number * piece_bytes
-            end = min(begin + piece_bytes, entry["bytes"])
+            end = min(begin + piece_bytes, entry.bytes)
             is_there = store.is_in_ram(unit, _PLANE)
             piece = np.empty(end - begin, np.uint8)
             if is_there:
                 piece = store.content(unit, _PLANE, place + begin, place + end)
             rest = piece.data
             while rest:  # an unbuffered read may be partial
-                count = file.readinto(rest)
+                count = file.readinto(rest)  # type: ignore[attr-defined]
                 if not count:
                     raise CheckpointError(f"Checkpoint {path} is damaged: a file ends too early.")
                 rest = rest[count:]
             if piece_checksum(piece.data) != checksum:
                 raise CheckpointError(
                     f"Checkpoint {path} is damaged: the weights of unit {unit} that are not "
-                    f"trained ({entry['file']}) do not match their checksum."
+                    f"trained ({entry.file}) do not match their checksum."
                 )
             if not is_there:
                 store.put(unit, _PLANE, place + begin, piece)

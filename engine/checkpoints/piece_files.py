@@ -14,19 +14,26 @@ import errno
 import os
 from pathlib import Path
 
+from engine import safe_files
+
 PAGE = 4096
 """Direct writes begin and end at multiples of this many bytes, in memory and in the file."""
 
 
 class PieceFile:
-    """A `PieceFile` is created by its constructor and must be closed. Any thread may write."""
+    """A `PieceFile` is created by its constructor and must be closed. Any thread may write.
 
-    def __init__(self, path: Path):
-        self._cached = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    run: no link is followed below this folder.
+    """
+
+    def __init__(self, path: Path, run: Path):
+        self._cached = safe_files.create(path, run)
         self._direct: int | None = None
-        # Some file systems, such as older versions of tmpfs, have no direct writes.
+        # Some file systems, such as older versions of tmpfs, have no direct writes. The file is
+        # opened again by its descriptor, since its name may lead elsewhere by now.
         with contextlib.suppress(OSError):
-            self._direct = os.open(path, os.O_WRONLY | os.O_DIRECT)
+            again = f"/proc/self/fd/{self._cached}"
+            self._direct = os.open(again, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
 
     def write(self, content: memoryview, offset: int) -> None:
         """Writes `content` to the bytes from `offset` on. Raises OSError.

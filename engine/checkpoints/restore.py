@@ -1,11 +1,12 @@
 """These functions find, verify and load the checkpoints that `engine.checkpoints.checkpoint` has
 written.
 
-- A manifest must match its own checksum and have a format that this version knows.
-- The files must have the sizes listed in the manifest. Finding a checkpoint verifies no more than
-  this.
-- The layouts in the manifest must be those of the model. This is checked before anything is written
-  to the planes.
+- A manifest must match its own checksum, have a format that this version knows and be typed as this
+  version writes it (`engine.checkpoints.manifest`).
+- The files must be regular files in the checkpoint's folder, with the sizes listed in the manifest.
+  Finding a checkpoint verifies no more than this.
+- The layouts in the manifest must be those of the model, and no plane may be missing
+  (`engine.checkpoints.same_model`). This is checked before anything is written to the planes.
 - A checkpoint that holds weights alone is passed over by a resume, which needs the moments too.
 - Moments that another optimizer keeps in another way are converted.
 - Other planes are read straight into the store's memory, except those that live on the device.
@@ -15,32 +16,38 @@ written.
 
 from __future__ import annotations
 
-import json
+import errno
 import os
-from collections.abc import Collection, Iterator, Mapping
+import stat
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from engine.checkpoints.checkpoint import (
-    FORMAT,
-    HOLDS,
-    MANIFEST,
-    OPTIMIZER,
-    CheckpointInfo,
-    folders_by_step,
-)
+from engine import safe_files
+from engine.checkpoints.checkpoint import CheckpointInfo, folders_by_step
 from engine.checkpoints.copies import PIECE_BYTES
-from engine.checkpoints.frozen_files import FROZEN, read_frozen
+from engine.checkpoints.frozen_files import read_frozen
+from engine.checkpoints.manifest import (
+    BuffersFile,
+    FrozenFile,
+    Manifest,
+    NewerFormat,
+    Plane,
+    UnitFile,
+    read_manifest,
+    run_of,
+)
+from engine.checkpoints.own_folders import linked_steps, refuse_other_kind
+from engine.checkpoints.same_model import refuse_incomplete, refuse_other_model
 from engine.checkpoints.threads import Meter, in_threads
-from engine.checkpoints.unit_files import description, piece_checksum
+from engine.checkpoints.unit_files import piece_checksum
 from engine.config.settings import Optimizer
-from engine.errors import CheckpointError
-from engine.files import body_checksum, checksum_of, new_digest
+from engine.errors import CheckpointError, first_line
+from engine.files import checksum_of, new_digest
 from engine.planes.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES
 from engine.planes.moments import FP32_MOMENTS, MOMENTS
 from engine.progress import Progress, untold
@@ -49,10 +56,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.host.host_store import HostStore
-
-
-class NewerFormat(CheckpointError):
-    """A later version of this program wrote the checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +138,9 @@ def load_newest_checkpoint(
     target = _Target.of(store, buffers, planes)
     skipped: list[str] = []
     for path, manifest in _whole_ones(root, target.is_of_a_resume, skipped):
-        _refuse_other_model(path, manifest, store)
+        refuse_other_model(path, manifest, store)
         try:
+            refuse_incomplete(path, manifest, store)
             _fill(path, manifest, target, progress)
         except CheckpointError as error:
             skipped.append(str(error))
@@ -163,55 +167,71 @@ def load_checkpoint(
     path = Path(path)
     target = _Target.of(store, buffers, planes)
     manifest = verified_manifest(path)
-    _refuse_other_model(path, manifest, store)
+    refuse_other_model(path, manifest, store)
     if target.is_of_a_resume:
         _refuse_weights_alone(path, manifest)
+    refuse_incomplete(path, manifest, store)
     _fill(path, manifest, target, progress)
     return _info(path, manifest, [])
 
 
-def _fill(path: Path, manifest: dict[str, Any], target: _Target, progress: Progress) -> None:
+def _fill(path: Path, manifest: Manifest, target: _Target, progress: Progress) -> None:
     try:
-        cut = replace(
-            target,
-            piece_bytes=manifest.get("piece_bytes", PIECE_BYTES),
-            optimizer=manifest.get(OPTIMIZER, FP32_MOMENTS),
-        )
+        # A plane of format 1 has one checksum, whatever it is read by.
+        piece_bytes = manifest.piece_bytes if manifest.format > 1 else PIECE_BYTES
+        cut = replace(target, piece_bytes=piece_bytes, optimizer=manifest.optimizer)
         _read_planes(path, manifest, cut, progress)
-        _read_buffers(path, manifest["buffers"], target.buffers)
+        _read_buffers(path, manifest.buffers, target.buffers)
     except OSError as error:
         raise CheckpointError(f"Checkpoint {path} cannot be read ({error.strerror}).") from None
 
 
-def _read_buffers(path: Path, entry: dict[str, Any] | None, buffers: Mapping[str, Tensor]) -> None:
+def _read_buffers(path: Path, entry: BuffersFile | None, buffers: Mapping[str, Tensor]) -> None:
     """Fills the buffers. `entry`, from the manifest, is None if the model had no buffers."""
+    from safetensors import SafetensorError
     from safetensors.torch import load
 
     found: dict[str, Tensor] = {}
     if entry is not None:
-        content = (path / entry["file"]).read_bytes()
-        if checksum_of(content) != entry["checksum"]:
+        content = safe_files.read_bytes(path / entry.file, run_of(path), entry.bytes)
+        if checksum_of(content) != entry.checksum:
             raise CheckpointError(
-                f"Checkpoint {path} is damaged: {entry['file']} does not match its checksum."
+                f"Checkpoint {path} is damaged: {entry.file} does not match its checksum."
             )
-        found = load(content)
+        try:
+            found = load(content)
+        except (SafetensorError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"Checkpoint {path} is damaged: {entry.file} holds no tensors "
+                f"({first_line(error)})."
+            ) from None
     if found.keys() != buffers.keys():
         raise CheckpointError(
             f"Checkpoint {path} is of another model: it has the buffers {sorted(found) or 'none'} "
             f"and this model {sorted(buffers) or 'none'}."
         )
     for name, tensor in found.items():
+        own = buffers[name]
+        if (tensor.shape, tensor.dtype) != (own.shape, own.dtype):
+            raise CheckpointError(
+                f"Checkpoint {path} is of another model: its buffer {name} is {tensor.dtype} "
+                f"{list(tensor.shape)}, and that of this model {own.dtype} {list(own.shape)}."
+            )
+    for name, tensor in found.items():
         buffers[name].copy_(tensor)
 
 
 def _whole_ones(
     root: str | os.PathLike[str], to_resume: bool, skipped: list[str]
-) -> Iterator[tuple[Path, dict[str, Any]]]:
+) -> Iterator[tuple[Path, Manifest]]:
     """Yields the checkpoints whose manifest and file sizes are right, newest first; with
     `to_resume`, only full ones.
 
-    For each checkpoint that is left out, the reason is appended to `skipped`.
+    For each checkpoint that is left out, the reason is appended to `skipped`. Raises
+    CheckpointError where `root` is no folder of its run.
     """
+    refuse_other_kind(Path(root))
+    skipped += linked_steps(Path(root))
     for _, path in sorted(folders_by_step(Path(root)).items(), reverse=True):
         try:
             manifest = verified_manifest(path)
@@ -225,16 +245,9 @@ def _whole_ones(
             yield path, manifest
 
 
-def _files_of(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the manifest's file entries: those of the units, and that of the buffers."""
-    files = [*manifest["units"], *manifest.get(FROZEN, ())]
-    buffers = manifest["buffers"]
-    return [*files, buffers] if buffers else files
-
-
-def _info(path: Path, manifest: dict[str, Any], skipped: list[str]) -> CheckpointInfo:
-    size = (path / MANIFEST).stat().st_size + sum(file["bytes"] for file in _files_of(manifest))
-    return CheckpointInfo(path, manifest["step"], size, manifest["state"], skipped=tuple(skipped))
+def _info(path: Path, manifest: Manifest, skipped: list[str]) -> CheckpointInfo:
+    size = manifest.manifest_bytes + sum(file.bytes for file in manifest.files)
+    return CheckpointInfo(path, manifest.step, size, manifest.state, skipped=tuple(skipped))
 
 
 def _refuse_if_any(root: str | os.PathLike[str], skipped: list[str]) -> None:
@@ -248,133 +261,83 @@ def _refuse_if_any(root: str | os.PathLike[str], skipped: list[str]) -> None:
         )
 
 
-def verified_manifest(path: Path) -> dict[str, Any]:
+def verified_manifest(path: Path) -> Manifest:
     """Returns the manifest of a checkpoint after verifying the manifest and the file sizes.
 
     Raises CheckpointError if either is wrong, and NewerFormat for a format of a later version.
     """
-    try:
-        body = json.loads((path / MANIFEST).read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"Checkpoint {path} has no {MANIFEST}.") from None
-    except OSError as error:
-        raise CheckpointError(f"Checkpoint {path} cannot be read ({error.strerror}).") from None
-    except ValueError:
-        body = None
-    if not isinstance(body, dict) or body.pop("checksum", None) != body_checksum(body):
-        raise CheckpointError(f"Checkpoint {path} is damaged: {MANIFEST} is not what was written.")
-    if body["format"] > FORMAT:
-        raise NewerFormat(
-            f"Checkpoint {path} has format {body['format']}, which this version cannot read; use "
-            "the version of Ramstream that wrote it."
-        )
-    for entry in _files_of(body):
+    manifest = read_manifest(path)
+    for entry in manifest.files:
         _verify_size(path, entry)
-    return body
+    return manifest
 
 
-def _verify_size(path: Path, entry: dict[str, Any]) -> None:
+def _verify_size(path: Path, entry: UnitFile | FrozenFile | BuffersFile) -> None:
     try:
-        size = (path / entry["file"]).stat().st_size
+        found = safe_files.look(path / entry.file, run_of(path))
     except OSError as error:
         raise CheckpointError(
-            f"Checkpoint {path} is damaged: {entry['file']} cannot be read ({error.strerror})."
+            f"Checkpoint {path} is damaged: {entry.file} cannot be read ({error.strerror})."
         ) from None
-    if size != entry["bytes"]:
-        raise CheckpointError(
-            f"Checkpoint {path} is damaged: {entry['file']} has {size:,} bytes instead of "
-            f"{entry['bytes']:,}."
-        )
+    problem = ""
+    if found is None:
+        problem = f"{entry.file} cannot be read ({os.strerror(errno.ENOENT)})"
+    elif not stat.S_ISREG(found.st_mode):
+        problem = f"{entry.file} is not a regular file"
+    elif found.st_size != entry.bytes:
+        problem = f"{entry.file} has {found.st_size:,} bytes instead of {entry.bytes:,}"
+    if problem:
+        raise CheckpointError(f"Checkpoint {path} is damaged: {problem}.")
 
 
-def _refuse_weights_alone(path: Path, manifest: dict[str, Any]) -> None:
+def _refuse_weights_alone(path: Path, manifest: Manifest) -> None:
     """Raises CheckpointError for a checkpoint without moments."""
-    if manifest.get(HOLDS) == "weights":
+    if manifest.holds == "weights":
         raise CheckpointError(
             f"Checkpoint {path} holds weights alone, which can be trained on from in a new run; a "
             "resume needs a full checkpoint, and those that it writes take the place of this one."
         )
 
 
-def _refuse_other_model(path: Path, manifest: dict[str, Any], store: HostStore) -> None:
-    """Raises CheckpointError for a checkpoint whose planes do not match the store's."""
-    if manifest["dtype"] != store.dtype:
-        raise CheckpointError(
-            f"Checkpoint {path} holds {manifest['dtype']} planes and this run computes in "
-            f"{store.dtype}; set model.dtype to {manifest['dtype']}."
-        )
-    # The descriptions go through JSON, as the manifest did, which turns tuples into lists.
-    here = {
-        unit: json.loads(json.dumps(description(layout))) for unit, layout in store.layouts.items()
-    }
-    there = {entry["unit"]: entry for entry in manifest["units"]}
-    if list(here) != list(there):
-        only_one_has = [unit for unit in (*there, *here) if (unit in there) != (unit in here)]
-        difference = only_one_has[0] if only_one_has else "their order"
-        raise CheckpointError(
-            f"Checkpoint {path} is of another model: it has {len(there)} units and this model "
-            f"{len(here)}; the first difference is {difference}."
-        )
-    for unit, mine in here.items():
-        theirs = {key: there[unit][key] for key in mine}
-        if mine != theirs:
-            raise CheckpointError(
-                f"Checkpoint {path} is of another model: in unit {unit}, "
-                f"{_first_difference(mine['parameters'], theirs['parameters'])}."
-            )
-
-
-def _first_difference(here: list[dict[str, Any]], there: list[dict[str, Any]]) -> str:
-    """Says in words where the parameters of a unit differ."""
-    for mine, theirs in zip(here, there):
-        if mine["full_name"] != theirs["full_name"]:
-            return f"it has {theirs['full_name']} where this model has {mine['full_name']}"
-        for key, value in theirs.items():
-            if mine[key] != value:
-                return f"the {key} of {mine['full_name']} is {value} there and {mine[key]} here"
-    return f"there are {len(there)} parameters there and {len(here)} here"
-
-
-def _read_planes(path: Path, manifest: dict[str, Any], target: _Target, progress: Progress) -> None:
+def _read_planes(path: Path, manifest: Manifest, target: _Target, progress: Progress) -> None:
     """Reads the planes of all units, and the weights that are not trained."""
-    units, frozen = manifest["units"], manifest.get(FROZEN, ())
-    total = sum(entry["bytes"] for entry in frozen)
-    for unit in units:
-        total += sum(unit["planes"][plane]["bytes"] for plane in _wanted(unit, target))
+    total = sum(entry.bytes for entry in manifest.frozen)
+    for unit in manifest.units:
+        total += sum(unit.planes[plane].bytes for plane in _wanted(unit, target))
     meter = Meter(total, progress)
     read_unit = partial(_read_unit, path, target=target, meter=meter)
-    in_threads([partial(read_unit, unit) for unit in units], meter)
-    read_frozen(path, frozen, target.store, target.piece_bytes, meter)
+    in_threads([partial(read_unit, unit) for unit in manifest.units], meter)
+    read_frozen(path, manifest.frozen, target.store, target.piece_bytes, meter)
 
 
-def _wanted(unit: dict[str, Any], target: _Target) -> list[str]:
-    return [plane for plane in unit["planes"] if plane in target.planes]
+def _wanted(unit: UnitFile, target: _Target) -> list[str]:
+    return [plane for plane in unit.planes if plane in target.planes]
 
 
-def _read_unit(path: Path, unit: dict[str, Any], target: _Target, meter: Meter) -> None:
+def _read_unit(path: Path, unit: UnitFile, target: _Target, meter: Meter) -> None:
     """Reads planes of one unit straight into the store, and verifies their checksums. Moments of
     another optimizer are verified first and then converted, so that little memory is needed.
     """
-    with (path / unit["file"]).open("rb", buffering=0) as file:
+    with safe_files.open_to_read(path / unit.file, run_of(path), unit.bytes, buffering=0) as file:
         for plane in _wanted(unit, target):
-            entry = unit["planes"][plane]
-            written = _WrittenPlane(file, entry["offset"], path)
+            entry = unit.planes[plane]
+            written = _WrittenPlane(file, entry.offset, path / unit.file)
             verifier = _verifier(entry)
-            for begin in range(0, entry["bytes"], target.piece_bytes):
-                end = min(begin + target.piece_bytes, entry["bytes"])
-                memory = target.memory(unit["unit"], plane, begin, end)
+            for begin in range(0, entry.bytes, target.piece_bytes):
+                end = min(begin + target.piece_bytes, entry.bytes)
+                memory = target.memory(unit.unit, plane, begin, end)
                 piece = memory.data
                 written.read(begin, piece)
                 verifier.add(piece)
-                target.take(unit["unit"], plane, begin, memory)
+                target.take(unit.unit, plane, begin, memory)
                 meter.add(len(piece))
             if not verifier.is_right():
                 raise CheckpointError(
-                    f"Checkpoint {path} is damaged: {plane} of unit {unit['unit']} "
-                    f"({unit['file']}) does not match its checksum."
+                    f"Checkpoint {path} is damaged: {plane} of unit {unit.unit} ({unit.file}) does "
+                    "not match its checksum."
                 )
             if target.converts(plane):
-                target.store.take_moments(unit["unit"], plane, written.bytes, target.optimizer)
+                target.store.take_moments(unit.unit, plane, written.bytes, target.optimizer)
         # The page cache need not keep what the planes now hold.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -383,21 +346,22 @@ def _read_unit(path: Path, unit: dict[str, Any], target: _Target, meter: Meter) 
 class _WrittenPlane:
     """A `_WrittenPlane` reads one plane of a checkpoint."""
 
-    file: FileIO
+    file: BinaryIO
     offset: int
     """The plane begins at this byte of the file."""
     path: Path
-    """The file belongs to the checkpoint in this folder."""
+    """The file has this name."""
 
     def read(self, begin: int, memory: memoryview) -> None:
         """Fills `memory` with the bytes of the plane from `begin` on."""
         self.file.seek(self.offset + begin)
         rest = memory
         while rest:  # an unbuffered read may be partial
-            count = self.file.readinto(rest)
+            count = self.file.readinto(rest)  # type: ignore[attr-defined]
             if not count:
-                name = Path(str(self.file.name)).name
-                raise CheckpointError(f"Checkpoint {self.path} is damaged: {name} ends too early.")
+                raise CheckpointError(
+                    f"Checkpoint {self.path.parent} is damaged: {self.path.name} ends too early."
+                )
             rest = rest[count:]
 
     def bytes(self, begin: int, end: int) -> np.ndarray:
@@ -426,8 +390,8 @@ class _WholePlane:
 class _Pieces:
     """A `_Pieces` verifies a plane whose pieces have checksums of their own."""
 
-    def __init__(self, checksums: list[str]):
-        self._checksums = checksums
+    def __init__(self, checksums: Sequence[str]):
+        self._checksums = list(checksums)
         self._found: list[str] = []
 
     def add(self, piece: memoryview) -> None:
@@ -439,8 +403,8 @@ class _Pieces:
         return self._found == self._checksums
 
 
-def _verifier(entry: dict[str, Any]) -> _WholePlane | _Pieces:
+def _verifier(entry: Plane) -> _WholePlane | _Pieces:
     """Returns what verifies the plane with this entry in the manifest."""
-    if "checksums" in entry:
-        return _Pieces(entry["checksums"])
-    return _WholePlane(entry["checksum"])
+    if entry.checksums is not None:
+        return _Pieces(entry.checksums)
+    return _WholePlane(entry.checksum or "")

@@ -6,11 +6,14 @@ good the best weights were.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.checkpoints.checkpoint import HOLDS, MANIFEST, folders_by_step
+from msgspec import Struct
+
+from engine import safe_files
+from engine.checkpoints.checkpoint import HOLDS, folders_by_step
+from engine.checkpoints.manifest import MANIFEST, MOST_BYTES, Count, run_of
 from engine.config.export_choice import ExportFrom
 from engine.runs.held_out import Score
 
@@ -66,6 +69,16 @@ def saved_steps(root: Path, best: Path | None = None) -> SavedSteps:
     return SavedSteps(max(found, default=None), next(full, None), max(kept, default=None))
 
 
+class _Kept(Struct):
+    loss: float
+    correct: Count = 0
+    total: Count = 0
+
+
+class _Best(Struct):
+    state: _Kept
+
+
 def kept_best(root: Path) -> Score | None:
     """Returns the score of the best weights that are kept in `root`, or None if there are none or
     they cannot be read.
@@ -74,11 +87,10 @@ def kept_best(root: Path) -> Score | None:
         kept = folders_by_step(root)
         if not kept:
             return None
-        step = max(kept)
-        told = json.loads((kept[step] / MANIFEST).read_bytes())["state"]
-        correct, total = told.get("correct", 0), told.get("total", 0)
-        return Score(step, float(told["loss"]), int(correct), int(total))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        path = kept[max(kept)]
+        told = safe_files.read_json(path / MANIFEST, run_of(path), _Best, MOST_BYTES).state
+        return Score(max(kept), told.loss, told.correct, told.total)
+    except OSError:
         return None
 
 
@@ -87,7 +99,7 @@ def _holds_weights_alone(path: Path) -> bool:
     resumes from it is told what is wrong with it.
     """
     try:
-        with (path / MANIFEST).open("rb") as file:
+        with safe_files.open_to_read(path / MANIFEST, run_of(path)) as file:
             return _WEIGHTS_ALONE in file.read(_HEAD_BYTES)
     except OSError:
         return False

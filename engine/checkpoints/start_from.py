@@ -12,9 +12,11 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-from engine.checkpoints.checkpoint import MANIFEST, CheckpointInfo
+from engine import safe_files
+from engine.checkpoints.checkpoint import CheckpointInfo
+from engine.checkpoints.manifest import MANIFEST, Manifest
 from engine.checkpoints.new_rows import NewRows
 from engine.checkpoints.restore import load_checkpoint, newest_checkpoint, verified_manifest
 from engine.errors import CheckpointError, ModelError
@@ -33,7 +35,9 @@ def newest_weights(place: str | os.PathLike[str]) -> Path:
     these. Raises ModelError if there is none.
     """
     path = Path(place).expanduser()
-    if (path / MANIFEST).is_file():
+    if path.is_symlink() or ".." in path.parts:
+        path = path.resolve()  # a person named it; links in it are not followed
+    if safe_files.is_file(path / MANIFEST, path):
         return path
     try:
         places = (path / "checkpoints", path, path / BEST_FOLDER)
@@ -66,8 +70,7 @@ def load_start(
     try:
         manifest = verified_manifest(path)
         _refuse_adapters(path, manifest, store)
-        dtype: Literal["float32", "bfloat16"]
-        dtype = "float32" if manifest["dtype"] == "float32" else "bfloat16"
+        dtype = manifest.dtype
         layouts = _layouts_of(manifest, store, rows)
         if dtype == store.dtype and layouts == list(store.layouts.values()):
             return load_checkpoint(path, store, buffers, WEIGHT_PLANES, progress)
@@ -91,10 +94,10 @@ def load_start(
         raise ModelError(f"model.start_from: {error}") from None
 
 
-def _refuse_adapters(path: Path, manifest: Mapping[str, Any], store: HostStore) -> None:
+def _refuse_adapters(path: Path, manifest: Manifest, store: HostStore) -> None:
     """Raises CheckpointError for weights of a run with adapters, if the new run has none."""
     has_adapters = any(spec.adapter for each in store.layouts.values() for spec in each.parameters)
-    names = [each["full_name"] for unit in manifest["units"] for each in unit["parameters"]]
+    names = [each.full_name for unit in manifest.units for each in unit.parameters]
     if not has_adapters and any(name.endswith(".lora_A.weight") for name in names):
         raise CheckpointError(
             f"{path} is of a run that trained adapters; export that run as a whole model, and give "
@@ -103,16 +106,16 @@ def _refuse_adapters(path: Path, manifest: Mapping[str, Any], store: HostStore) 
 
 
 def _layouts_of(
-    manifest: Mapping[str, Any], store: HostStore, rows: Callable[[int], NewRows] | None
+    manifest: Manifest, store: HostStore, rows: Callable[[int], NewRows] | None
 ) -> list[UnitLayout]:
     """Returns the layouts of a store with those parameters frozen that the run of a checkpoint did
     not train, and without new `rows` that it lacks. Those of a checkpoint of another model are the
     store's, and loading it refuses it.
     """
-    written = {entry["unit"]: entry["parameters"] for entry in manifest["units"]}
+    written = {entry.unit: entry.parameters for entry in manifest.units}
     layouts = []
     for unit, layout in store.layouts.items():
-        names = [each["full_name"] for each in written.get(unit, ())]
+        names = [each.full_name for each in written.get(unit, ())]
         # A run without adapters may have written the weights beside which some are trained now.
         own = {
             spec.full_name: spec
@@ -123,10 +126,9 @@ def _layouts_of(
             return list(store.layouts.values())
         specs = []
         for each in written[unit]:
-            spec = own[each["full_name"]]
-            shape = tuple(each["shape"])
-            if rows is not None and rows(shape[0]).are_for(shape, spec.shape):
+            spec, shape = own[each.full_name], each.shape
+            if rows is not None and shape and rows(shape[0]).are_for(shape, spec.shape):
                 spec = replace(spec, shape=shape)
-            specs.append(replace(spec, frozen=each.get("frozen", False)))
+            specs.append(replace(spec, frozen=each.frozen))
         layouts.append(lay_out(unit, specs))
     return layouts

@@ -17,6 +17,7 @@ from typing import Any
 import xxhash
 
 from engine.checkpoints import copies
+from engine.checkpoints.manifest import run_of
 from engine.checkpoints.piece_files import PAGE, PieceFile
 from engine.checkpoints.plane_snapshot import Snapshot
 from engine.checkpoints.threads import THREADS, Meter, in_threads
@@ -73,7 +74,7 @@ class UnitFiles:
             for index, (layout, sizes) in enumerate(zip(layouts, planes)):
                 name = file_name(index, layout.unit, "planes")
                 self._entries[layout.unit] = _entry(layout, name, sizes, self._piece_bytes)
-                self._files[layout.unit] = PieceFile(folder / name)
+                self._files[layout.unit] = PieceFile(folder / name, run_of(folder))
         except BaseException:
             self._abandon()
             raise

@@ -236,7 +236,7 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
         Execution(session.progress("tokenise", check)),
     )
     packed = config.packs and not problem
-    if not packed and (newest is None or newest.state["data"].endswith(BY_LENGTH)):
+    if not packed and (newest is None or newest.state.get("data", "").endswith(BY_LENGTH)):
         # Runs of earlier versions go on in the order in which they began.
         data = data.grouped_by_length(config.train.batch_size)
     data.learn(config.preference)

@@ -11,6 +11,7 @@ A resume compares its settings with those of the session that wrote the checkpoi
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,8 @@ _OF_ADAPTERS = (
     "train.lora_target_parameters",
 )
 """These settings decide which adapters a run trains, and what they mean."""
+_MOST_SAID = 200
+"""A value of a setting is quoted with at most this many characters."""
 _NOT_COMPARED = ("name", "train.steps", "train.epochs", "model.init", "model.start_from")
 """The number of steps is compared as it is counted; the others mean nothing to a resume."""
 
@@ -124,6 +127,11 @@ def refuse_other_data(
     `fingerprint` is that of the data now. The sentence names the settings that changed, or else the
     file.
     """
+    if "data" not in state:
+        raise RunError(
+            f"The checkpoint of step {step:,} of run {run_id} does not say which rows it was "
+            f"trained on; {train_on_in_words(run_id)}."
+        )
     if state["data"] == fingerprint:
         return
     before, now = _before(state), _settings(config)
@@ -230,7 +238,8 @@ def train_on_in_words(run_id: str) -> str:
 
 
 def _said(value: Any) -> str:
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+    said = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+    return textwrap.shorten(said, _MOST_SAID) if len(said) > _MOST_SAID else said
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from engine import safe_files
+from engine.checkpoints.own_folders import refuse_links
 from engine.checkpoints.saved_steps import saved_steps
 from engine.config.changes import Change
 from engine.config.settings import TrainConfig
@@ -338,6 +339,7 @@ def resume_run(runs_dir: str | os.PathLike[str], run_id: str, overrides: Sequenc
     for a wrong override.
     """
     folder = open_run(runs_dir, run_id)
+    refuse_links(folder)
     try:
         # Nothing is written to a run that this version cannot continue.
         config = folder.config

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("small_pieces")
 
 STATE = {
     "schedule": {"step": 10},
-    "data": {"row": 320},
+    "rows": {"row": 320},
     "random": {"torch": "AAEC/w==", "numpy": [1, 2**63, 0.1, None]},
 }
 

@@ -10,6 +10,7 @@ import threading
 
 import pytest
 
+from engine import safe_files
 from engine.checkpoints import checkpoint, frozen_files
 from engine.checkpoints.checkpoint import Contents, write_checkpoint
 from engine.checkpoints.frozen_files import FrozenFiles
@@ -79,10 +80,10 @@ def test_checkpoints_share_what_is_not_trained(tmp_path, dtype, settled):
 
 
 def test_without_links_they_are_written_again(tmp_path, monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise OSError("no links here")
 
-    monkeypatch.setattr(frozen_files.os, "link", refuse)
+    monkeypatch.setattr(os, "link", refuse)
     run, told = a_run(), []
     first = write(run, tmp_path, 1)
     needed = Contents(run.store, {}).needed_bytes(tmp_path)
@@ -114,7 +115,7 @@ def test_two_that_are_written_at_once_share_them(tmp_path, monkeypatch):
     """The second is held until the first has its manifest, and finds no earlier checkpoint."""
     run = a_run()
     first_is_done = threading.Event()
-    synced = checkpoint.write_synced
+    write_new = safe_files.write_new
     units = checkpoint.UnitFiles.write
 
     def written(files, *arguments):
@@ -123,14 +124,14 @@ def test_two_that_are_written_at_once_share_them(tmp_path, monkeypatch):
             assert first_is_done.wait(60)
         return entries
 
-    def manifest(path, content):
+    def manifest(path, content, within):
         if threading.current_thread().name == "first":
             first_is_done.set()
             second.join(60)  # the first has no other name yet
-        synced(path, content)
+        write_new(path, content, within)
 
     monkeypatch.setattr(checkpoint.UnitFiles, "write", written)
-    monkeypatch.setattr(checkpoint, "write_synced", manifest)
+    monkeypatch.setattr(safe_files, "write_new", manifest)
     found = {}
 
     def take(place, holds):
@@ -235,13 +236,13 @@ def test_checkpoints_of_before_have_them_in_their_planes(tmp_path, monkeypatch):
         before.setattr(UnitLayout, "frozen_range", lambda *_: (0, 0))
         before.setattr(FrozenFiles, "write", lambda *_: ([], 0))
         info = write(run, tmp_path, 1)
-    assert not frozen_of(info.path) and verified_manifest(info.path)["format"] == 2
+    assert not frozen_of(info.path) and verified_manifest(info.path).format == 2
     other = a_run()
     for unit in other.model.units:
         other.store.tensor(unit.name, "weight_high").zero_()
     load_checkpoint(info.path, other.store, {})
     assert same(masters(other), expected)
     again = write(other, tmp_path, 2)
-    assert verified_manifest(again.path)["format"] == 4 and frozen_of(again.path)
+    assert verified_manifest(again.path).format == 4 and frozen_of(again.path)
     run.close()
     other.close()

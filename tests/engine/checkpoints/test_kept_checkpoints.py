@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from engine import safe_files
 from engine.checkpoints.checkpoint import Contents, checkpoint_bytes, write_checkpoint
 from engine.checkpoints.restore import load_checkpoint, load_newest_checkpoint, newest_checkpoint
 from engine.errors import CheckpointError
@@ -61,14 +62,14 @@ def test_one_that_was_being_replaced_by_a_killed_writer_gets_its_name_back(two, 
 
 def test_older_ones_go_only_after_the_new_one_is_there(two, new_store, monkeypatch):
     root, _ = two
-    rename = type(root).rename
+    rename = safe_files.rename
 
-    def failing(self, target):
-        if self.suffix == ".partial":
+    def failing(path, other, within):
+        if path.suffix == ".partial":
             raise OSError(errno.EIO, "Input/output error")
-        return rename(self, target)
+        return rename(path, other, within)
 
-    monkeypatch.setattr(type(root), "rename", failing)
+    monkeypatch.setattr(safe_files, "rename", failing)
     with pytest.raises(CheckpointError, match="Input/output error"):
         write_checkpoint(root, 3, Contents(new_store(), {}), keep=1)
     assert names(root) == ["step-1", "step-2"]

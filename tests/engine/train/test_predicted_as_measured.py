@@ -91,7 +91,7 @@ def test_the_end_line_of_adapters_compares_the_same_bytes(tmp_path):
     execute(run)
     (written,) = events_of(run, CheckpointWritten)
     manifest = verified_manifest(run.folder.path / written.path)
-    planes = sum(unit["bytes"] for unit in manifest["units"])
+    planes = sum(unit.bytes for unit in manifest.units)
     told = at_the_end(run)["checkpoint_bytes"]
     assert (told["predicted"], told["measured"], told["error"]) == (planes, planes, 0.0)
     assert written.bytes > 1.9 * planes  # the first checkpoint has the frozen weights, too
