@@ -57,6 +57,10 @@ LATE = {
         {"engine.host.host_store"},
         "for types alone: the app finds checkpoints without torch",
     ),
+    "engine/checkpoints/same_model.py": (
+        {"engine.host.host_store"},
+        "for types alone: the app finds checkpoints without torch",
+    ),
     "engine/checkpoints/plane_snapshot.py": (
         {"engine.host.host_store"},
         "for types alone: the app lists checkpoints without torch",

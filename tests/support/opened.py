@@ -17,7 +17,8 @@ def _hook(event: str, arguments: tuple) -> None:
         path = os.fsdecode(arguments[0])
         for folder, found in list(_watching):
             # Names without a slash are opened in a folder that was opened before.
-            is_inside = Path(os.path.normpath(path)).is_relative_to(folder)
+            named = Path(os.path.normpath(path))
+            is_inside = named.is_relative_to(folder) or folder.is_relative_to(named)
             if "/" in path and not is_inside and not path.startswith(_LIBRARIES):
                 found.append(path)
 
@@ -28,7 +29,7 @@ _installed: list[bool] = []
 @contextlib.contextmanager
 def opened_outside(folder: Path) -> Iterator[list[str]]:
     """Yields a list that gets the paths of files that are opened and not in `folder`, but for those
-    of libraries.
+    of libraries and the folders above it.
     """
     if not _installed:  # a hook cannot be removed
         sys.addaudithook(_hook)

@@ -61,7 +61,7 @@ ADAPTER_CHANGES = (
     Change(
         "frozen-files-of-another-size",
         "engine/checkpoints/frozen_files.py",
-        'if _size_of(file) == entry["bytes"]:',
+        "if _size_of(file) == entry.bytes:",
         "if _size_of(file):",
         "A checkpoint shares a file that is cut off.",
         (FROZEN,),

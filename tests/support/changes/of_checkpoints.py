@@ -6,6 +6,8 @@ from tests.support.changes.record import Change
 
 WEIGHTS = "engine/checkpoints/weights.py"
 RESTORE = "engine/checkpoints/restore.py"
+MANIFESTS = "engine/checkpoints/manifest.py"
+SAME_MODEL = "engine/checkpoints/same_model.py"
 WRITE = "engine/checkpoints/checkpoint.py"
 EXPORT = "engine/checkpoints/export.py"
 RESUME = "engine/train/resume.py"
@@ -22,6 +24,7 @@ MAPPED = "engine/checkpoints/mapped_reading.py"
 PICKLED_TESTS = "tests/engine/stored/test_pickled.py"
 WEIGHT_TESTS = "tests/engine/checkpoints/test_weights.py"
 CHECKPOINTS = "tests/engine/checkpoints/test_checkpoint.py"
+FORGED = "tests/engine/checkpoints/test_forged_manifests.py"
 KEPT = "tests/engine/checkpoints/test_kept_checkpoints.py"
 EDGES = "tests/engine/train/test_run_edges.py"
 TRAINER = "tests/engine/train/test_trainer.py"
@@ -156,24 +159,24 @@ CHECKPOINT = (
     Change(
         "damaged-buffers-accepted",
         RESTORE,
-        'if checksum_of(content) != entry["checksum"]:',
-        'if not entry["checksum"]:',
+        "if checksum_of(content) != entry.checksum:",
+        "if not entry.checksum:",
         "Buffers that were damaged on the disk are loaded.",
         (CHECKPOINTS,),
     ),
     Change(
         "sizes-not-verified",
         RESTORE,
-        'if size != entry["bytes"]:',
-        'if size > entry["bytes"]:',
+        "elif found.st_size != entry.bytes:",
+        "elif found.st_size > entry.bytes:",
         "A file that was cut short is found only when it is read.",
         (CHECKPOINTS,),
     ),
     Change(
         "manifest-not-verified",
-        RESTORE,
-        'body.pop("checksum", None) != body_checksum(body)',
-        'body.pop("checksum", None) is None',
+        MANIFESTS,
+        'body.pop("checksum", None) == body_checksum(body)',
+        'body.pop("checksum", None) is not None',
         "A manifest that was changed is believed.",
         (CHECKPOINTS,),
     ),
@@ -186,18 +189,45 @@ CHECKPOINT = (
         (CHECKPOINTS, EDGES),
     ),
     Change(
+        "planes-not-required",
+        SAME_MODEL,
+        "        if plane not in entry.planes:\n",
+        "        if plane not in entry.planes and False:\n",
+        "A checkpoint that lacks planes is loaded, and what it lacks stays as it was.",
+        (FORGED,),
+    ),
+    Change(
+        "any-file-name-in-a-manifest",
+        MANIFESTS,
+        r'pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]*\Z", max_length=255',
+        "max_length=255",
+        "A manifest may name files outside of its checkpoint.",
+        (FORGED,),
+    ),
+    Change(
+        "linked-checkpoints-resumed",
+        "engine/checkpoints/own_folders.py",
+        "if found is None or stat.S_ISDIR(found.st_mode):",
+        "if found is None or not stat.S_ISFIFO(found.st_mode):",
+        "A run is resumed whose folder of checkpoints is a link, and deletes elsewhere.",
+        (
+            "tests/engine/train/test_strange_runs.py::"
+            "test_a_resume_is_refused_where_a_folder_of_weights_is_a_link",
+        ),
+    ),
+    Change(
         "other-dtype-accepted",
-        RESTORE,
-        'if manifest["dtype"] != store.dtype:',
-        'if not manifest["dtype"]:',
+        SAME_MODEL,
+        "if manifest.dtype != store.dtype:",
+        "if not manifest.dtype:",
         "A checkpoint of another dtype is not refused by its name.",
         (CHECKPOINTS,),
     ),
     Change(
         "newer-format-believed",
-        RESTORE,
-        'if body["format"] > FORMAT:',
-        'if body["format"] > FORMAT + 1:',
+        MANIFESTS,
+        "isinstance(later, int) and later > FORMAT:",
+        "isinstance(later, int) and later > FORMAT + 1:",
         "A checkpoint of a later version is read as one of this version.",
         (CHECKPOINTS,),
     ),
@@ -228,8 +258,8 @@ CHECKPOINT = (
     Change(
         "replaced-checkpoint-lost",
         WRITE,
-        'if path.suffix == ".old" and not current.exists():',
-        'if path.suffix == ".none" and not current.exists():',
+        'if _is_leftover(name, ".old") and current not in there:',
+        'if _is_leftover(name, ".none") and current not in there:',
         "A kill between two renames loses the checkpoint that was being replaced.",
         (KEPT,),
     ),
@@ -252,8 +282,8 @@ CHECKPOINT = (
     Change(
         "weights-alone-resumed",
         RESTORE,
-        'if manifest.get(HOLDS) == "weights":',
-        'if manifest.get(HOLDS) == "none":',
+        'if manifest.holds == "weights":',
+        'if manifest.holds == "full" and False:',
         "A resume takes weights alone, and goes on with moments of zero.",
         (ALONE, KINDS),
     ),
