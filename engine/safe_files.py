@@ -527,7 +527,7 @@ def link(path: Path, other: Path, within: Path) -> None:
     """Gives a file a second name, `other` (a hard link); both names are below `within`. Raises
     OSError, and FileFault for what is no regular file.
     """
-    with _above(path, within) as (name, folder), _above(other, within) as (to, other_folder):
+    with _Above(path, within) as (name, folder), _Above(other, within) as (to, other_folder):
         _refuse_other_kinds(path, os.stat(name, dir_fd=folder, follow_symlinks=False))
         os.link(name, to, src_dir_fd=folder, dst_dir_fd=other_folder, follow_symlinks=False)
 
