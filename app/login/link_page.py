@@ -4,18 +4,19 @@ them in.
 
 from __future__ import annotations
 
-import html
-
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from app.login.links import command_for_others
 from app.login.login import LINK_USED, LOGIN_PATH, Login
 from app.login.login_look import framed
 from app.login.peers import Account
-from engine.paths import program_command
 
-USED = "That link was already used, has expired, or the server was started again since."
+USED = (
+    "That link does not work: it was already used, has expired, or the server was started again "
+    "since."
+)
 _TITLES = {
     Account.ANOTHER: "This app belongs to another account",
     Account.UNKNOWN: "This app cannot see whose browser this is",
@@ -49,7 +50,7 @@ def _page(account: Account, problem: str) -> str:
         problem,
         f"""<h2>{title}</h2>
 <p>{_REASONS[account]}</p>
-<code>{html.escape(program_command())} link</code>
+<code>{command_for_others()}</code>
 <form method="get" action="/">
 <label for="token">Link</label>
 <input id="token" name="token" autocomplete="off" spellcheck="false" required autofocus>

@@ -71,6 +71,11 @@ class Links:
         return hmac.new(self._secret, said.encode("ascii"), "sha256").hexdigest()[:40]
 
 
+def command_for_others() -> str:
+    """Returns the command that makes a link, without the path of the owner's program."""
+    return "ramstream link" if program_command() == "ramstream" else "python launch.py link"
+
+
 def token_in(text: str) -> str:
     """Returns the token that a person has pasted, alone or within its link."""
     return text.strip().rpartition("token=")[2]

@@ -27,12 +27,11 @@ from app.login.asgi import Scope
 from app.login.browser_words import browser_words
 from app.login.clients import client_of, header_values, port_of
 from app.login.cookies import cookie_values, login_cookie
-from app.login.links import Links
+from app.login.links import Links, command_for_others
 from app.login.login_sessions import SESSION_SECONDS, LoginSession, LoginSessions
 from app.login.peers import Account, peer_account
 from engine import safe_files
 from engine.errors import RamstreamError
-from engine.paths import program_command
 
 LOGIN_PATH = "/login"
 LOGIN_VARIABLE = "RAMSTREAM_LOGIN"
@@ -125,11 +124,11 @@ class Login:
         if self.account_of(scope) is Account.ANOTHER:
             return (
                 "This app belongs to another account of this machine; its owner lets others in "
-                f"with a link that works once: {program_command()} link."
+                f"with a link that works once: {command_for_others()}."
             )
         return (
             "This app cannot tell whose program asks; open it with a link that works once, which "
-            f"its owner gets by {program_command()} link."
+            f"its owner gets by {command_for_others()}."
         )
 
     def redeem(self, token: str) -> bool:
