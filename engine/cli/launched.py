@@ -24,7 +24,8 @@ from engine.errors import ConfigError, RamstreamError
 from engine.exchange.place import Place
 from engine.ranks.follower import run as run_follower
 from engine.ranks.gathering import Gathering, follow
-from engine.ranks.hello import Hello, hello
+from engine.ranks.hello import hello
+from engine.ranks.messages import Hello
 from engine.ranks.torchrun import Launched, read_launched
 from engine.train.run import Run, resume_run
 

@@ -13,9 +13,9 @@ import bisect
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from engine.plan.ops import DISK_LANES, UPDATE_LANES, Lane, OfMicroBatch
+from engine.plan.ops import DISK_LANES, UPDATE_LANES, Lane, OfMicroBatch, OpKind
 from engine.plan.step_plan import Span
 
 CAUSES = (
@@ -189,7 +189,40 @@ def as_records(
     from `begin`, or else from the first start, rounded to microseconds.
     """
     begin = first_start(spans) if begin is None else begin
-    return [_as_record(span, begin) | _of_rank(rank) for span in spans]
+    return records_of(ran(spans), begin, rank)
+
+
+class RanOp(NamedTuple):
+    """A `RanOp` says of an op what a record says, in seconds on the backend's clock."""
+
+    unit: str
+    kind: OpKind
+    lane: Lane
+    micro_batch: int | None
+    start: float
+    end: float
+
+
+def ran(spans: Iterable[Span]) -> list[RanOp]:
+    """Returns what a record says of ops, in their order."""
+    return [
+        RanOp(
+            span.op.unit,
+            span.op.kind,
+            span.op.lane,
+            span.op.micro_batch if isinstance(span.op, OfMicroBatch) else None,
+            span.start,
+            span.end,
+        )
+        for span in spans
+    ]
+
+
+def records_of(ops: Iterable[RanOp], begin: float, rank: int = 0) -> list[dict[str, Any]]:
+    """Returns the ops of a rank in the form used in run records, in their order. Times are seconds
+    from `begin`, rounded to microseconds.
+    """
+    return [_as_record(op, begin) | _of_rank(rank) for op in ops]
 
 
 def _of_rank(rank: int) -> dict[str, Any]:
@@ -197,15 +230,14 @@ def _of_rank(rank: int) -> dict[str, Any]:
     return {"rank": rank} if rank else {}
 
 
-def _as_record(span: Span, begin: float) -> dict[str, Any]:
-    op = span.op
+def _as_record(op: RanOp, begin: float) -> dict[str, Any]:
     return {
         "unit": op.unit,
         "op": op.kind.value,
         "lane": op.lane.value,
-        "micro_batch": op.micro_batch if isinstance(op, OfMicroBatch) else None,
-        "start": round(span.start - begin, 6),
-        "end": round(span.end - begin, 6),
+        "micro_batch": op.micro_batch,
+        "start": round(op.start - begin, 6),
+        "end": round(op.end - begin, 6),
     }
 
 

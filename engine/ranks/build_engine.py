@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig, OptimConfig
+from engine.config.trained_parts import Parts
 from engine.exchange.exchange import ExchangeError
 from engine.fit.planner import Chosen
 from engine.host.divided_planes import Hosts
@@ -15,6 +17,7 @@ from engine.host.host_store import HostStore
 from engine.host.shared_memory import SharedPlanes
 from engine.model.units import StreamedModel
 from engine.plan.choices import settled_of
+from engine.ranks.codec import config_text
 from engine.ranks.crew import Crew
 from engine.ranks.held_steps import LeadingHeld
 from engine.ranks.leading_engine import LeadingEngine
@@ -90,7 +93,15 @@ def build_engines(
     # Files of the model need not be on other hosts, and a run may change what they say.
     config, trained = parts.model.config, parts.model.parts
     span = settings.choices.span
-    held = Held(model, config, trained, *parts.store.states, tuple(parts.store.settled), span)
+    held = Held(
+        model,
+        config_text(config),
+        trained if isinstance(trained, Parts) else None,
+        trained if isinstance(trained, Adapters) else None,
+        *parts.store.states,
+        tuple(parts.store.settled),
+        span,
+    )
     planes = _planes_of_hosts(crew, held)
 
     def message(rank: int) -> Build:

@@ -18,7 +18,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import distributed
@@ -37,7 +37,7 @@ from engine.exchange.place import Place
 from engine.host.shared_memory import OwnedMemory
 from engine.ranks.gathering import Gathering
 from engine.ranks.line import Line, LostLineError
-from engine.ranks.meeting import LOOPBACK, Meeting, join, prepare_to_meet
+from engine.ranks.meeting import Meeting, OnHost, join, prepare_to_meet
 from engine.ranks.members import Member, StartedMember
 from engine.ranks.messages import (
     Applied,
@@ -46,6 +46,7 @@ from engine.ranks.messages import (
     Failed,
     Gather,
     Go,
+    Message,
     Open,
     ShardReply,
     Timeline,
@@ -114,6 +115,7 @@ class Crew:
         self._members: list[Member] = []
         self._lines: list[Line] = []
         self._exchange: GroupExchange | None = None
+        self._meeting: OnHost | None = None
         prepare_to_meet(plan.hosts)
         try:
             self._connect(self._start() if gathered is None else gathered.members)
@@ -152,13 +154,12 @@ class Crew:
     def _join(self, gathered: Gathering | None) -> None:
         """Makes the process group of all ranks."""
         plan, place = self.plan, self.place
-        if gathered is not None:
-            meeting, store = gathered.meeting, gathered.store
+        meeting: Meeting
+        if gathered is not None and gathered.network is not None:
+            meeting, store = gathered.network
         else:
-            own = distributed.TCPStore(
-                LOOPBACK, 0, plan.ranks, is_master=True, wait_for_workers=False
-            )
-            meeting, store = Meeting(own.port), own
+            meeting = self._meeting = OnHost.made(place.all_ranks)
+            store = meeting.store()
         self.send(
             lambda rank: Open(plan.device, place.of(rank), meeting, plan.threads, plan.memory_limit)
         )
@@ -193,18 +194,18 @@ class Crew:
 
     # ------------------------------------------------------------------ asking
 
-    def _send_to(self, rank: int, message: Any) -> None:
+    def _send_to(self, rank: int, message: Message) -> None:
         try:
             self._lines[rank - 1].send(message)
         except LostLineError as error:
             raise self.explained(error) from error
 
-    def send(self, message_for: Callable[[int], Any]) -> None:
+    def send(self, message_for: Callable[[int], Message]) -> None:
         """Sends to each rank but this one what `message_for` returns for it. Raises RankError."""
         for rank in range(1, self.place.all_ranks):
             self._send_to(rank, message_for(rank))
 
-    def send_to(self, ranks: Sequence[int], message: Any) -> None:
+    def send_to(self, ranks: Sequence[int], message: Message) -> None:
         """Sends a message to some ranks. Raises RankError."""
         for rank in ranks:
             self._send_to(rank, message)
@@ -225,7 +226,7 @@ class Crew:
             answers.append(answer)
         return answers
 
-    def ask(self, message: Any) -> None:
+    def ask(self, message: Message) -> None:
         """Sends a message to each rank but this one, and waits until it is done. Raises
         RankError.
         """
@@ -300,7 +301,7 @@ class Crew:
         host = self._members[rank - 1].host_name if 0 < rank <= len(self._members) else ""
         return f"Rank {rank} of {self.place.all_ranks}" + (f", on {host}," if host else "")
 
-    def _take(self, rank: int, message: Any) -> bool:
+    def _take(self, rank: int, message: Message) -> bool:
         match message:
             case Applied(number, timeline, memory):
                 with self._wrote:
@@ -374,3 +375,6 @@ class Crew:
         if distributed.is_initialized():
             with contextlib.suppress(RuntimeError):
                 distributed.destroy_process_group()
+        if self._meeting is not None:
+            self._meeting.close()
+        self._meeting = None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import socket
 import traceback
-from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 import torch
@@ -16,6 +16,7 @@ from engine.exchange.exchange import ExchangeError, GroupExchange
 from engine.exchange.network_rate import gather_seconds
 from engine.host.device_planes import DevicePlanes
 from engine.host.host_adamw import HostAdamW
+from engine.ranks.connection import Connection
 from engine.ranks.follower_store import FollowerStore, Opener
 from engine.ranks.held_steps import FollowingHeld
 from engine.ranks.line import Line, LostLineError
@@ -35,6 +36,7 @@ from engine.ranks.messages import (
     Hold,
     Holds,
     Losses,
+    Message,
     Open,
     ShardMessage,
     TellPlanes,
@@ -86,7 +88,7 @@ class Follower:
         text = str(error) if own else f"{type(error).__name__}: {first_line(error)}."
         self._line.send(Failed(text, trace, isinstance(error, ExchangeError)))
 
-    def _take(self, message: Any) -> bool:
+    def _take(self, message: Message) -> bool:
         if isinstance(message, Go):
             self._held.go(message.number)
             return True
@@ -107,7 +109,7 @@ class Follower:
             self.fail(error)
             os._exit(1)
 
-    def _do(self, message: Any) -> None:
+    def _do(self, message: Message) -> None:
         match message:
             case Open():
                 self._open(message)
@@ -237,7 +239,7 @@ def main(descriptor: int) -> None:
     """Runs the process of one rank. The connection to the leader has this file descriptor."""
     # The leader may have been started in the background with signals ignored; a follower ends by
     # its connection alone.
-    run(Connection(descriptor))
+    run(Connection(socket.socket(fileno=descriptor)))
 
 
 def run(connection: Connection) -> NoReturn:

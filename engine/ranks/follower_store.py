@@ -24,6 +24,7 @@ from engine.host.sharded_planes import DeviceShares, OwnShards
 from engine.host.shared_memory import OpenedMemory, OwnedMemory, SharedPlanes
 from engine.model.build import build_model
 from engine.model.units import StreamedModel
+from engine.ranks.codec import config_of
 from engine.ranks.messages import Held
 from engine.ranks.plane_copies import receive_planes
 from engine.runtime.backend import Backend
@@ -49,7 +50,9 @@ class FollowerStore:
     def __init__(self, opener: Opener, held: Held, memory: PlaneMemory):
         self.held = held
         self._opener = opener
-        self.model: StreamedModel = build_model(held.config, held.model, held.parts)
+        self.model: StreamedModel = build_model(
+            config_of(held.config), held.model, held.parts or held.adapters
+        )
         backend = opener.backend
         is_on_gpu = backend.device.type != "cpu"
         self.store = HostStore(

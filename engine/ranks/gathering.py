@@ -1,54 +1,79 @@
 """Processes that `torchrun` has started find each other here: the one with rank 0 leads, and the
-others connect to it, over the network if they are on other hosts.
+others connect to it.
 
-The leader tells through torchrun's store at which port it listens, with a secret that whoever
-connects must know. A store may be that of an earlier attempt, whose leader has ended, so whoever
-follows tries again until it finds a leader that listens.
+- On one host they do so by a socket in a folder of this account, which no other account can reach.
+- From other hosts they come over the network. The leader tells through torchrun's store at which
+  port it listens, and both sides prove that they have the secret that whoever starts them has given
+  to every host. Anybody may read that store and write to it.
+
+What an earlier attempt has left, whose leader has ended, may still be there, so whoever follows
+tries again until it finds a leader that listens.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import hashlib
 import os
 import queue
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from collections.abc import Callable
+from pathlib import Path
 
+import msgspec
 from torch import distributed
 
-from engine.errors import RankError
-from engine.ranks.hello import Hello, Refused, Welcome, why_refused
+from engine.errors import RankError, first_line
+from engine.exchange.place import Place
+from engine.ranks.codec import MessageError
+from engine.ranks.connection import Connection
+from engine.ranks.hello import why_refused
 from engine.ranks.line import Line, LostLineError
-from engine.ranks.meeting import LOOPBACK, Meeting
+from engine.ranks.meeting import OverNetwork
 from engine.ranks.members import END_SECONDS, ENDED, Lost, Take
-from engine.ranks.messages import End
+from engine.ranks.messages import End, Hello, Message, Refused, Welcome
+from engine.ranks.own_sockets import OwnSocket, refuse_others
+from engine.ranks.shared_secret import admit, prove, read_secret
 from engine.ranks.torchrun import FIND_SECONDS, Launched
 
 KEY = "ramstream/leader"
 """The leader tells under this key of the store where it listens."""
 TRY_SECONDS = 0.2
 """Whoever finds no leader tries again after so many seconds."""
+TELL_SECONDS = 5.0
+"""The leader tells again so often, since others may write to the store."""
+MOST_AT_ONCE = 256
+"""So many may be about to come at once. Whoever comes beyond that is sent away, and tries again."""
+MOST_TOLD = 10
+"""So many who were sent away are told."""
+FIRST_BYTES = 1 << 20
+"""The first message of a process is not longer than this."""
 ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """The system asks so often whether the other host is still there. A process cannot tell by the
 silence of its leader: that may be stopped in a terminal.
 """
 
 
+class _Told(msgspec.Struct, frozen=True):
+    """The leader listens at this port."""
+
+    port: int
+
+
 class JoinedMember:
     """A `JoinedMember` is a process that torchrun has started. It ends with its connection."""
 
-    def __init__(self, stream: socket.socket, connection: Connection, hello: Hello, is_here: bool):
+    def __init__(self, connection: Connection, hello: Hello, is_here: bool):
         self.place = hello.place
         self.host_name = hello.host_name if hello.place.hosts > 1 else ""
         self.is_here = is_here
         self.pid = hello.pid
-        self._stream = stream
+        self._connection = connection
         self._process = _handle_of(hello.pid) if is_here else None
         self._lock = threading.Lock()
         self._takes: Take | None = None
@@ -64,7 +89,7 @@ class JoinedMember:
             lost(why)
         return self._line
 
-    def _take(self, message: object) -> bool:
+    def _take(self, message: Message) -> bool:
         return self._takes is not None and self._takes(message)
 
     def _lose(self, why: str) -> None:
@@ -79,7 +104,7 @@ class JoinedMember:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._process, signal.SIGKILL)
         with contextlib.suppress(OSError):
-            self._stream.shutdown(socket.SHUT_RDWR)
+            self._connection.cut()
 
     def why_lost(self, why: str) -> str:
         return "its process or its host has ended" if why == ENDED else why
@@ -105,7 +130,6 @@ class JoinedMember:
         while not self._why_lost and time.monotonic() < until:
             time.sleep(0.01)
         self._line.close()
-        self._stream.close()
         if self._process is not None:
             os.close(self._process)
 
@@ -118,34 +142,68 @@ class Gathering:
     def __init__(self, launched: Launched, hello: Hello):
         self.place = launched.place
         self.members: list[JoinedMember] = []
-        self._secret = secrets.token_bytes(32)
-        self._came: queue.SimpleQueue[tuple[socket.socket, Connection, Hello]] = queue.SimpleQueue()
-        self._store = launched.store()
-        # Every attempt of torchrun meets under a name of its own.
-        self.meeting = Meeting(launched.port, launched.address, f"ramstream/{secrets.token_hex(8)}")
-        with _listening(self.place.hosts) as listener:
-            self._announce(listener)
-            threading.Thread(target=self._listen, args=(listener,), daemon=True).start()
-            try:
-                found = self._wait_for_all()
-            finally:
-                listener.shutdown(socket.SHUT_RDWR)  # the thread that listens ends
-        problem = hello.problem or why_refused(hello, [each[2] for each in found])
-        for stream, connection, other in found:
+        self.network: tuple[OverNetwork, distributed.Store] | None = None
+        """Ranks of several hosts meet there."""
+        self._came: queue.SimpleQueue[tuple[Connection, Hello]] = queue.SimpleQueue()
+        self._coming = threading.BoundedSemaphore(MOST_AT_ONCE)
+        self._sent_away = 0
+        with contextlib.ExitStack() as way:
+            if self.place.hosts > 1:
+                found = self._over_network(launched, way)
+            else:
+                found = self._on_host(launched, way)
+        problem = hello.problem or why_refused(hello, [other for _, other in found])
+        for connection, other in found:
             connection.send(Refused(problem) if problem else Welcome())
             if problem:
                 connection.close()
-                stream.close()
                 continue
             is_here = other.place.host == self.place.host
-            self.members.append(JoinedMember(stream, connection, other, is_here))
+            self.members.append(JoinedMember(connection, other, is_here))
         if problem:
             raise RankError(problem)
 
-    @property
-    def store(self) -> distributed.Store:
-        """Returns the store at which the ranks meet."""
-        return self.meeting.within(self._store)
+    def _on_host(
+        self, launched: Launched, way: contextlib.ExitStack
+    ) -> list[tuple[Connection, Hello]]:
+        meets = OwnSocket(_name_of(launched))
+        way.callback(meets.close)
+        listener = meets.listen()
+        way.callback(meets.forget)
+
+        def admit_own(stream: socket.socket) -> Connection:
+            refuse_others(stream)
+            return Connection(stream)
+
+        return self._wait_for_all(listener, admit_own)
+
+    def _over_network(
+        self, launched: Launched, way: contextlib.ExitStack
+    ) -> list[tuple[Connection, Hello]]:
+        secret, store = read_secret(), launched.store()
+        # Every attempt of torchrun meets under a name of its own.
+        name = f"ramstream/{secrets.token_hex(8)}"
+        network = OverNetwork(launched.port, launched.address, name)
+        self.network = network, network.within(store)
+        listener = _listening()
+        told = msgspec.json.encode(_Told(listener.getsockname()[1])).decode()
+        is_over = threading.Event()
+        way.callback(is_over.set)
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the store has ended, and with it this run
+                while True:
+                    store.set(KEY, told)
+                    if is_over.wait(TELL_SECONDS):
+                        return
+
+        threading.Thread(target=tell, name="tell-port", daemon=True).start()
+
+        def admit_any(stream: socket.socket) -> Connection:
+            _keep_alive(stream)
+            return Connection(stream, admit(stream, secret))
+
+        return self._wait_for_all(listener, admit_any)
 
     def end(self, code: int) -> None:
         """Makes all processes that follow end with this exit code."""
@@ -155,80 +213,151 @@ class Gathering:
         for member in self.members:
             member.close(until)
 
-    def _announce(self, listener: socket.socket) -> None:
-        told = {"port": listener.getsockname()[1], "secret": self._secret.hex()}
-        self._store.set(KEY, json.dumps(told))
-
-    def _listen(self, listener: socket.socket) -> None:
+    def _listen(self, listener: socket.socket, admits: Callable) -> None:
         """Lets processes come, each in a thread of its own: one that is silent delays no other."""
         with contextlib.suppress(OSError):  # it is closed once all have come
             while True:
                 stream, _ = listener.accept()
-                threading.Thread(target=self._admit, args=(stream,), daemon=True).start()
+                if not self._coming.acquire(blocking=False):
+                    stream.close()
+                    continue
+                threading.Thread(target=self._admit, args=(stream, admits), daemon=True).start()
 
-    def _admit(self, stream: socket.socket) -> None:
-        connection = _connection_of(stream)
+    def _admit(self, stream: socket.socket, admits: Callable) -> None:
+        who = _who(stream)
         try:
-            deliver_challenge(connection, self._secret)
-            answer_challenge(connection, self._secret)
-            found = connection.recv()
-        except (OSError, EOFError, AuthenticationError):
-            connection.close()
+            connection = admits(stream)
+            found = connection.receive(FIRST_BYTES)
+            _check_hello(found, self.place)
+        except (OSError, EOFError, MessageError) as error:
             stream.close()
+            self._tell_of(who, error)
             return
-        self._came.put((stream, connection, found))
+        finally:
+            self._coming.release()
+        self._came.put((connection, found))
 
-    def _wait_for_all(self) -> list[tuple[socket.socket, Connection, Hello]]:
+    def _tell_of(self, who: str, error: Exception) -> None:
+        """Tells that someone was sent away, unless so many were that it would fill a disk."""
+        self._sent_away += 1
+        if self._sent_away <= MOST_TOLD:
+            why = first_line(error) or "it has ended"
+            print(
+                f"ramstream: {who} wanted to join the run and was sent away ({why.rstrip('.')}).",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _wait_for_all(
+        self, listener: socket.socket, admits: Callable[[socket.socket], Connection]
+    ) -> list[tuple[Connection, Hello]]:
         until = time.monotonic() + FIND_SECONDS
-        found: dict[int, tuple[socket.socket, Connection, Hello]] = {}
-        while len(found) < self.place.all_ranks - 1:
+        found: dict[int, tuple[Connection, Hello]] = {}
+        with listener:
+            threading.Thread(target=self._listen, args=(listener, admits), daemon=True).start()
             try:
-                came = self._came.get(timeout=max(0.0, until - time.monotonic()))
+                while len(found) < self.place.all_ranks - 1:
+                    came = self._came.get(timeout=max(0.0, until - time.monotonic()))
+                    rank = came[1].place.rank
+                    if rank in found:  # it came once more, or another says that it has this rank
+                        found[rank][0].close()
+                    found[rank] = came
             except queue.Empty:
                 missing = next(rank for rank in range(1, self.place.all_ranks) if rank not in found)
                 raise RankError(
                     f"Rank {missing} of {self.place.all_ranks} has not come within "
                     f"{FIND_SECONDS} s; check that this host can be reached from all others."
                 ) from None
-            found[came[2].place.rank] = came
+            finally:
+                listener.shutdown(socket.SHUT_RDWR)  # the thread that listens ends
         return [found[rank] for rank in sorted(found)]
+
+
+def _check_hello(found: Message, place: Place) -> None:
+    """Raises MessageError for what is not the first message of a process that follows."""
+    if not isinstance(found, Hello):
+        raise MessageError(f"It sent {type(found).__name__} first.")
+    if not 0 < found.place.rank < place.all_ranks:
+        raise MessageError(f"It says that it is rank {found.place.rank} of {place.all_ranks}.")
 
 
 def follow(launched: Launched, hello: Hello) -> Connection:
     """Connects a process that follows to the one that leads. Raises RankError where that cannot be
     found, or refuses to lead it.
     """
-    store, until = launched.store(), time.monotonic() + FIND_SECONDS
-    address = launched.address if launched.place.hosts > 1 else LOOPBACK
-    while True:
-        told = json.loads(store.get(KEY))
-        try:
-            stream = socket.create_connection((address, told["port"]), FIND_SECONDS)
-            stream.settimeout(None)
-            connection = _connection_of(stream)
-            answer_challenge(connection, bytes.fromhex(told["secret"]))
-            deliver_challenge(connection, bytes.fromhex(told["secret"]))
-            connection.send(hello)
-            answer = connection.recv()
-            break
-        except (OSError, EOFError, AuthenticationError) as error:
-            if time.monotonic() > until:
-                raise RankError(
-                    f"The process that leads could not be reached at {address}; check that its "
-                    "host can be reached from this one."
-                ) from error
-            time.sleep(TRY_SECONDS)
+    until = time.monotonic() + FIND_SECONDS
+    with contextlib.ExitStack() as way:
+        where, connect = _way_to(launched, way)
+        while True:
+            stream = None
+            try:
+                stream, connection = connect()
+                connection.send(hello)
+                answer = connection.receive(FIRST_BYTES)
+                break
+            except (OSError, EOFError, MessageError, msgspec.MsgspecError) as error:
+                if stream is not None:
+                    stream.close()
+                if time.monotonic() > until:
+                    why = first_line(error) or "it has ended"
+                    raise RankError(
+                        f"The process that leads could not be reached {where} ({why}); check that "
+                        "its host can be reached from this one."
+                    ) from error
+                time.sleep(TRY_SECONDS)
     if isinstance(answer, Refused):
         raise RankError(answer.sentence)
     return connection
 
 
-def _listening(hosts: int) -> socket.socket:
-    """Returns a socket at which processes of all hosts can connect, and of no other host if there
-    is one.
+def _way_to(
+    launched: Launched, way: contextlib.ExitStack
+) -> tuple[str, Callable[[], tuple[socket.socket, Connection]]]:
+    """Returns where the process that leads is, in words, and what connects to it."""
+    if launched.place.hosts == 1:
+        meets = OwnSocket(_name_of(launched))
+        way.callback(meets.close)
+
+        def connect_here() -> tuple[socket.socket, Connection]:
+            stream = meets.connect()
+            return stream, Connection(stream)
+
+        return "on this host", connect_here
+    secret, store = read_secret(), launched.store()
+
+    def connect_there() -> tuple[socket.socket, Connection]:
+        told = msgspec.json.decode(store.get(KEY), type=_Told)
+        stream = socket.create_connection((launched.address, told.port), FIND_SECONDS)
+        try:
+            _keep_alive(stream)
+            return stream, Connection(stream, prove(stream, secret))
+        except BaseException:
+            stream.close()
+            raise
+
+    return f"at {launched.address}", connect_there
+
+
+def _name_of(launched: Launched) -> str:
+    """Returns the name of the socket by which processes of one host meet. Another torchrun on this
+    host has another port, and a container may have the same.
     """
-    if hosts == 1:
-        return socket.create_server((LOOPBACK, 0), backlog=512)
+    network = Path("/proc/self/ns/net").stat().st_ino
+    told = f"{launched.run} {launched.address} {launched.port} {network}"
+    return f"ramstream-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+
+
+def _who(stream: socket.socket) -> str:
+    """Returns the other end in words."""
+    if stream.family == socket.AF_UNIX:
+        return "A process of this host"
+    with contextlib.suppress(OSError):
+        return f"Someone at {stream.getpeername()[0]}"
+    return "Someone"
+
+
+def _listening() -> socket.socket:
+    """Returns a socket at which processes of all hosts can connect."""
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
             return socket.create_server(
@@ -237,13 +366,12 @@ def _listening(hosts: int) -> socket.socket:
     return socket.create_server(("", 0), backlog=512)
 
 
-def _connection_of(stream: socket.socket) -> Connection:
-    """Returns a connection over `stream`, which stays open when that is closed."""
+def _keep_alive(stream: socket.socket) -> None:
+    """Makes the system notice that the other host has gone."""
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in ALIVE.items():
         stream.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return Connection(os.dup(stream.fileno()))
 
 
 def _handle_of(pid: int) -> int | None:

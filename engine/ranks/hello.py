@@ -11,44 +11,18 @@ import os
 import platform
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import msgspec
+
 from engine.exchange.place import Place
 from engine.paths import PROGRAM_ROOT
+from engine.ranks.messages import Hello
 
 PACKAGES = ("torch", "transformers", "numpy")
 """The versions of these decide what is computed."""
 _MISSING = "nothing"
-
-
-@dataclass(frozen=True)
-class Hello:
-    """A `Hello` says who a process is."""
-
-    place: Place
-    host_name: str
-    pid: int
-    program: str
-    """It is a digest of the program's sources."""
-    versions: Mapping[str, str]
-    settings: Mapping[str, Any]
-    """Its command line gives these settings, by dotted name."""
-    problem: str = ""
-    """This is why its command line cannot be used, if so."""
-
-
-@dataclass(frozen=True)
-class Welcome:
-    """The process may follow."""
-
-
-@dataclass(frozen=True)
-class Refused:
-    """The process may not follow, and no run is started."""
-
-    sentence: str
 
 
 def hello(place: Place, settings: Mapping[str, Any], problem: str = "") -> Hello:
@@ -59,7 +33,8 @@ def hello(place: Place, settings: Mapping[str, Any], problem: str = "") -> Hello
         os.getpid(),
         program_digest(),
         {"Python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
-        settings,
+        # As plain data, as which the other side gets them: a list for a tuple.
+        msgspec.json.decode(msgspec.json.encode(dict(settings), enc_hook=str)),
         problem,
     )
 

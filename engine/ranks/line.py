@@ -1,7 +1,7 @@
 """A `Line` connects two processes of a run: the one that leads, and one that follows.
 
-Both send messages, which are plain data. A thread of each side reads them, so that the end of the
-other side is known at once, even while a collective waits. Each side also sends a sign of life
+Both send messages (`engine.ranks.messages`). A thread of each side reads them, so that the end of
+the other side is known at once, even while a collective waits. Each side also sends a sign of life
 every second. A process that follows counts as lost if it has sent nothing for a minute: it may be
 stopped. One that leads may be silent: a person may stop it in a terminal for an hour, and go on.
 """
@@ -13,10 +13,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Final
 
 from engine.errors import first_line
+from engine.ranks.connection import Connection
+from engine.ranks.messages import Beat, Message
 
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 60.0
@@ -25,7 +26,6 @@ FIRST_SECONDS = 300.0
 """It may be silent for so long at first: a process that starts imports torch, perhaps from a slow
 disk.
 """
-_BEAT: Final = "beat"
 _END: Final = None
 
 
@@ -44,7 +44,7 @@ class Line:
     def __init__(
         self,
         connection: Connection,
-        take: Callable[[Any], bool],
+        take: Callable[[Message], bool],
         lost: Callable[[str], None],
         minds_silence: bool = True,
     ):
@@ -53,7 +53,7 @@ class Line:
         self._lost = lost
         self._minds_silence = minds_silence
         self._sending = threading.Lock()
-        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._heard = time.monotonic()
         self._patience = FIRST_SECONDS
         self._closed = threading.Event()
@@ -65,7 +65,7 @@ class Line:
         for thread in self.threads:
             thread.start()
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Message) -> None:
         """Sends a message. Raises LostLineError where the other side has ended."""
         try:
             with self._sending:
@@ -73,7 +73,7 @@ class Line:
         except OSError as error:
             raise LostLineError("it has ended") from error
 
-    def next(self) -> Any:
+    def next(self) -> Message:
         """Returns the next message that waits. Raises LostLineError once the other side is lost."""
         message = self._messages.get()
         if message is _END:
@@ -114,13 +114,13 @@ class Line:
             if is_silent and self._minds_silence and not self._connection.poll():
                 return f"it has been silent for {self._patience:.0f} s"
             return ""
-        message = self._connection.recv()
+        message = self._connection.receive()
         self._heard, self._patience = time.monotonic(), SILENT_SECONDS
-        if message != _BEAT:
+        if not isinstance(message, Beat):
             self._hand_over(message)
         return ""
 
-    def _hand_over(self, message: Any) -> None:
+    def _hand_over(self, message: Message) -> None:
         try:
             is_taken = self._take(message)
         except OSError as error:
@@ -131,6 +131,6 @@ class Line:
     def _beat(self) -> None:
         while not self._closed.wait(BEAT_SECONDS):
             try:
-                self.send(_BEAT)
+                self.send(Beat())
             except LostLineError:
                 return

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-from dataclasses import dataclass
+import resource
 from datetime import timedelta
+from typing import TypeAlias
 
+from msgspec import Struct
 from torch import distributed
 
 from engine.exchange.exchange import GroupExchange, reaching_others
@@ -13,7 +16,6 @@ from engine.exchange.place import Place
 
 JOIN_SECONDS = 120
 """The processes must find each other within so many seconds."""
-LOOPBACK = "127.0.0.1"
 ON_ONE_HOST = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Ranks of one host use its loopback to meet, whatever networks it has."""
 ANYWHERE = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
@@ -22,13 +24,46 @@ save the run.
 """
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """A `Meeting` says where ranks meet: at the store of a process that listens there."""
+class OnHost(Struct, frozen=True, tag=True):
+    """Ranks of one host meet in a file in the memory of the process that leads, which no folder
+    lists and no other account can open: a store that listens would listen on all addresses, and
+    ask nobody who he is.
+    """
+
+    process: int
+    file: int
+    """It is the file with this descriptor of the process."""
+    ranks: int
+
+    @classmethod
+    def made(cls, ranks: int) -> OnHost:
+        """Returns a meeting in a new file of this process."""
+        made = os.memfd_create("ramstream-store")
+        try:
+            # No later file gets so high a number. A store writes once more when it is freed, which
+            # an error that is still held may delay, and would do so to that file.
+            high = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+            return cls(os.getpid(), fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, high), ranks)
+        finally:
+            os.close(made)
+
+    def store(self) -> distributed.Store:
+        """Returns the store, which stays for as long as the file is open."""
+        return distributed.FileStore(f"/proc/{self.process}/fd/{self.file}", self.ranks)
+
+    def close(self) -> None:
+        """Ends the meeting. The process that has made it calls this once."""
+        os.close(self.file)
+
+
+class OverNetwork(Struct, frozen=True, tag=True):
+    """Ranks of several hosts meet at a store of torchrun, or of the process that leads. Whoever
+    reaches its port can read and write there, so it holds no secret.
+    """
 
     port: int
-    address: str = LOOPBACK
-    name: str = ""
+    address: str
+    name: str
     """Ranks that meet at a store which others use, or have used, do so under this name."""
 
     def store(self) -> distributed.Store:
@@ -40,7 +75,10 @@ class Meeting:
 
     def within(self, store: distributed.Store) -> distributed.Store:
         """Returns the part of `store` in which the ranks meet."""
-        return distributed.PrefixStore(self.name, store) if self.name else store
+        return distributed.PrefixStore(self.name, store)
+
+
+Meeting: TypeAlias = OnHost | OverNetwork
 
 
 def prepare_to_meet(hosts: int) -> None:

@@ -7,24 +7,24 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Protocol
 
 from engine.machine.cgroups import private_memory
 from engine.paths import PROGRAM_ROOT
+from engine.ranks.connection import Connection
 from engine.ranks.line import Line, LostLineError
-from engine.ranks.messages import End
+from engine.ranks.messages import End, Message
 
 END_SECONDS = 10
 """A process that was asked to end has so many seconds."""
 ENDED = "it has ended"
 """This is what a line says of a process that has ended."""
 
-Take = Callable[[Any], bool]
+Take = Callable[[Message], bool]
 Lost = Callable[[str], None]
 
 
@@ -66,7 +66,7 @@ class StartedMember:
     is_here = True
 
     def __init__(self) -> None:
-        ours, theirs = Pipe()
+        ours, theirs = socket.socketpair()
         path = os.pathsep.join(filter(None, (str(PROGRAM_ROOT), os.environ.get("PYTHONPATH"))))
         program = f"from engine.ranks.follower import main; main({theirs.fileno()})"
         try:
@@ -85,7 +85,7 @@ class StartedMember:
         finally:
             theirs.close()
         self.pid = self.process.pid
-        self._connection: Connection = ours
+        self._connection = Connection(ours)
         self._line: Line | None = None
 
     def connect(self, take: Take, lost: Lost) -> Line:

@@ -1,17 +1,20 @@
-"""These messages pass between the process that leads a run and those that follow."""
+"""These messages pass between the process that leads a run and those that follow. There are no
+others, and each has the fields that it has here, of these types (`engine.ranks.codec`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from engine.config.adapters import Adapters
 from engine.config.regularisation import Regularisation
 from engine.config.settings import ModelConfig, Optimizer
 from engine.config.trained_parts import Parts
+from engine.data.rows import MicroBatch
 from engine.exchange.place import Place
 from engine.host.divided_planes import HostPart
 from engine.host.host_adamw import AdamWSettings
@@ -19,16 +22,23 @@ from engine.host.ram_planes import Key, Wanted
 from engine.host.shared_memory import SharedPlanes
 from engine.host.shared_piece import InPiece
 from engine.plan.choices import PlanChoices
-from engine.plan.step_plan import Span
-from engine.plan.waits import Wait
+from engine.plan.waits import RanOp, Wait
 from engine.ranks.meeting import Meeting
 from engine.runtime.step import StepShare
+
+
+class Message(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A `Message` begins with the name of its kind."""
+
+
+class Beat(Message, frozen=True):
+    """A sign of life. Both sides send it, and nobody answers."""
+
 
 # ---------------------------------------------------------------- from the leader
 
 
-@dataclass(frozen=True)
-class Open:
+class Open(Message, frozen=True):
     """A follower opens its device and joins the process group. It answers `Done`."""
 
     device: str
@@ -41,8 +51,7 @@ class Open:
     """The device's allocator may take this many bytes; None where there is no limit."""
 
 
-@dataclass(frozen=True)
-class Gather:
+class Gather(Message, frozen=True):
     """A follower takes part in a measurement, in which all ranks gather `size` bytes. It answers
     `Done`.
     """
@@ -50,15 +59,18 @@ class Gather:
     size: int
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(Struct, frozen=True, forbid_unknown_fields=True):
     """A `Held` says what the planes hold, and of which model."""
 
     model: ModelConfig
-    config: Any
-    """It is the model's configuration, of transformers, as the leader changed it."""
-    parts: Parts | Adapters | None
-    """These are trained; None for the whole model."""
+    config: str
+    """It is the model's configuration, of transformers, as the leader changed it
+    (`engine.ranks.codec.config_text`).
+    """
+    parts: Parts | None
+    """These are trained; None for the whole model, and where adapters are."""
+    adapters: Adapters | None
+    """These are trained; None where there are none."""
     optimizer: Optimizer
     has_gradients: bool
     """The planes include gradients."""
@@ -68,8 +80,7 @@ class Held:
     """The planes are divided among so many hosts."""
 
 
-@dataclass(frozen=True)
-class Hold:
+class Hold(Message, frozen=True):
     """The first rank of another host than the leader's makes the planes of its host. It answers
     `Holds`.
     """
@@ -77,13 +88,11 @@ class Hold:
     held: Held
 
 
-@dataclass(frozen=True)
-class TellPlanes:
+class TellPlanes(Message, frozen=True):
     """The first rank of a host tells where its part of planes is. It answers `Holds`."""
 
 
-@dataclass(frozen=True)
-class Build:
+class Build(Message, frozen=True):
     """A follower builds its engine over the planes of its host. Copies on other hosts than the
     leader's are filled before. It answers `Done`.
     """
@@ -102,13 +111,11 @@ class Build:
     """Blocks compute with this many threads on a CPU."""
 
 
-@dataclass(frozen=True)
-class CloseEngine:
+class CloseEngine(Message, frozen=True):
     """A follower frees its engine and its planes. It answers `Done`."""
 
 
-@dataclass(frozen=True)
-class Train:
+class Train(Message, frozen=True):
     """A follower submits a step. Once it has applied it, it answers `Applied`."""
 
     number: int
@@ -120,29 +127,25 @@ class Train:
     """The answer tells when the ops of the step ran."""
 
 
-@dataclass(frozen=True)
-class Go:
+class Go(Message, frozen=True):
     """A follower may change the planes: step `number` will be applied."""
 
     number: int
 
 
-@dataclass(frozen=True)
-class DryRun:
+class DryRun(Message, frozen=True):
     """A follower makes a dry run. It answers `Done`."""
 
     share: StepShare
 
 
-@dataclass(frozen=True)
-class Evaluate:
+class Evaluate(Message, frozen=True):
     """A follower computes the losses of micro-batches. It answers `Losses`."""
 
-    batches: Sequence[Any]
+    batches: Sequence[MicroBatch]
 
 
-@dataclass(frozen=True)
-class Accompany:
+class Accompany(Message, frozen=True):
     """A follower takes part in a pass of the leader over the units, which are gathered once for
     each of `groups` of micro-batches. It answers `Done`.
     """
@@ -150,13 +153,11 @@ class Accompany:
     groups: int
 
 
-@dataclass(frozen=True)
-class Drain:
+class Drain(Message, frozen=True):
     """A follower waits until every submitted step is applied. It answers `Done`."""
 
 
-@dataclass(frozen=True)
-class End:
+class End(Message, frozen=True):
     """A follower is to end, with this exit code."""
 
     code: int = 0
@@ -165,8 +166,7 @@ class End:
 # ---------------------------------------------------------------- shards elsewhere
 
 
-@dataclass(frozen=True)
-class AllocateShards:
+class AllocateShards(Message, frozen=True):
     """A follower allocates planes of units that live on the devices. It answers `ShardReply`, as it
     does to the other messages about shards.
     """
@@ -174,15 +174,13 @@ class AllocateShards:
     wanted: dict[Key, Wanted]
 
 
-@dataclass(frozen=True)
-class AllocateParts:
+class AllocateParts(Message, frozen=True):
     """The first rank of a host allocates the host's part of planes, in its RAM."""
 
     parts: dict[Key, HostPart]
 
 
-@dataclass(frozen=True)
-class ReleaseShards:
+class ReleaseShards(Message, frozen=True):
     """A follower lets go of planes."""
 
     keys: tuple[Key, ...]
@@ -190,8 +188,7 @@ class ReleaseShards:
     """They are in the RAM of its host, not on its device."""
 
 
-@dataclass(frozen=True)
-class ReadShard:
+class ReadShard(Message, frozen=True):
     """A follower reads the bytes between two places of a plane, as far as it holds the plane. They
     count from the first that it holds on its device, or from the first of a plane in RAM.
     """
@@ -204,23 +201,22 @@ class ReadShard:
     """The bytes go there, and not into the answer."""
 
 
-@dataclass(frozen=True)
-class WriteShard:
-    """A follower writes `content`, uint8 [bytes], from the byte `begin` on, which counts as in
-    `ReadShard`.
+class WriteShard(Message, frozen=True):
+    """A follower writes bytes from the byte `begin` on, which counts as in `ReadShard`. They are
+    `content`, uint8 [bytes], or, where that is None, those in `piece`.
     """
 
     key: Key
     begin: int
-    content: np.ndarray | InPiece
+    content: np.ndarray | None = None
+    piece: InPiece | None = None
     in_ram: bool = False
 
 
 ShardMessage: TypeAlias = AllocateShards | AllocateParts | ReleaseShards | ReadShard | WriteShard
 
 
-@dataclass(frozen=True)
-class ShardReply:
+class ShardReply(Message, frozen=True):
     """What the leader has asked of shards is done."""
 
     content: np.ndarray | None = None
@@ -230,30 +226,26 @@ class ShardReply:
 # ---------------------------------------------------------------- from a follower
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(Message, frozen=True):
     """What the leader has asked for is done."""
 
 
-@dataclass(frozen=True)
-class Holds:
+class Holds(Message, frozen=True):
     """The planes of a host are there. Its other ranks find them where this says."""
 
     planes: SharedPlanes
 
 
-@dataclass(frozen=True)
-class Timeline:
+class Timeline(Struct, frozen=True, forbid_unknown_fields=True):
     """The ops of a step ran at these times on a rank, and its COMPUTE lane waited in these. Times
     are those of `time.perf_counter`, a clock that all processes of a machine share.
     """
 
-    spans: Sequence[Span]
+    ops: Sequence[RanOp]
     waits: Sequence[Wait]
 
 
-@dataclass(frozen=True)
-class DeviceMemory:
+class DeviceMemory(Struct, frozen=True, forbid_unknown_fields=True):
     """A rank holds so many bytes of its device, as `Backend.memory` says; zeros on a CPU."""
 
     allocated: int = 0
@@ -267,8 +259,7 @@ class DeviceMemory:
     """The process has this many bytes of RAM for itself. Only those on other hosts tell."""
 
 
-@dataclass(frozen=True)
-class Applied:
+class Applied(Message, frozen=True):
     """All updates of step `number` are in the planes."""
 
     number: int
@@ -278,8 +269,7 @@ class Applied:
     """It is there about once a second."""
 
 
-@dataclass(frozen=True)
-class Losses:
+class Losses(Message, frozen=True):
     """These are the losses of the micro-batches that were asked for, in order."""
 
     totals: tuple[float, ...]
@@ -287,8 +277,7 @@ class Losses:
     """Each is float32 [n]: the cross-entropies of the positions with a label."""
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(Message, frozen=True):
     """Something went wrong in a follower, which ends now."""
 
     sentence: str
@@ -297,3 +286,31 @@ class Failed:
     """The traceback is for the log."""
     by_others: bool = False
     """It could not reach other ranks, one of which may be the cause."""
+
+
+# ---------------------------------------------------------------- before the first
+
+
+class Hello(Message, frozen=True):
+    """A `Hello` says who a process is."""
+
+    place: Place
+    host_name: str
+    pid: int
+    program: str
+    """It is a digest of the program's sources."""
+    versions: dict[str, str]
+    settings: dict[str, Any]
+    """Its command line gives these settings, by dotted name. They are plain data, as in JSON."""
+    problem: str = ""
+    """This is why its command line cannot be used, if so."""
+
+
+class Welcome(Message, frozen=True):
+    """The process may follow."""
+
+
+class Refused(Message, frozen=True):
+    """The process may not follow, and no run is started."""
+
+    sentence: str

@@ -11,7 +11,6 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -23,11 +22,12 @@ from engine.host.host_threads import Workers
 from engine.host.ram_planes import Key, Wanted
 from engine.host.sharded_planes import HeldBytes
 from engine.host.shared_memory import OwnedMemory, SharedPlanes
-from engine.host.shared_piece import PIECE_BYTES, InPiece, SharedPiece
+from engine.host.shared_piece import PIECE_BYTES, SharedPiece
 from engine.progress import untold
 from engine.ranks.messages import (
     AllocateParts,
     AllocateShards,
+    Message,
     ReadShard,
     ReleaseShards,
     ShardMessage,
@@ -44,7 +44,9 @@ class RemoteShards:
     them, and `problem` returns why they cannot go on, or "". Any thread may call the methods.
     """
 
-    def __init__(self, place: Place, send: Callable[[int, Any], None], problem: Callable[[], str]):
+    def __init__(
+        self, place: Place, send: Callable[[int, Message], None], problem: Callable[[], str]
+    ):
         """place: that of the leader."""
         ranks = place.all_ranks
         self.ranks = ranks
@@ -102,7 +104,7 @@ class RemoteShards:
             piece = self._opened_piece()
             for first in range(0, content.size, PIECE_BYTES):
                 there = piece.put(content[first : first + PIECE_BYTES])
-                self._ask_all(here, WriteShard(key, begin + first, there))
+                self._ask_all(here, WriteShard(key, begin + first, piece=there))
 
     def close(self) -> None:
         """Lets go of memory. No other method may be called any more."""
@@ -218,8 +220,9 @@ def answer(planes: DevicePlanes, parts: OwnParts, message: ShardMessage) -> Shar
             if into is None:
                 return ShardReply(found)
             into.content()[:] = found
-        case WriteShard(key, begin, content, in_ram):
-            if isinstance(content, InPiece):
-                content = content.content()
+        case WriteShard(key, begin, content, piece, in_ram):
+            if piece is not None:
+                content = piece.content()
+            assert content is not None  # whoever asks gives one of them
             (parts.ram if in_ram else planes).write(key, begin, content)
     return ShardReply()

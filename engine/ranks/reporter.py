@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from engine.machine.cgroups import private_memory
 from engine.plan.step_plan import Span
-from engine.plan.waits import waits_of
+from engine.plan.waits import ran, waits_of
 from engine.ranks.messages import Applied, DeviceMemory, Timeline
 from engine.runtime.backend import Backend
 from engine.runtime.streaming_engine import AppliedStep
@@ -42,7 +43,7 @@ class Reporter:
         timeline = None
         if has_timeline and step.spans:
             inline = self._backend.device.type == "cpu"
-            timeline = Timeline(step.spans, waits_of(step.spans, before, inline, seconds))
+            timeline = Timeline(ran(step.spans), waits_of(step.spans, before, inline, seconds))
         memory = None
         if now - self._told_memory_at >= MEMORY_SECONDS:
             self._told_memory_at = now

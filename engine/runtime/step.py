@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from engine.config.preference_settings import PreferenceConfig
-from engine.data.rows import PairTargets, sum_of_weights
+from engine.data.rows import MicroBatch, PairTargets, sum_of_weights
 from engine.embedding.embed_rows import Lookup
 from engine.embedding.embedding_noise import RowNoise, StepNoise
 from engine.graphs.block_graphs import StepGraphs
@@ -191,7 +191,7 @@ def _answer_lines(batch: Any) -> int:
 class StepShare:
     """A `StepShare` is what one rank computes of a training step."""
 
-    batches: Sequence[Any]
+    batches: Sequence[MicroBatch]
     """These micro-batches are as for `StreamingEngine.train_step`."""
     loss_weight: float
     """In the whole step, the weights of all tokens that contribute to the loss have this sum: their

@@ -24,6 +24,7 @@ from engine.plan.waits import (
     Wait,
     as_records,
     first_start,
+    records_of,
     seconds_by_cause,
     waits_as_records,
     waits_of,
@@ -234,7 +235,7 @@ class Observer:
         crew = self._prepared.crew
         others = {} if crew is None else crew.take_timelines(applied.step)
         for rank, timeline in others.items():
-            spans += as_records(timeline.spans, begin, rank)
+            spans += records_of(timeline.ops, begin, rank)
             waited += waits_as_records(timeline.waits, begin, rank)
         return StepTimeline(
             applied.step,

@@ -36,7 +36,7 @@ from engine.ranks.follower import run
 from engine.ranks.gathering import Gathering, follow
 from engine.ranks.hello import hello
 from engine.ranks.leading_engine import LeadingEngine
-from engine.ranks.meeting import LOOPBACK
+from engine.ranks.shared_secret import VARIABLE
 from engine.ranks.torchrun import Launched
 from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.engine_settings import EngineSettings
@@ -151,6 +151,8 @@ _forking: Any = SimpleNamespace(
 
 # --------------------------------------------------------------------- other hosts
 
+LOOPBACK = "127.0.0.1"
+SECRET = "a secret that only the hosts of these tests have"
 PIECE_BYTES = 5000
 FOLLOWER = "from tests.support.crews import follow_as; follow_as({}, {}, {}, {})"
 
@@ -160,7 +162,10 @@ def gathered(place: Place) -> Iterator[Gathering]:
     """Gives the processes of all ranks but `place`, as torchrun would start them on its hosts. All
     hosts are this machine. Planes are sent to them in many pieces.
     """
-    with mock.patch.object(plane_copies, "PIECE_BYTES", PIECE_BYTES):
+    with (
+        mock.patch.object(plane_copies, "PIECE_BYTES", PIECE_BYTES),
+        mock.patch.dict(os.environ, {VARIABLE: SECRET}),
+    ):
         yield from _gathered(place)
 
 
@@ -170,7 +175,7 @@ def _gathered(place: Place) -> Iterator[Gathering]:
     processes = [
         ForkedProcess(
             [sys.executable, "-c", FOLLOWER.format(rank, place.ranks, place.hosts, port)],
-            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", VARIABLE: SECRET},
         )
         for rank in range(1, place.all_ranks)
     ]

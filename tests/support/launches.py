@@ -16,16 +16,18 @@ from typing import Any
 import numpy as np
 
 from engine.paths import PROGRAM_ROOT
+from engine.ranks.shared_secret import VARIABLE
 from engine.runs.event_base import Event
 from engine.runs.following import replay
 from engine.summaries.listing import list_runs
 from tests.engine.train.test_kill import ONE_THREAD
-from tests.support.crews import is_running, wait_for_end
+from tests.support.crews import SECRET, is_running, wait_for_end
 from tests.support.folders import make_config
 from tests.support.forked_processes import ForkedProcess, fork_from_here, forked_rank
 
 PATIENCE = 150
 FORKING = "from tests.support.launches import torchrun_forks; torchrun_forks()"
+NETWORK = {"GLOO_SOCKET_IFNAME": "lo", VARIABLE: SECRET}
 SETTINGS = {
     "train.micro_batch_size": 1,
     "train.steps": 8,
@@ -66,7 +68,7 @@ class Launch:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                env=os.environ | ONE_THREAD | {"GLOO_SOCKET_IFNAME": "lo"} | _gpus_of(host, ranks),
+                env=os.environ | ONE_THREAD | NETWORK | _gpus_of(host, ranks),
             )
             for host, own in enumerate(arguments)
         ]

@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import socket
 import threading
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from engine.errors import RankError
 from engine.exchange.place import Place
 from engine.ranks import gathering
 from engine.ranks.gathering import Gathering, follow
-from engine.ranks.hello import Hello, hello, program_digest, why_refused
+from engine.ranks.hello import hello, program_digest, why_refused
+from engine.ranks.messages import Hello
 from engine.ranks.torchrun import read_launched
 from tests.support.crews import launched_as
 

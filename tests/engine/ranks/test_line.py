@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 
+import numpy as np
 import pytest
 
 from engine.ranks import line
+from engine.ranks.connection import Connection
 from engine.ranks.line import Line, LostLineError
+from engine.ranks.messages import Go, Message, Refused, ShardReply
 
 PATIENCE = 30
 """A test gives up after so many seconds."""
+FOR_THE_THREAD = Refused("for the thread")
 ENDS = "import sys; sys.stdin.read()"
 """A process that does nothing, and ends with the pipe to it."""
 
@@ -30,8 +33,8 @@ class Side:
         self.is_lost = threading.Event()
         self.line = Line(connection, self._take, self._lost)
 
-    def _take(self, message) -> bool:
-        if message == "for the thread":
+    def _take(self, message: Message) -> bool:
+        if message == FOR_THE_THREAD:
             self.taken.append(message)
             return True
         return False
@@ -50,7 +53,7 @@ def quick_signs(monkeypatch):
 @pytest.fixture
 def ends():
     """Returns the two ends of a connection."""
-    both = Pipe()
+    both = [Connection(end) for end in socket.socketpair()]
     yield both
     for end in both:
         end.close()
@@ -68,20 +71,20 @@ def sides(ends):
 def test_messages_arrive_in_order_whole_and_both_ways(sides):
     here, there = sides
     for number in range(200):
-        here.line.send(("number", number))
-    large = b"x" * (4 << 20)  # more than the system keeps for a reader
-    there.line.send(large)
-    assert [there.line.next() for _ in range(200)] == [("number", k) for k in range(200)]
-    assert here.line.next() == large
+        here.line.send(Go(number))
+    large = np.arange(4 << 20, dtype=np.uint8)  # more than the system keeps for a reader
+    there.line.send(ShardReply(large))
+    assert [there.line.next() for _ in range(200)] == [Go(number) for number in range(200)]
+    assert np.array_equal(here.line.next().content, large)
     assert here.taken == there.taken == []
 
 
 def test_the_thread_takes_what_it_wants_and_leaves_the_rest(sides):
     here, there = sides
-    here.line.send("for the thread")
-    here.line.send("for a caller")
-    assert there.line.next() == "for a caller"
-    assert there.taken == ["for the thread"]
+    here.line.send(FOR_THE_THREAD)
+    here.line.send(Refused("for a caller"))
+    assert there.line.next() == Refused("for a caller")
+    assert there.taken == [FOR_THE_THREAD]
 
 
 def test_messages_of_several_threads_do_not_mix(sides):
@@ -89,12 +92,12 @@ def test_messages_of_several_threads_do_not_mix(sides):
 
     def send(name: str) -> None:
         for _ in range(50):
-            here.line.send(name * 50_000)
+            here.line.send(Refused(name * 50_000))
 
     threads = [threading.Thread(target=send, args=(name,)) for name in "abc"]
     for thread in threads:
         thread.start()
-    found = [there.line.next() for _ in range(150)]
+    found = [there.line.next().sentence for _ in range(150)]
     for thread in threads:
         thread.join()
     assert sorted({(each[0], len(each), len(set(each))) for each in found}) == [
@@ -109,17 +112,17 @@ def test_signs_of_life_are_no_messages_and_keep_an_idle_line(sides, monkeypatch)
     monkeypatch.setattr(line, "FIRST_SECONDS", 0.5)
     here, there = sides
     assert not here.is_lost.wait(1.5) and not there.is_lost.is_set()
-    here.line.send("after a while")
-    assert there.line.next() == "after a while"
+    here.line.send(Refused("after a while"))
+    assert there.line.next() == Refused("after a while")
 
 
 def test_the_end_of_the_other_process_is_noticed_while_nobody_reads():
-    ours, theirs = Pipe()
+    ours, theirs = socket.socketpair()
     process = subprocess.Popen(
         [sys.executable, "-c", ENDS], stdin=subprocess.PIPE, pass_fds=(theirs.fileno(),)
     )
     theirs.close()
-    side = Side(ours)
+    side = Side(Connection(ours))
     assert not side.is_lost.wait(0.3)
     process.kill()
     process.wait()
@@ -130,7 +133,7 @@ def test_the_end_of_the_other_process_is_noticed_while_nobody_reads():
         with pytest.raises(LostLineError, match="it has ended"):
             side.line.next()
     with pytest.raises(LostLineError, match="it has ended"):
-        side.line.send("too late")
+        side.line.send(Refused("too late"))
     side.line.close()
 
 
@@ -154,11 +157,11 @@ def test_whoever_waits_for_a_message_is_told_that_none_will_come(ends):
 
 def test_messages_that_arrived_before_the_end_are_not_lost(ends):
     ours, theirs = ends
-    theirs.send("last words")
+    theirs.send(Refused("last words"))
     theirs.close()
     side = Side(ours)
     assert side.is_lost.wait(PATIENCE)
-    assert side.line.next() == "last words"
+    assert side.line.next() == Refused("last words")
     with pytest.raises(LostLineError):
         side.line.next()
 
@@ -166,7 +169,7 @@ def test_messages_that_arrived_before_the_end_are_not_lost(ends):
 def test_a_message_that_breaks_off_is_the_end(ends):
     ours, theirs = ends
     side = Side(ours)
-    os.write(theirs.fileno(), b"\x00\x00\x10\x00half a message")
+    theirs._stream.sendall(b"\0\0\0\0\0\0\x10\0half a message")
     theirs.close()
     assert side.is_lost.wait(PATIENCE)
     assert side.reasons == ["it has ended"]
@@ -176,8 +179,8 @@ def test_silence_after_a_sign_of_life_is_noticed(ends, monkeypatch):
     monkeypatch.setattr(line, "SILENT_SECONDS", 0.3)
     ours, theirs = ends
     side = Side(ours)
-    theirs.send("hello")
-    assert side.line.next() == "hello"
+    theirs.send(Refused("hello"))
+    assert side.line.next() == Refused("hello")
     assert side.is_lost.wait(PATIENCE)
     assert side.reasons == ["it has been silent for 0 s"]
     with pytest.raises(LostLineError, match="silent"):
@@ -212,8 +215,8 @@ def test_a_side_that_was_stopped_itself_hears_what_has_arrived_meanwhile(ends, m
     monkeypatch.setattr(line, "SILENT_SECONDS", 5.0)
     ours, theirs = ends
     side = Side(ours)
-    theirs.send("before")
-    assert side.line.next() == "before"
+    theirs.send(Refused("before"))
+    assert side.line.next() == Refused("before")
     clock = line.time.monotonic
     polled = threading.Event()
     plain = ours.poll
@@ -223,13 +226,13 @@ def test_a_side_that_was_stopped_itself_hears_what_has_arrived_meanwhile(ends, m
             # It is stopped here, after it has looked: an hour passes and signs of life arrive.
             polled.set()
             monkeypatch.setattr(line.time, "monotonic", lambda: clock() + 3600)
-            theirs.send("meanwhile")
+            theirs.send(Refused("meanwhile"))
             return False
         return plain(seconds)
 
     monkeypatch.setattr(ours, "poll", poll)
     assert polled.wait(PATIENCE)
-    assert side.line.next() == "meanwhile"
+    assert side.line.next() == Refused("meanwhile")
     assert not side.is_lost.is_set()
 
 
@@ -238,7 +241,7 @@ def test_a_line_that_is_closed_is_not_lost_and_leaves_no_thread(sides):
     here.line.close()
     here.line.close()
     with pytest.raises(LostLineError):
-        here.line.send("after the end")
+        here.line.send(Refused("after the end"))
     with pytest.raises(LostLineError):
         here.line.next()
     assert there.is_lost.wait(PATIENCE)
@@ -260,7 +263,7 @@ def test_a_message_that_cannot_be_taken_ends_the_line(ends, error):
         raise error
 
     own = Line(ours, take, reasons.append)
-    theirs.send("hello")
+    theirs.send(Refused("hello"))
     with pytest.raises(LostLineError, match=str(error)):
         own.next()
     assert reasons == [f"a message from it could not be read ({error})"]
