@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import launch as launch_py
+from engine.ranks.gathering import MOST_TOLD
 from engine.runs.events import EvalFinished, LogLine, PlanBuilt, RunEnded, RunStarted, StepFinished
 from engine.summaries.listing import list_runs
 from engine.train.run import start_run
@@ -22,6 +23,8 @@ from tests.support.crews import followers_of, forked_followers  # noqa: F401  a 
 from tests.support.folders import make_config
 from tests.support.launches import SETTINGS, events_in, launch, planes_in, preset_of
 from tests.support.made_pairs import pair_config
+from tests.support.other_account import needs_root
+from tests.support.strangers import attacked, beyond_loopback, disturb, listening
 from tests.support.tiers import in_tiers
 from tests.test_written_before import cut_after_checkpoint
 
@@ -138,6 +141,36 @@ def test_its_bits_repeat(folder, preset, two_hosts):
     assert figures(first) == figures(second)
     ours, theirs = (planes_in(runs, 8) for runs in (first, second))
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+# --------------------------------------------------------------------- strangers
+
+
+@needs_root
+@pytest.mark.parametrize("shape", in_tiers([(1, 2), (2, 1)], [(1, 2)], PROCESSES), ids=str)
+def test_another_account_that_attacks_it_runs_nothing_and_it_goes_on(
+    folder, preset, plain, tmp_path, shape
+):
+    """It reads and writes torchrun's store, says that it leads, and sends pickled objects."""
+    hosts, ranks = shape
+    runs, seen = folder / f"attacked {hosts}", set()
+    with launch(hosts, ranks, [[preset, "--runs-dir", str(runs)]] * hosts) as started:
+        with attacked([agent.pid for agent in started.agents], tmp_path):
+            started.wait_for_step(runs, 1)
+            if hosts == 1:
+                workers = started.workers().values()
+                assert len(workers) == 2 and not beyond_loopback(*workers)
+                seen = {port for _, port in listening(*workers)}
+                disturb(seen, tmp_path / "disturbed")
+        codes, out, err = started.ended()
+    assert not list(tmp_path.iterdir())
+    assert codes == [0] * hosts and "Traceback" not in err, (out, err)
+    np.testing.assert_allclose(figures(runs), figures(plain), rtol=1e-5)
+    if hosts == 1:
+        assert seen and figures(runs) == figures(plain)
+    else:
+        told = [line for line in err.splitlines() if "was sent away" in line]
+        assert 0 < len(told) <= MOST_TOLD, err
 
 
 # --------------------------------------------------------------------- what is refused

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -15,9 +16,10 @@ from engine.exchange.place import Place
 from engine.ranks import gathering
 from engine.ranks.gathering import Gathering, follow
 from engine.ranks.hello import hello, program_digest, why_refused
-from engine.ranks.messages import Hello
+from engine.ranks.messages import Beat, Go, Hello
+from engine.ranks.shared_secret import VARIABLE
 from engine.ranks.torchrun import read_launched
-from tests.support.crews import launched_as
+from tests.support.crews import SECRET, launched_as
 
 LEADER = Hello(
     Place(0, 2, 2),
@@ -81,12 +83,13 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def gather(monkeypatch, settings: list[dict], seconds: float = 60) -> tuple[object, list]:
+def gather(monkeypatch, settings: list[dict], hosts: bool = True) -> tuple[object, list]:
     """Lets processes find each other, in threads. Returns what the leader gets, and what each of
-    the others does.
+    the others does. hosts: each is on a host of its own.
     """
-    monkeypatch.setattr(gathering, "FIND_SECONDS", seconds)
-    place, port = Place(0, 1, len(settings)), free_port()
+    monkeypatch.setattr(gathering, "FIND_SECONDS", 60)
+    monkeypatch.setenv(VARIABLE, SECRET)
+    place, port = Place(0, 1, len(settings)) if hosts else Place(0, len(settings)), free_port()
     found: list = [None] * len(settings)
 
     def come(rank: int) -> None:
@@ -108,12 +111,13 @@ def gather(monkeypatch, settings: list[dict], seconds: float = 60) -> tuple[obje
     return led, found[1:]
 
 
-def test_processes_find_each_other_and_end_with_the_code_of_the_leader(monkeypatch):
-    led, others = gather(monkeypatch, [{}, {}, {}])
+@pytest.mark.parametrize("hosts", [True, False])
+def test_processes_find_each_other_and_end_with_the_code_of_the_leader(monkeypatch, hosts):
+    led, others = gather(monkeypatch, [{}, {}, {}], hosts)
     assert [member.place.rank for member in led.members] == [1, 2]
     for number, connection in enumerate(others):
-        led.members[number]._line.send(f"to {number}")
-        assert next(iter(words(connection))) == f"to {number}"
+        led.members[number]._line.send(Go(number))
+        assert next(iter(words(connection))) == Go(number)
     ending = threading.Thread(target=led.end, args=(3,))
     ending.start()
     assert [next(iter(words(each))).code for each in others] == [3, 3]
@@ -125,8 +129,8 @@ def test_processes_find_each_other_and_end_with_the_code_of_the_leader(monkeypat
 def words(connection):
     """Yields what comes, but for signs of life."""
     while True:
-        message = connection.recv()
-        if message != "beat":
+        message = connection.receive()
+        if not isinstance(message, Beat):
             yield message
 
 
@@ -136,27 +140,11 @@ def test_all_are_refused_where_one_differs(monkeypatch):
     assert [str(each) for each in others] == [str(led)] * 2
 
 
-def test_whoever_does_not_know_the_secret_is_not_admitted(monkeypatch):
-    """And whoever is silent keeps nobody from coming."""
-    strangers = []
-    plain = Gathering._announce
-
-    def announce(self, listener):
-        port = listener.getsockname()[1]
-        strangers.append(socket.create_connection(("127.0.0.1", port)))
-        strangers.append(socket.create_connection(("127.0.0.1", port)))
-        strangers[1].sendall(b"\0\0\0\4nope")
-        plain(self, listener)
-
-    monkeypatch.setattr(Gathering, "_announce", announce)
-    led, (connection,) = gather(monkeypatch, [{}, {}])
+def test_settings_are_the_same_when_they_have_passed(monkeypatch):
+    """A tuple arrives as a list, and a path as its text."""
+    settings = {"a": (1, 2), "b": Path("c"), "d": None, "e": 1e-5, "f": [{"g": True}]}
+    led, (connection,) = gather(monkeypatch, [settings, settings], hosts=False)
     assert [member.place.rank for member in led.members] == [1]
-    strangers[1].settimeout(30)
-    assert strangers[1].recv(1 << 16).startswith(b"\0\0\0")  # a challenge, and then the end
-    while strangers[1].recv(1 << 16):
-        pass
-    for stranger in strangers:
-        stranger.close()
     connection.close()
     led.end(0)
 
