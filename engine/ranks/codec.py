@@ -23,14 +23,20 @@ from engine.ranks.messages import Message
 
 MOST_BYTES = 2 << 30
 """No message is longer than this. The longest ones have the rows of an evaluation."""
-_ARRAYS = tuple(
-    np.dtype(kind)
-    for kind in (
-        *("bool", "int8", "int16", "int32", "int64"),
-        *("uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"),
-    )
-)
-_BY_NAME = {kind.str: kind for kind in _ARRAYS}
+_ARRAYS = {
+    "|b1": np.bool_,
+    "|i1": np.int8,
+    "|u1": np.uint8,
+    "<i2": np.int16,
+    "<u2": np.uint16,
+    "<i4": np.int32,
+    "<u4": np.uint32,
+    "<i8": np.int64,
+    "<u8": np.uint64,
+    "<f2": np.float16,
+    "<f4": np.float32,
+    "<f8": np.float64,
+}
 """Arrays have these types of elements, by the names that they have in messages."""
 _MOST_AXES = 8
 # Bytes may claim a list that no memory holds, or lists in lists in lists.
@@ -59,7 +65,7 @@ def encode(message: Message) -> bytes:
 def decode(content: bytes | bytearray) -> Message:
     """Returns the message that bytes are. Raises MessageError where they are none."""
     try:
-        return _decoder.decode(content)
+        return _decoder().decode(content)
     except _UNREADABLE as error:
         raise MessageError(f"It is no message of this program ({first_line(error)}).") from error
 
@@ -87,7 +93,7 @@ def config_of(text: str) -> Any:
 def _told(value: Any) -> Any:
     """Returns a value that is no plain data as plain data."""
     if isinstance(value, np.ndarray):
-        if value.dtype not in _ARRAYS:
+        if value.dtype.str not in _ARRAYS:
             raise TypeError(f"arrays of {value.dtype} are in no message")
         whole = np.ascontiguousarray(value)
         return value.dtype.str, value.shape, whole.reshape(-1).view(np.uint8).data
@@ -102,15 +108,15 @@ def _read(kind: Any, value: Any) -> Any:
     """Returns what `_told` has told, a value of this kind."""
     if kind is np.ndarray:
         return _array(value)
-    if isinstance(value, str) and value in _BY_NAME:  # a type of elements
-        return _BY_NAME[value].type
+    if isinstance(value, str) and value in _ARRAYS:  # a type of elements
+        return _ARRAYS[value]
     raise ValueError(f"{reprlib.repr(value)} is no type of elements")
 
 
 def _array(value: Any) -> np.ndarray:
     match value:
-        case [str(name), list(shape), bytes(content)] if name in _BY_NAME:
-            kind = _BY_NAME[name]
+        case [str(name), list(shape), bytes(content)] if name in _ARRAYS:
+            kind = np.dtype(_ARRAYS[name])
             sizes = [size for size in shape if type(size) is int and size >= 0]
             is_whole = len(sizes) == len(shape) <= _MOST_AXES
             if is_whole and math.prod(sizes) * kind.itemsize == len(content):
@@ -119,9 +125,16 @@ def _array(value: Any) -> np.ndarray:
     raise ValueError("an array is not whole")
 
 
-KINDS: tuple[type[Message], ...] = tuple(Message.__subclasses__())
-"""All kinds of messages."""
+@functools.cache
+def kinds() -> tuple[type[Message], ...]:
+    """Returns all kinds of messages."""
+    return tuple(Message.__subclasses__())
+
+
+@functools.cache
+def _decoder() -> msgspec.msgpack.Decoder[Any]:
+    union = functools.reduce(operator.or_, kinds())
+    return msgspec.msgpack.Decoder(union, dec_hook=_read)
+
+
 _encoder = msgspec.msgpack.Encoder(enc_hook=_told)
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-    functools.reduce(operator.or_, KINDS), dec_hook=_read
-)

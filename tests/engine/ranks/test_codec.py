@@ -17,7 +17,7 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from engine.ranks import codec, messages
-from engine.ranks.codec import KINDS, MessageError, config_of, config_text, decode, encode
+from engine.ranks.codec import MessageError, config_of, config_text, decode, encode, kinds
 from engine.ranks.messages import Failed, Losses, Message, ShardReply
 from tests.support.tiers import in_tiers
 
@@ -108,10 +108,10 @@ def test_these_are_all_kinds():
         for each in vars(messages).values()
         if isinstance(each, type) and issubclass(each, Message) and each is not Message
     }
-    assert of_module == set(KINDS) and len(KINDS) == len({kind.__name__ for kind in KINDS}) == 28
+    assert of_module == set(kinds()) and len({kind.__name__ for kind in of_module}) == 28
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.__name__)
 def test_every_message_arrives_as_it_was_sent(kind):
     made = Made(7)
     for _ in range(TIMES):
@@ -125,7 +125,7 @@ def test_random_bytes_get_one_sentence():
         sentence_of(drawn.randbytes(drawn.randrange(60)))
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.__name__)
 def test_damaged_messages_are_read_by_type_or_get_one_sentence(kind):
     made = Made(11)
     for _ in range(TIMES):
@@ -139,7 +139,7 @@ def test_damaged_messages_are_read_by_type_or_get_one_sentence(kind):
 
 def sentence_of(content: bytes | bytearray) -> str:
     try:
-        assert isinstance(decode(content), KINDS)
+        assert isinstance(decode(content), kinds())
     except MessageError as error:
         sentence = str(error)
         assert sentence.startswith("It is no message of this program (") and sentence.endswith(").")

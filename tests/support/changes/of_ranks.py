@@ -219,8 +219,8 @@ RANK_CHANGES = (
     Change(
         "spans-on-a-clock-of-each-rank",
         "engine/train/observe.py",
-        "spans += as_records(timeline.spans, begin, rank)",
-        "spans += as_records(timeline.spans, None, rank)",
+        "spans += records_of(timeline.ops, begin, rank)",
+        "spans += records_of(timeline.ops, timeline.ops[0].start, rank)",
         "The first op of every rank is drawn at 0, whenever it began.",
         (f"{REPORTS}::test_sampled_steps_have_the_ops_of_every_rank_on_one_clock",),
     ),
