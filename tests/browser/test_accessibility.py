@@ -283,14 +283,19 @@ def test_no_dialog_and_no_form_has_a_serious_finding(opened):
 
 
 def test_the_login_page_has_no_serious_finding(browser, tmp_path):
-    client = TestClient(
-        Starlette(routes=login_routes(Login("ada", "open sesame", tmp_path / "key")))
+    client, without_password = (
+        TestClient(Starlette(routes=login_routes(login)))
+        for login in (
+            Login("ada", "open sesame", tmp_path / "key"),
+            Login.without_password(tmp_path / "key"),
+        )
     )
     context = browser.new_context()
     page = context.new_page()
     for answer in (
         client.get("/login"),
         client.post("/login", data={"user": "ada", "password": "wrong"}),
+        without_password.get("/login?link_used=1"),
     ):
         page.set_content(answer.text)
         page.evaluate(AXE)
