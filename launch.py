@@ -22,6 +22,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
@@ -29,7 +30,7 @@ from engine.cli import argument_types, command_arguments
 from engine.cli.end_signals import EndSignals, Interrupted, interrupt
 from engine.cli.streams import OutputError, open_closed_streams, show, write_any_name
 from engine.config.export_choice import EXPORT_DTYPES, EXPORT_FORMS, EXPORT_FROM, ExportChoice
-from engine.errors import ConfigError, RamstreamError
+from engine.errors import ConfigError, HostMemoryError, RamstreamError
 from engine.machine.primitive_cache import bound_kept_kernels
 from engine.paths import program_command
 
@@ -54,7 +55,15 @@ def main(argv: list[str] | None = None) -> int:
             return _run(argv)
     except RamstreamError as error:
         print(f"ramstream: {error}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, HostMemoryError) else 2
+    except (MemoryError, OSError, ImportError, RuntimeError, SystemError) as error:
+        from engine.machine.short_memory import is_short_of_memory, memory_in_words, remedy
+
+        if not is_short_of_memory(error):
+            raise
+        said = f"The host ran out of memory: {memory_in_words()}; {remedy()}."
+        print(f"ramstream: {said}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt as error:
         with contextlib.suppress(OSError):  # the terminal may be closed
             said = "Interrupted; nothing was under way that could be saved."
@@ -69,10 +78,20 @@ def main(argv: list[str] | None = None) -> int:
 def _run(argv: list[str] | None) -> int:
     try:
         arguments = _parser().parse_args(argv)
+        _refuse_little_memory(arguments.run)
         code: int = arguments.run(arguments)
         return code
     finally:
         show(end="")  # detects a closed pipe or a full disk here, not while Python exits
+
+
+def _refuse_little_memory(run: Callable[[argparse.Namespace], int]) -> None:
+    from engine.machine.short_memory import Work, refuse_little_memory
+
+    needs = {_train: Work.RUN, _bench: Work.RUN, _app: Work.APP}
+    needs |= dict.fromkeys((_check, _export, _eval), Work.COMMAND)
+    if run in needs:
+        refuse_little_memory(needs[run])
 
 
 # ---------------------------------------------------------------------- commands

@@ -34,6 +34,7 @@ from engine.files import disk_free, open_to_others
 from engine.home.model_card import CARD, Exported, model_card
 from engine.home.modelfile import MODELFILE, modelfile
 from engine.host.host_store import HostStore
+from engine.machine.short_memory import refuse_short_memory
 from engine.model.library import (
     empty_model,
     no_progress_bars,
@@ -219,6 +220,7 @@ def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold
         for parent in made:
             with contextlib.suppress(OSError):  # not made yet, or no longer empty
                 parent.rmdir()
+        refuse_short_memory(error, "while the model was written")
         if isinstance(error, (OSError, SafetensorError)):
             what = str(getattr(error, "strerror", None) or error).rstrip(".")
             raise RunError(

@@ -19,6 +19,7 @@ from engine.checkpoints.pouring import Pouring
 from engine.errors import ModelError, first_line
 from engine.host.host_store import HostStore
 from engine.hub.hub_cache import cached_weights
+from engine.machine.short_memory import refuse_short_memory
 from engine.model.library import auto_class, errors_only, no_progress_bars, told_progress
 from engine.model.pretrained_files import load_config, with_vocabulary
 from engine.model.units import StreamedModel, Unit
@@ -135,6 +136,7 @@ def _read_pretrained(model: StreamedModel, source: str, reading: _Reading) -> An
         # re-raised unchanged; every other error means that these weights cannot be used.
         if refusal:
             raise refusal[0] from None
+        refuse_short_memory(error, "while the weights were read")
         raise ModelError(
             f"model.source: the weights of {source} cannot be loaded ({first_line(error)}); give a "
             "folder or hub id with safetensors weights or pytorch_model.bin, or set model.init to "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -15,11 +16,11 @@ from engine.errors import (
     first_line,
 )
 from engine.fit.memory_items import Item
+from engine.machine.short_memory import is_short_of_memory, memory_in_words, remedy
 from engine.memory.memory_shortage import GpuFigures, gpu_shares, gpu_shortage, others_are_blamed
 from engine.words import in_gib
 
 _DEVICE_WORDS = ("CUDA error", "CUDA driver", "CUBLAS_STATUS", "cuDNN", "CUDNN_STATUS", "NVML")
-_HOST_WORDS = ("can't allocate memory", "not enough memory")
 
 
 def explained(
@@ -35,18 +36,13 @@ def explained(
         return _gpu_memory_error(error, tuple(gpu_items), is_least)
     if isinstance(error, RamstreamError):
         return error
+    if is_short_of_memory(error):
+        return _host_memory_error(error)
     if isinstance(error, OSError):
         what = error.filename if isinstance(error.filename, str) else "A file of the run"
         return RunError(
             f"{what} cannot be read or written ({error.strerror or error}); put that right and "
             "resume the run."
-        )
-    if _is_of_host_memory(error):
-        note = getattr(error, _NOTE, None)
-        account = f": {note.host}" if note is not None else ""
-        return HostMemoryError(
-            f"The host ran out of memory{account}; free some memory, lower "
-            "train.micro_batch_size, or train a smaller model."
         )
     text = " ".join(str(error).split())
     if isinstance(error, RuntimeError) and any(word in text for word in _DEVICE_WORDS):
@@ -79,7 +75,7 @@ def note_memory(error: BaseException, take: Callable[[], MemoryNote]) -> None:
     """
     if hasattr(error, _NOTE):
         return
-    if _is_of_gpu_memory(error) or _is_of_host_memory(error):
+    if _is_of_gpu_memory(error) or is_short_of_memory(error):
         with contextlib.suppress(Exception):
             setattr(error, _NOTE, take())
 
@@ -95,11 +91,15 @@ def _is_of_gpu_memory(error: BaseException) -> bool:
     return isinstance(error, (GpuMemoryError, torch.OutOfMemoryError))
 
 
-def _is_of_host_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError):
-        return True
-    # torch reports a failed allocation on the host as a RuntimeError.
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _HOST_WORDS)
+def _host_memory_error(error: Exception) -> HostMemoryError:
+    note: MemoryNote | None = getattr(error, _NOTE, None)
+    settings = "lower train.micro_batch_size, or train a smaller model"
+    is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    if note is None or is_limited:  # the account knows of no limit of addresses
+        return HostMemoryError(
+            f"The host ran out of memory: {memory_in_words()}; {remedy()}, {settings}."
+        )
+    return HostMemoryError(f"The host ran out of memory: {note.host}; {remedy()}, {settings}.")
 
 
 def _gpu_memory_error(error: Exception, items: tuple[Item, ...], is_least: bool) -> GpuMemoryError:

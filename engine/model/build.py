@@ -18,6 +18,7 @@ from engine.config.adapters import Adapters
 from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
 from engine.errors import ConfigError, ModelError, RamstreamError, first_line
+from engine.machine.short_memory import refuse_short_memory
 from engine.model.block_trial import plain_attributes
 from engine.model.library import empty_model, family_of, reads_more_than_text, transformers
 from engine.model.packing_trial import packing_of
@@ -80,11 +81,13 @@ def build_model(
     except RamstreamError:
         raise
     except ImportError as error:
+        refuse_short_memory(error, "while the model's code was loaded")
         raise ModelError(
             f"{config.model_type} needs a package that is not installed "
             f"({first_line(error).rstrip('.:')}); install it and try again."
         ) from error
     except Exception as error:  # a family's own code raises errors of many kinds
+        refuse_short_memory(error, "in the capture pass, which measures the model's shapes")
         other = "" if model.dtype == "float32" else "set model.dtype to float32 or "
         raise ModelError(
             f"{config.model_type} does not run under the capture pass ({first_line(error)}), so it "

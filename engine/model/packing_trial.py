@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as torch_functional
 from torch import nn
 
+from engine.machine.short_memory import refuse_short_memory
 from engine.model.activation_sizes import DOCUMENTS
 from engine.model.attention import register
 from engine.model.attention_masks import forward
@@ -166,6 +167,7 @@ def packing_of(config: Any, attention: str = "auto") -> Packing:
             text = json.dumps(tiny.to_dict(), default=repr, sort_keys=True)
             found = _packing_of(text, attention, _Holder(tiny))
         except Exception as error:  # noqa: BLE001  a configuration class raises anything
+            refuse_short_memory(error, "in the trial of packing")
             kind = type(error).__name__
             found = Packing(None, f"no small model of it can be made to test that ({kind})")
     return replace(found, longest=_longest_of_one_rope(config.get_text_config()))
@@ -203,6 +205,7 @@ def _packing_of(_text: str, attention: str, holder: _Holder) -> Packing:
         model = _model(holder.config, attention)
         return _judged(attention, holder.config, model, _alone(model))
     except Exception as error:  # noqa: BLE001  a family's code raises anything
+        refuse_short_memory(error, "in the trial of packing")
         return _not_run(error)
 
 
@@ -211,6 +214,7 @@ def _best(tiny: Any) -> Packing:
     try:
         truth = _alone(_model(tiny, "eager"))
     except Exception as error:  # noqa: BLE001  the real model is judged when it is built
+        refuse_short_memory(error, "in the trial of packing")
         return _not_run(error)
     failure: Exception | None = None
     best: Packing | None = None
@@ -222,6 +226,7 @@ def _best(tiny: Any) -> Packing:
                 continue  # this attention does not fit the family
             found = _judged(candidate, tiny, model, alone)
         except Exception as error:  # noqa: BLE001  the family does not have this attention
+            refuse_short_memory(error, "in the trial of packing")
             failure = error
             continue
         # If documents see each other even with DOCUMENTS, no other attention can help: other layers

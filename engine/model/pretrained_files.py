@@ -12,6 +12,7 @@ from engine.hub.hub import is_fetched
 from engine.hub.hub_cache import cached_config
 from engine.hub.local_weights import refuse_no_model
 from engine.hub.missing_files import refuse_missing_files
+from engine.machine.short_memory import refuse_short_memory
 from engine.model.config_file import is_of_a_field, refuse_broken, why_refused
 from engine.model.library import hub_is_cut_off, transformers
 from engine.paths import resolve_source
@@ -35,6 +36,7 @@ def load_config(source: str) -> Any:
             local_files_only=path is None and _asks_nobody(source),
         )
     except Exception as error:
+        refuse_short_memory(error, "while the model's configuration was read")
         # The library raises many kinds of errors. All mean that this source cannot be used.
         if path is None and not is_of_a_field(error):
             raise ModelError(
@@ -66,6 +68,7 @@ def load_tokenizer(source: str) -> Any:
             local_files_only=path is None and _asks_nobody(source),
         )
     except Exception as error:
+        refuse_short_memory(error, "while the tokenizer was read")
         refuse_missing_files(source, weights=False)
         # The library raises many kinds of errors. All mean that there is no usable tokenizer.
         raise ModelError(
@@ -84,7 +87,8 @@ def load_generation_config(source: str) -> Any | None:
         return transformers().GenerationConfig.from_pretrained(
             str(path or source), local_files_only=path is None and _asks_nobody(source)
         )
-    except Exception:  # noqa: BLE001  the library raises many kinds, also those of connections
+    except Exception as error:  # noqa: BLE001  the library raises many kinds, also of connections
+        refuse_short_memory(error, "while the generation settings were read")
         return None
 
 

@@ -23,6 +23,7 @@ import torch
 from engine.config.rope_settings import ROPE_SCALING, positions_with
 from engine.config.settings import ModelConfig
 from engine.errors import ConfigError, first_line
+from engine.machine.short_memory import refuse_short_memory
 from engine.model.library import empty_model, reads_more_than_text
 from engine.model.tiny_config import shrunk
 
@@ -109,6 +110,7 @@ def _scaled(config: Any, kind: str, factor: float) -> Any:
         text.validate_rope()
         _frequencies(changed)
     except Exception as error:  # a family's own rules raise errors of many kinds
+        refuse_short_memory(error, "while the model's positions were scaled")
         raise ConfigError(
             ROPE_SCALING,
             f"{config.model_type} cannot be scaled by {kind} ({first_line(error)}); choose another "

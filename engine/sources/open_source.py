@@ -22,6 +22,7 @@ from typing import Any
 
 from engine.config.data_settings import DataConfig
 from engine.errors import DataError, first_line
+from engine.machine.short_memory import refuse_short_memory
 from engine.paths import registry_entry, resolve_source
 from engine.sources.arrow_files import (
     arrow_rows,
@@ -428,6 +429,7 @@ def _from_datasets(load: Callable[[], Any], name: str, subject: str, remedy: str
     except DataError:
         raise
     except Exception as error:  # noqa: BLE001  datasets raises errors of many libraries
+        refuse_short_memory(error, "while the data set was opened")
         raise DataError(f"{subject} cannot be loaded ({first_line(error)}); {remedy}.") from None
 
     def read() -> Iterator[tuple[int, Row]]:
@@ -439,6 +441,7 @@ def _from_datasets(load: Callable[[], Any], name: str, subject: str, remedy: str
             except StopIteration:
                 return
             except Exception as error:  # noqa: BLE001  datasets raises errors of many libraries
+                refuse_short_memory(error, "while the data set was read")
                 raise DataError(
                     f"{subject} cannot be read after row {number} ({first_line(error)}); {remedy}."
                 ) from None

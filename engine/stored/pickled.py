@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from engine.errors import ModelError
+from engine.machine.short_memory import refuse_short_memory
 
 SUFFIX = ".bin"
 _ZIP = b"PK\x03\x04"
@@ -47,6 +48,7 @@ def open_pickled(file: Path) -> dict[str, torch.Tensor]:
             f"pickled code is never run; {_SAFE}."
         ) from error
     except Exception as error:
+        refuse_short_memory(error, "while the weights were read")
         # A damaged archive fails in torch or in pickle, with errors of many kinds and many words.
         raise ModelError(
             f"model.source: the weights in {file.name} cannot be loaded (the file is damaged or "

@@ -22,6 +22,7 @@ from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, GpuMemoryError, RamstreamError, RunError
 from engine.fit.memory_items import Item, PartName, items_of
 from engine.fit.planner import Chosen
+from engine.machine.short_memory import Work, refuse_little_memory
 from engine.runs.control import COMMANDS, CommandReader
 from engine.runs.events import ControlReceived, LogLine, Record, RunEnded, RunStarted, StateChanged
 from engine.runs.folder import RunFolder, create_run, lasting_config, open_run
@@ -234,6 +235,7 @@ class Run:
     def _train(self) -> RunEnded:
         self.recorder.emit(StateChanged("preparing"))
         config = self.folder.config
+        refuse_little_memory(Work.RUN)
         # torch and transformers take seconds to import; a wrong preset should fail before that.
         from engine.memory.explain import note_memory
         from engine.train.prepare import prepare, program_version, started_event
