@@ -88,10 +88,12 @@ def _run(argv: list[str] | None) -> int:
 def _refuse_little_memory(run: Callable[[argparse.Namespace], int]) -> None:
     from engine.machine.short_memory import Work, refuse_little_memory
 
-    needs = {_train: Work.RUN, _bench: Work.RUN, _app: Work.APP}
-    needs |= dict.fromkeys((_check, _export, _eval), Work.COMMAND)
-    if run in needs:
-        refuse_little_memory(needs[run])
+    if run in (_train, _bench):
+        refuse_little_memory(Work.RUN)
+    elif run in (_check, _export, _eval):
+        refuse_little_memory(Work.COMMAND)
+    elif run is _app:
+        refuse_little_memory(Work.APP)
 
 
 # ---------------------------------------------------------------------- commands

@@ -237,7 +237,7 @@ def test_a_host_that_refuses_memory_is_told_by_item_and_other_errors_carry_nothi
     assert not vars(other)
     silent = MemoryError()
     note_memory(silent, lambda: 1 / 0)  # a device that no longer responds
-    assert str(explained(silent)).startswith("The host ran out of memory; free")
+    assert str(explained(silent)).startswith("The host ran out of memory: this process takes ")
 
 
 def test_the_plans_buffers_are_what_the_engine_allocates(tmp_path):
