@@ -36,7 +36,7 @@ class Work(Enum):
 
     APP = "the app", 550 * MIB, 150 * MIB
     COMMAND = "this command", 820 * MIB, 250 * MIB
-    RUN = "a run of even the smallest model", 1_420 * MIB, 400 * MIB
+    RUN = "a run of even the smallest model", 1_150 * MIB, 400 * MIB
 
     @property
     def named(self) -> str:
