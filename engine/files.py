@@ -1,6 +1,6 @@
-"""Files are written so that, after a power failure, each of them is either complete or absent.
+"""Checksums of files, the free space on a disk, and what a folder takes.
 
-The module also measures the free space on a disk and what a folder takes. It does not import torch.
+How files are written is in `engine.safe_files`. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-from engine import safe_files
 
 _DIGEST_BYTES = 16
 
@@ -59,15 +57,6 @@ def code_digest(rooms: Iterable[str]) -> str:
     return found.hexdigest()
 
 
-def sync_folder(path: Path) -> None:
-    """Waits until a folder's entries are on the disk: the names that were created, renamed or
-    removed.
-
-    Raises OSError, except on a file system that cannot sync folders; there it does nothing.
-    """
-    safe_files.sync_folder(path, path)
-
-
 def disk_free(path: str | os.PathLike[str]) -> int:
     """Returns how many bytes this user may still write at `path` or, if it does not exist, at its
     nearest existing parent.
@@ -85,23 +74,6 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 def is_full_in_words(error: OSError) -> str:
     """Returns the beginning of a sentence that says which error in FULL occurred."""
     return "The disk quota is used up" if error.errno == errno.EDQUOT else "The disk is full"
-
-
-def write_synced(path: Path, content: bytes, durable: bool = True) -> None:
-    """Writes a file whose content is on the disk when this returns.
-
-    The file's name is on the disk once its folder is synced (`sync_folder`). Raises OSError.
-    """
-    with path.open("wb") as file:
-        file.write(content)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-
-
-def write_whole(path: Path, content: str | bytes, durable: bool = True) -> None:
-    """Writes a file whole, as `engine.safe_files` does, in a folder that its owner chose."""
-    safe_files.write_whole(path, content, path.parent, durable)
 
 
 def open_to_others(folder: Path) -> None:

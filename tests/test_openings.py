@@ -19,6 +19,14 @@ ROOMS = (
 )
 """The files of these rooms get to know paths of such folders."""
 
+FILES = (
+    *("checkpoint", "frozen_files", "manifest", "own_folders", "plane_snapshot", "restore"),
+    *("same_model", "saved_steps", "start_from", "unit_files"),
+)
+"""So do these of `engine/checkpoints`; the others write a folder that they have just made, or read
+a model that a person has named.
+"""
+
 METHODS = {
     *("open", "read_text", "read_bytes", "write_text", "write_bytes", "touch", "truncate"),
     *("mkdir", "makedirs", "unlink", "rmdir", "rmtree", "symlink_to", "hardlink_to", "rename"),
@@ -42,6 +50,8 @@ ALLOWED: dict[str, dict[str, str]] = {
         "Path(f'/proc/{process}/stat').read_text": "the system's own file",
         "self._file.parent.rmdir": "it removes an empty folder and no link",
     },
+    "engine/data/token_cache.py": {"root.mkdir": "the folder of the cache is the owner's"},
+    "engine/model/kept_shapes.py": {"file.parent.mkdir": "the folder of the cache is the owner's"},
     "engine/runs/folder.py": {"runs.mkdir": "the folder of runs is the owner's"},
     "engine/train/webhook.py": {
         "urllib.request.build_opener(_NoRedirect).open": "an address of the network"
@@ -80,10 +90,13 @@ def openings(source: str) -> Iterator[str]:
 
 
 def found() -> set[tuple[str, str]]:
+    paths = [path for room in ROOMS for path in (PROGRAM_ROOT / room).rglob("*.py")]
+    paths += [PROGRAM_ROOT / "engine" / "checkpoints" / f"{name}.py" for name in FILES]
+    caches = ("model/kept_shapes.py", "data/token_cache.py")
+    paths += [PROGRAM_ROOT / "engine" / name for name in caches]
     return {
         (str(path.relative_to(PROGRAM_ROOT)), call)
-        for room in ROOMS
-        for path in sorted((PROGRAM_ROOT / room).rglob("*.py"))
+        for path in paths
         for call in openings(path.read_text(encoding="utf-8"))
     }
 
