@@ -26,6 +26,8 @@ MOST_CONNECTIONS = 256
 oldest is closed on which a request arrives, or on which nothing is asked. Where all others are
 being answered or receive a file, it is answered with 503. A page opens up to 6.
 """
+NEW_SECONDS = 1.0
+"""A connection is new for this many seconds."""
 MOST_OPEN = 512
 """At most so many connections are open, of which most may not have sent a request yet."""
 
@@ -99,12 +101,14 @@ class Connection(H11Protocol):
         is_file = self.scope["method"] == "PUT" and UPLOAD_PATH.fullmatch(self.scope["path"])
         return cycle.more_body and not is_file
 
-    def age(self) -> tuple[bool, float]:
-        """Returns whether nothing is asked on this connection, and when it was made. Those come
-        first on which a request arrives, and the rest of one that was answered already.
+    def age(self) -> tuple[bool, bool, float]:
+        """Returns what connections are sorted by, those that are least needed first: on which a
+        request arrives for long, or the rest of one that was answered already; on which nothing is
+        asked; and new ones, whose request may be complete and not read yet. The oldest come first.
         """
+        is_new = self.loop.time() - self._made < NEW_SECONDS
         is_arriving = self._deadline is not None or self.cycle is None or self.cycle.more_body
-        return not is_arriving, self._made
+        return is_new, not is_new and not is_arriving, self._made
 
     def give_up(self) -> None:
         """Closes the connection at once."""
