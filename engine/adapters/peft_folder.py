@@ -4,14 +4,16 @@ adapter_model.safetensors. No torch.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta, Struct, structs
+
+from engine import safe_files
 from engine.config.adapters import Adapters
 from engine.errors import ModelError
 
@@ -29,6 +31,31 @@ _UNKNOWN = {
     "alora_invocation_tokens": "tokens that invoke it",
 }
 """With one of these settings, PEFT computes something else."""
+
+
+_MOST_BYTES = 1 << 20
+"""An adapter_config.json has at most this many bytes."""
+_Name = Annotated[str, Meta(max_length=1000)]
+
+
+class _Settings(Struct):
+    """What is used of an adapter_config.json, typed. Nothing of it is taken as a pattern."""
+
+    peft_type: _Name | None = None
+    r: Annotated[int, Meta(ge=0, le=1 << 31)] | None = None
+    lora_alpha: Annotated[float, Meta(ge=0, le=1e9)] | None = None
+    use_rslora: bool | None = None
+    bias: _Name | None = None
+    target_parameters: Annotated[list[_Name], Meta(max_length=1000)] | None = None
+    use_dora: Any = None
+    lora_bias: Any = None
+    rank_pattern: Any = None
+    alpha_pattern: Any = None
+    layer_replication: Any = None
+    trainable_token_indices: Any = None
+    use_qalora: Any = None
+    use_bdlora: Any = None
+    alora_invocation_tokens: Any = None
 
 
 def peft_key(full_name: str) -> str:
@@ -53,14 +80,15 @@ class PeftFolder:
     def read(cls, place: str | os.PathLike[str]) -> PeftFolder:
         """Reads the settings. Raises ModelError where they, or the weights, are not there."""
         path = Path(place).expanduser()
+        # A person has named the folder. In the hub's cache, files are links.
+        file = Path(os.path.realpath(path / CONFIG))
         try:
-            settings = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            typed = safe_files.read_json(file, file.parent, _Settings, _MOST_BYTES)
+        except OSError as error:
             raise ModelError(
-                f"model.start_from: {path / CONFIG} cannot be read ({error})."
+                f"model.start_from: {path / CONFIG} cannot be read ({error.strerror})."
             ) from None
-        if not isinstance(settings, dict):
-            raise ModelError(f"model.start_from: {path / CONFIG} holds no settings of an adapter.")
+        settings = {name: said for name, said in structs.asdict(typed).items() if said is not None}
         if not (path / WEIGHTS).is_file():
             raise ModelError(
                 f"model.start_from: there is no {WEIGHTS} in {path}; save the adapter as "

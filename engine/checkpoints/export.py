@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from engine import safe_files
 from engine.checkpoints.checkpoint import CheckpointInfo
 from engine.checkpoints.earlier_run import stands_beside_source
 from engine.checkpoints.export_adapter import save_adapter
@@ -112,8 +112,9 @@ def export_run(
     `choice` names the weights and the dtype. The folder must be empty or missing. An exception
     from `progress` cancels the export, and no files are left.
     """
-    target = Path(folder).expanduser().resolve()
-    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+    target = Path(os.path.realpath(Path(folder).expanduser()))
+    # A pipe, a device and a link to itself are there too, and are none.
+    if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
         raise RunError(f"{target} is not an empty folder; name a new one for the export.")
     reading = saying(progress, "Reading the checkpoint")
     checkpoint, weights = choice.checkpoint, choice.weights
@@ -138,7 +139,7 @@ def export_run(
             adapters,
             ends,
         )
-        write_model(trained, target, progress)
+        write_model(trained, target, progress, replaces=False)
         return opened.checkpoint
 
 
@@ -162,7 +163,9 @@ def adapters_alone(config: TrainConfig, form: str | None = None) -> Adapters | N
     return None
 
 
-def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold) -> int:
+def write_model(
+    trained: TrainedModel, folder: Path, progress: Progress = untold, replaces: bool = True
+) -> int:
     """Writes a model into a temporary folder next to `folder`, renames it into place and returns
     the bytes written.
 
@@ -173,6 +176,9 @@ def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold
     `progress` is called before each weight file or after each part. An exception from it cancels
     the export, and no files are left. Raises RunError when the disk has too little space or cannot
     be written to.
+
+    replaces: a folder that is there is removed, such as an earlier export of the run; otherwise
+    only an empty one.
     """
     folder = Path(folder).expanduser().absolute()
     needed = trained.bytes
@@ -182,13 +188,16 @@ def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold
             "free some disk space or choose another folder."
         )
     partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
     made = [parent for parent in folder.parents if not parent.exists()]
 
     def written(share: float) -> None:
         progress(round(share * needed), needed, "Writing the model")
 
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Libraries write into it by its name. It may be left from before, or be a link.
+        safe_files.remove_tree(partial, folder.parent)
+        partial.mkdir()
         written(0.0)
         if trained.adapters is not None:
             named = trained.source, trained.written_dtype, partial
@@ -211,12 +220,10 @@ def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold
             (partial / CARD).write_text(trained.card, encoding="utf-8")
         open_to_others(partial)
         written(1.0)
-        if folder.is_dir():  # an empty folder, or an earlier export of the run
-            shutil.rmtree(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial.replace(folder)
+        _put_in_place(partial, folder, replaces)
     except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            safe_files.remove_tree(partial, folder.parent)
         for parent in made:
             with contextlib.suppress(OSError):  # not made yet, or no longer empty
                 parent.rmdir()
@@ -229,6 +236,18 @@ def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold
             ) from error
         raise
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _put_in_place(partial: Path, folder: Path, replaces: bool) -> None:
+    """Gives a whole export its name. A link, or anything else that is no folder, stays, and OSError
+    is raised.
+    """
+    if safe_files.is_folder(folder, folder.parent):
+        if replaces:
+            safe_files.remove_tree(folder, folder.parent)
+        else:
+            folder.rmdir()  # somebody may have filled it meanwhile
+    partial.replace(folder)
 
 
 def _empty_copy(trained: TrainedModel) -> Any:

@@ -33,7 +33,7 @@ def save_adapter(
     folder, which is made.
     """
     source, dtype, folder = written
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     weights: dict[str, Tensor] = {}
     for unit in model.units:
         for spec in unit.layout.parameters:

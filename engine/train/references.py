@@ -102,11 +102,17 @@ def _read(path: Path, fingerprint: str, pairs: list[PairRows | MarkedRows]) -> b
         with np.load(file, allow_pickle=False) as kept:
             arrays = [kept[f"side{place}"] for place in range(len(pairs))]
             is_same = str(kept["fingerprint"]) == fingerprint
-        if is_same and all(len(a) == len(side) for a, side in zip(arrays, pairs)):
+        if is_same and all(_are_of(a, side) for a, side in zip(arrays, pairs)):
             for side, values in zip(pairs, arrays):
                 side.take_references(values)
             return True
     return False
+
+
+def _are_of(found: np.ndarray, pairs: PairRows | MarkedRows) -> bool:
+    """Tells whether these can be the references of so many pairs."""
+    is_right = found.shape == (len(pairs), 2) and found.dtype == np.float32
+    return is_right and bool(np.isfinite(found).all())
 
 
 def _computed(
