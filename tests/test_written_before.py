@@ -18,6 +18,7 @@ import torch
 
 import launch
 from engine.config.settings import TrainConfig
+from engine.files import body_checksum
 from engine.runs.following import replay
 from engine.runs.snapshot import RunSnapshot
 
@@ -84,6 +85,7 @@ def test_the_run_is_listed_as_before(place, capsys):
     (listed,) = json.loads(capsys.readouterr().out)
     assert listed.pop("path") == str(Path("runs") / RUN)
     assert listed.pop("worse_than_before_training") is None, "it has learned"
+    assert listed.pop("export_failed") == "", "its export did not fail"
     assert listed.pop("best") is None and listed.pop("tags") == [], "earlier versions kept none"
     assert listed == EXPECTED["listed"]
 
@@ -161,6 +163,9 @@ def test_the_tokens_are_made_as_before_and_those_of_before_are_read(place, own_c
 
     shutil.rmtree(made)
     shutil.copytree(kept, made)
+    body = contents[1] | {"key": made.name}  # the manifest names its folder
+    manifest = {"checksum": body_checksum(body), "body": body}
+    (made / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     (prepared,) = of_kind(resumed(place), "data_prepared")
     assert prepared["summary"]["cached"] is True
 

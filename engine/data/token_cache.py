@@ -235,7 +235,7 @@ class _TallyTypes(msgspec.Struct):
     skipped: dict[str, int]
     first_skipped: dict[str, str]
     warnings: dict[str, int]
-    ends: list[str]
+    ends: list[str] = []
 
 
 class _Body(msgspec.Struct):

@@ -84,7 +84,7 @@ def weight_files(names: Collection[str], read: Callable[[str], str]) -> list[str
 
     `names` are the names of the files in the model's folder, and `read` returns the text of one. An
     index comes first, followed by the files that it lists. The result is empty if the folder has no
-    weights.
+    weights, or if its index names files outside of it.
     """
     try:
         config = json.loads(read("config.json")) if "config.json" in names else {}
@@ -96,8 +96,10 @@ def weight_files(names: Collection[str], read: Callable[[str], str]) -> list[str
         first = there[0]
         if not first.endswith(".json"):
             return [first]
-        listed = json.loads(read(first))["weight_map"].values()
-        return [first, *sorted(set(listed))]
+        listed = sorted(set(json.loads(read(first))["weight_map"].values()))
+        # A stranger's index may name files elsewhere.
+        outside = [name for name in listed if ".." in Path(name).parts or Path(name).is_absolute()]
+        return [] if outside else [first, *listed]
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         # Transformers would not read such a file either.
         return []

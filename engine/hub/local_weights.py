@@ -151,7 +151,7 @@ def _without_weights(source: str, names: Collection[str]) -> str:
         return about_gguf(f"{source} has its weights")
     index = next((name for name in LISTED if name in names), None)
     if index is not None:
-        return f"model.source: {index} in {source} lists no weights; {_AGAIN}."
+        return f"model.source: {index} in {source} lists no weights of this folder; {_AGAIN}."
     shards = sorted(filter(_SHARD.fullmatch, names))
     if shards:
         index = INDEX if shards[0].endswith(".safetensors") else PICKLED_INDEX

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from torch import nn
 
 from engine.errors import first_line
 from engine.model.attention import leave_uncompiled
+from engine.paths import cache_folder
 
 RECOMPILE_LIMIT = 64
 """The code of one block class may be compiled to this many graphs per process: one for each kind of
@@ -39,6 +41,21 @@ were dropped with their blocks. An app that trains for months must not meet this
 _this_thread = threading.local()
 
 
+def _own_cache() -> str:
+    """Returns a folder of this account alone for compiled code. torch's own is in the folder for
+    temporary files, where another account may make it first, and its code would run here.
+    """
+    folder = cache_folder() / "compiled"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+        if status.st_uid == os.getuid() and not status.st_mode & 0o022:
+            return str(folder)
+    except OSError:
+        pass
+    return tempfile.mkdtemp(prefix="ramstream-compiled-")
+
+
 def set_up_compiler() -> None:
     """Configures torch's compiler for this thread. In newer torch the settings are local to a
     thread, so each thread must call this before it compiles anything.
@@ -50,6 +67,8 @@ def set_up_compiler() -> None:
     # planes. The setting is also put in the environment, since autograd compiles backward in its
     # own threads.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = _own_cache()
     import torch._dynamo
     import torch._functorch.config
     import torch._inductor.config

@@ -100,6 +100,16 @@ def index_cut_off(folder: Path) -> None:
     file.write_text(file.read_text()[:100])
 
 
+def index_leads_outside(folder: Path) -> None:
+    """All shards are there, and could be read."""
+    shards = in_shards(folder)
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.mkdir()
+    shards[0].rename(elsewhere / shards[0].name)
+    file = folder / f"{WEIGHTS}.index.json"
+    file.write_text(file.read_text().replace(shards[0].name, f"../elsewhere/{shards[0].name}"))
+
+
 def cut_off(folder: Path) -> None:
     content = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(content[: len(content) // 2])
@@ -149,6 +159,7 @@ BROKEN = {
     one_shard_less: f" files that {WEIGHTS}.index.json lists; get the files again",
     shards_without_index: f" and lacks its index, {WEIGHTS}.index.json; get the files again",
     index_cut_off: f"{WEIGHTS}.index.json in ",
+    index_leads_outside: "lists no weights of this folder; get the files again",
     cut_off: f"{WEIGHTS} is cut off: it has ",
     one_byte_less: f"{WEIGHTS} is cut off: it has ",
     header_cut_off: f"{WEIGHTS} is cut off: it ends after 100 bytes",
