@@ -412,10 +412,12 @@ def test_the_cache_is_where_the_user_expects_it(monkeypatch, tmp_path):
 def test_a_change_of_any_file_that_makes_tokens_makes_kept_ones_old():
     modules = imported_by("engine.data.tokenise", "engine.data.encode", "engine.data.processes")
     assert {"config", "examples", "dividing", "sources"} < rooms_of(modules)
-    # How many processes divide the work is no matter of what they make.
+    # How many processes divide the work, and what is said where memory is short, is no matter of
+    # what they make.
     assert rooms_of(modules) - {"machine"} <= set(identity.ROOMS)
     assert {name for name in modules if name.startswith("engine.machine.")} == {
-        "engine.machine.cgroups"
+        "engine.machine.cgroups",
+        "engine.machine.short_memory",
     }
 
 

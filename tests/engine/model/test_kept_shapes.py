@@ -237,7 +237,10 @@ def test_a_configuration_that_names_other_files_is_read_each_time(tmp_path, forg
 def test_a_change_of_any_file_that_decides_a_shape_makes_kept_ones_old():
     modules = imported_by("engine.model.measure_shape", "engine.model.build")
     assert {"planes", "adapters", "passing", "tiles"} < rooms_of(modules)
-    assert rooms_of(modules) <= set(kept_shapes.ROOMS) - {"run_model"}
+    # What is said where memory is short decides no shape.
+    said = {name for name in modules if name.startswith("engine.machine.")}
+    assert said <= {"engine.machine.cgroups", "engine.machine.short_memory"}
+    assert rooms_of(modules) - {"machine"} <= set(kept_shapes.ROOMS) - {"run_model"}
     # How a run changes the model before it is built.
     assert rooms_of(imported_by("engine.run_model.read_model")) >= {"run_model"}
     assert "run_model" in kept_shapes.ROOMS

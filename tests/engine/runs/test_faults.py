@@ -64,13 +64,17 @@ def test_a_disk_that_is_full_for_the_export(capsys, preset, small_disk, monkeypa
         lambda: fill(small_disk, 120_000),
     )
     monkeypatch.setattr("engine.checkpoints.export.disk_free", lambda path: 1 << 40)
-    sentence = failed(capsys, small_disk, preset, "--set", "output.export=true", code=1)
-    assert "model cannot be written" in sentence
+    arguments = ("--runs-dir", small_disk, "train", preset, "--set", "output.export=true")
+    code, _, sentence = command(capsys, *arguments)
+    assert code == 1 and "model cannot be written" in sentence
     (small_disk / "ballast").unlink()
     run = list_runs(small_disk)[0]
+    assert run.state == "finished" and run.export_failed
     assert whole_checkpoints(Path(run.path)) == 8
-    assert command(capsys, "--runs-dir", small_disk, "train", "--resume", run.id)[0] == 0
-    assert (Path(run.path) / "export" / "model.safetensors").exists()
+    target = Path(run.path) / "export"
+    assert command(capsys, "--runs-dir", small_disk, "export", run.id, target)[0] == 0
+    assert (target / "model.safetensors").exists()
+    assert not list_runs(small_disk)[0].export_failed
 
 
 def test_what_is_asked_on_a_full_disk_is_refused_whole_or_taken_whole(small_disk, tmp_path):

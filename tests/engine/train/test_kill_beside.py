@@ -74,11 +74,13 @@ def write_in_pieces(room: int, seconds: float = SLOW_SECONDS) -> None:
 
 def watch_calls(act: Callable[[str], None]) -> None:
     """Calls `act` with the kind of each call that writes a checkpoint."""
+    from engine import safe_files
     from engine.checkpoints import piece_files
 
     piece_files.PieceFile.write = before(piece_files.PieceFile.write, partial(act, "write"))
     os.fsync = before(os.fsync, partial(act, "fsync"))
-    Path.rename = after(before(Path.rename, partial(act, "rename")), partial(act, "renamed"))
+    rename = before(safe_files.rename, partial(act, "rename"))
+    safe_files.rename = after(rename, partial(act, "renamed"))
 
 
 def kill_at(kind: str, count: int) -> Callable[[str], None]:
