@@ -100,8 +100,8 @@ def test_the_link_logs_in_once(browser, guarded):
     page = second.new_page()
     page.goto(link)
     expect(page.get_by_role("alert")).to_have_text(
-        "That link does not work: it was already used, has expired, or the server was started again "
-        "since. Please log in."
+        "That link does not work: it was already used, has expired, or the server was started "
+        "again since. Please log in."
     )
     page.get_by_label("User").fill("me")
     page.get_by_label("Password").fill("secret")
