@@ -242,11 +242,11 @@ class Gathering:
         self._sent_away += 1
         if self._sent_away <= MOST_TOLD:
             why = first_line(error) or "it has ended"
-            print(
-                f"ramstream: {who} wanted to join the run and was sent away ({why.rstrip('.')}).",
-                file=sys.stderr,
-                flush=True,
+            # One write, so that threads that tell at once do not mix their lines.
+            sys.stderr.write(
+                f"ramstream: {who} wanted to join the run and was sent away ({why.rstrip('.')}).\n"
             )
+            sys.stderr.flush()
 
     def _wait_for_all(
         self, listener: socket.socket, admits: Callable[[socket.socket], Connection]
