@@ -85,6 +85,46 @@ def test_columns_are_chosen_in_the_preview_and_are_in_the_runs_settings(page, se
     assert page.evaluate("window.broken") is None
 
 
+# Chooses a column at the moment at which the page learns that the data are being read again.
+CHOOSE_WHILE_READ = """(label) => {
+  const preview = document.querySelector('.rs-preview');
+  new MutationObserver((_, observer) => {
+    if (preview.getAttribute('aria-busy') !== 'true') return;
+    observer.disconnect();
+    const select = document.querySelector('.rs-mapping [data-role=completion]');
+    select.value = [...select.options].find((option) => option.label === label).value;
+    select.dispatchEvent(new Event('change'));
+    window.chosenWhileRead = true;
+  }).observe(preview, {attributes: true});
+}"""
+
+
+def test_a_column_chosen_while_the_same_data_are_read_again_stays(page, tmp_path):
+    path = tmp_path / "odd.csv"
+    path.write_text(
+        "nr,Frage,Wohin,notes\n"
+        + "".join(f"{number},{number} plus 1 is,it is {number + 1},a\n" for number in range(40)),
+        encoding="utf-8",
+    )
+    box = page.locator("#field-data-source textarea, #field-data-source input").first
+    box.fill(str(path))
+    box.press("Enter")
+    mapping = page.locator(".rs-mapping")
+    expect(mapping).to_contain_text("a guess, please check")
+    page.evaluate(CHOOSE_WHILE_READ, "nr")
+    box.press("Enter")
+    page.wait_for_function("window.chosenWhileRead")
+    expect(mapping).to_contain_text("as you chose")
+    expect(mapping.locator("tr", has_text="nr").locator("td").last).to_have_text("completion")
+    # Two choices in a row, the second one before the answer to the first.
+    mapping.locator("[data-role=completion]").select_option(label="notes")
+    mapping.locator("[data-role=prompt]").select_option(label="Wohin")
+    expect(mapping.locator("tr", has_text="notes").locator("td").last).to_have_text("completion")
+    expect(mapping.locator("tr", has_text="Wohin").locator("td").last).to_have_text("prompt")
+    expect(page.locator(".rs-preview ol li").first).to_contain_text("it is 1")
+    expect(page.locator(".rs-preview ol li").first.locator("mark")).to_have_text(re.compile("^a"))
+
+
 def test_columns_of_a_mix_are_chosen_source_by_source(page, tmp_path):
     for name, columns in (
         ("usual", ("prompt", "completion")),

@@ -30,7 +30,10 @@ export function drawPreview(place, preview) {
     place.mapping ??= new Mapping(element.querySelector(".rs-mapping"), (changes) =>
         applyColumns(place, changes),
     );
-    place.mapping.show(preview.mapping ?? null, failed && !preview.confirm);
+    if (!isOfColumnsBefore(place, preview)) {
+        place.mapping.show(preview.mapping ?? null, failed && !preview.confirm);
+    }
+    place.source = preview.given?.["data.source"];
     field(element, "understood").classList.toggle("rs-error", failed);
     element.querySelector(".rs-preview-key").hidden = failed || !preview.rows;
     ask(place, preview);
@@ -67,16 +70,27 @@ function clearConfirmed(place) {
     give(place, { [FLAGS]: "" });
 }
 
-// Makes settings of the chosen columns. Gradio does that, since it owns the form.
+// Makes settings of the chosen columns. Gradio does that, since it owns the form. The columns are
+// those of the last answer, also while the same data are being read again.
 function applyColumns(place, changes) {
-    const source = place.props.value.given?.["data.source"];
+    const { source } = place;
     if (source !== typedSource()) {
         // Other data were typed meanwhile, and their preview has been requested.
         place.mapping.say(OTHER_DATA);
         return;
     }
     place.mapped = { source, columns: columnsIn(changes) };
+    place.awaitsMapped = !("data.source" in changes);
     give(place, changes);
+}
+
+// Whether the data were already being read when a person chose columns. The choice stays until the
+// answer to it, which is the next one.
+function isOfColumnsBefore(place, { given = {} }) {
+    const { mapped, awaitsMapped } = place;
+    place.awaitsMapped = false;
+    if (!awaitsMapped || !mapped || given["data.source"] !== mapped.source) return false;
+    return columnsIn(given) !== mapped.columns;
 }
 
 // Changes settings of the form through the place of the preview.
