@@ -39,6 +39,7 @@ from engine.machine.rates import rates_file
 from engine.machine.read_machine import Machine, read_machine
 from engine.machine.spill_folder import check_spill_folder
 from engine.model.catalog import catalog_shape
+from engine.model.find_shape import adapted_shape
 from engine.run_model.added_tokens import add_tokens
 from engine.run_model.shape_of_run import shape_of_run
 from engine.runs import runs_folder
@@ -281,7 +282,8 @@ class Checker:
     def _timed_now(self, config: TrainConfig, machine: Machine, rates: int) -> FitReport:
         report = self._estimate(config, machine, rates)
         shown = replace(report, remedies=shown_remedies(report.remedies))
-        return with_times(shown, config, machine, quick=True)
+        shape = shape_of_run(config)
+        return with_times(shown, config, machine, shape, quick=True, adapted=adapted_shape)
 
     def _costs_now(self, config: TrainConfig, machine: Machine, rates: int) -> Costs | None:
         report = self._estimate(config, machine, rates)

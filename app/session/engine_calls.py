@@ -17,10 +17,17 @@ from engine.config.data_settings import DataConfig
 from engine.config.settings import ModelConfig, TrainConfig
 from engine.data.columns import count_rows
 from engine.data.preview import check_first_rows, preview
-from engine.fit.report import estimate
+from engine.fit.report import FitReport, estimate
 from engine.home.push import push
+from engine.machine.read_machine import Machine
+from engine.model.find_shape import adapted_shape
+from engine.run_model.shape_of_run import shape_of_run
 from engine.talk.conversation import Message, Sampling, Source
 from engine.train.run import resume_run, start_run
+
+
+def _estimate(config: TrainConfig, machine: Machine) -> FitReport:
+    return estimate(config, machine, shape_of_run(config), adapted=adapted_shape)
 
 
 class Run(Protocol):
@@ -67,7 +74,7 @@ class EngineCalls:
     resume_run: Callable[..., Run] = resume_run
     export_run: Callable[..., Any] = _export_run
     push: Callable[..., str] = push
-    estimate: Callable[..., Any] = estimate
+    estimate: Callable[[TrainConfig, Machine], FitReport] = _estimate
     preview: Callable[..., dict[str, Any]] = preview
     check_data: Callable[[DataConfig], None] = check_first_rows
     """It raises DataError if the first rows of data on this machine cannot be read."""

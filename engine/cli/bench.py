@@ -69,6 +69,7 @@ from engine.model.library import errors_only
 from engine.model.measure_shape import shape_of
 from engine.model.shape import ModelShape
 from engine.run_model.read_model import configured
+from engine.run_model.shape_of_run import shape_of_run
 from engine.runtime.backend import Backend
 from engine.runtime.open_backend import open_backend
 from engine.words import GIB
@@ -275,7 +276,7 @@ def _training(config: TrainConfig, bench: _Bench, is_last: bool) -> dict[str, An
 
 def _refuse_what_does_not_fit(config: TrainConfig) -> None:
     # The disk is not considered, since a bench writes nothing to it.
-    report = estimate(config, replace(read_machine(), disk_path=""))
+    report = estimate(config, replace(read_machine(), disk_path=""), shape_of_run(config))
     if report.verdict == Verdict.DOES_NOT_FIT:
         raise FitError(" ".join([report.headline, *report.reasons[:2]]))
 

@@ -45,6 +45,7 @@ from engine.machine.known_machines import known_name, machines, with_figures
 from engine.machine.read_machine import Machine, read_machine
 from engine.machine.several_gpus import named_with_several
 from engine.machine.spill_folder import check_spill_folder
+from engine.model.find_shape import adapted_shape
 from engine.model.shape import ModelShape
 from engine.planes.moments import KINDS
 from engine.run_model.shape_of_run import shape_of_run
@@ -251,7 +252,8 @@ def run_check(
     if config.engine.disk is not None and machine.here:
         check_spill_folder(config.engine.disk)
     shape = shape_of_run(config)
-    report = with_times(estimate(config, machine, shape), config, machine, shape)
+    report = estimate(config, machine, shape, adapted=adapted_shape)
+    report = with_times(report, config, machine, shape, adapted=adapted_shape)
     tracked = destinations(config.output.trackers, runs_dir)
     fits = report.verdict != Verdict.DOES_NOT_FIT
     gained = gains(config, machine, shape) if fits else {}

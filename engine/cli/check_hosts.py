@@ -19,6 +19,7 @@ from engine.machine.exchange_times import ExchangeTimes
 from engine.machine.link_rates import ASSUMED_NETWORK
 from engine.machine.rates import Rates
 from engine.machine.read_machine import Machine
+from engine.model.find_shape import adapted_shape
 from engine.model.shape import ModelShape
 from engine.plan.ops import Lane
 from engine.run_model.shape_of_run import shape_of_run
@@ -53,7 +54,7 @@ def check_hosts(
     if facts.hosts < 2:
         raise ConfigError("--network-gbits", "one host has no network; add --hosts.")
     shape = shape_of_run(config)
-    report = estimate(config, machine, shape, facts)
+    report = estimate(config, machine, shape, facts, adapted_shape)
     shape = shape.with_optimizer(config.train.optimizer)
     rates = rates_of(config, machine)
     between = None

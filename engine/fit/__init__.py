@@ -1,8 +1,7 @@
 """The room chooses the plan of a job, predicts its memory and time, judges whether it fits, and
 finds settings that would make it fit.
 
-It does not load torch, except to find the shape of a model that was never built on this machine
-(`engine.model.find_shape`).
+It does not load torch: the shape of the model is given to it.
 
 The room may import the rooms before it in `engine`, up to `runs`.
 """

@@ -10,11 +10,12 @@ on the disk come last: they change no result, but wear the drive.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from engine.config.adapters import Adapters
-from engine.config.settings import TrainConfig
+from engine.config.settings import ModelConfig, TrainConfig
 from engine.errors import ConfigError
 from engine.fit.exactness import Exactness, sentences
 from engine.fit.memory_items import MEMORY, PartName
@@ -30,11 +31,19 @@ from engine.fit.remedy_options import (
     kinds_of_spilling,
 )
 from engine.machine.read_machine import Machine
-from engine.model.find_shape import adapted_shape
+from engine.model.catalog import catalog_shape
 from engine.model.shape import ModelShape
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import GradientSum
 from engine.words import in_gib, in_seconds
+
+AdaptedShape = Callable[[ModelConfig, Adapters], ModelShape | None]
+"""Returns the shape of a model with these adapters; None for a model whose adapters are unknown."""
+
+
+def of_catalog(model: ModelConfig, adapters: Adapters) -> ModelShape | None:
+    """Returns the shape of a bundled model with these adapters, None for any other model."""
+    return catalog_shape(model.source, model.dtype, model.attention, adapters)
 
 
 @dataclass(frozen=True)
@@ -93,22 +102,27 @@ class Remedy:
         }
 
 
-def remedies_for(needs: Needs) -> tuple[Remedy, ...]:
+def remedies_for(needs: Needs, adapted: AdaptedShape = of_catalog) -> tuple[Remedy, ...]:
     """Returns changes with which the job fits, for `needs` that do not fit, or not comfortably.
     Those that cost least come first, and of each kind only the smallest that suffices is returned.
     Each says how much the job then takes at least. None says yet how long a step takes.
     """
-    return _Search(needs).remedies()
+    return _Search(needs, adapted).remedies()
 
 
 def needs_with(
-    changes: Changes, config: TrainConfig, machine: Machine, shape: ModelShape, quick: bool
+    changes: Changes,
+    config: TrainConfig,
+    machine: Machine,
+    shape: ModelShape,
+    quick: bool,
+    adapted: AdaptedShape = of_catalog,
 ) -> Needs:
     """Returns the needs of the job with these changes. quick: as for `needs_of`; a step is then up
     to a tenth too long.
     """
     changed = config.with_values(changes)
-    found = _shape_of(changed, config, shape)
+    found = _shape_of(changed, config, shape, adapted)
     if found is None:
         raise ConfigError(
             "train.method", "adapters of this model are not known here; set it to full."
@@ -143,8 +157,9 @@ class _Search:
     single change is enough for all of them, changes that each help some of the parts are combined.
     """
 
-    def __init__(self, needs: Needs):
+    def __init__(self, needs: Needs, adapted: AdaptedShape):
         self._needs = needs
+        self._adapted = adapted
         self._wanted: tuple[Verdict, ...] = (Verdict.FITS, Verdict.TIGHT)
         if needs.verdict() == Verdict.TIGHT:
             self._wanted = (Verdict.FITS,)
@@ -233,7 +248,7 @@ class _Search:
         return planned.verdict(MEMORY) in self._wanted
 
     def _shape_of(self, config: TrainConfig) -> ModelShape | None:
-        return _shape_of(config, self._needs.config, self._needs.shape)
+        return _shape_of(config, self._needs.config, self._needs.shape, self._adapted)
 
     def _remedy(self, option: Option, result: Needs) -> Remedy:
         text = f"{option.text}: {_outcome(result, self._bad)}"
@@ -261,13 +276,15 @@ class _Search:
             return None
 
 
-def _shape_of(changed: TrainConfig, config: TrainConfig, shape: ModelShape) -> ModelShape | None:
+def _shape_of(
+    changed: TrainConfig, config: TrainConfig, shape: ModelShape, adapted: AdaptedShape
+) -> ModelShape | None:
     """Returns the shape of the model of changed settings, or None if it is not known. shape: that
     of `config`.
     """
     adapters = changed.train.parts
     if isinstance(adapters, Adapters) and adapters != config.train.parts:
-        return adapted_shape(changed.model, adapters)
+        return adapted(changed.model, adapters)
     return _in_dtype_of(changed, shape)
 
 

@@ -1,8 +1,8 @@
 """A fit report says whether a run will fit, and how long it will take.
 
 It lists host memory, GPU memory and disk item by item, gives a verdict with reasons and remedies,
-and predicts time, energy and cost. No torch here. A model whose shape is not given is looked up by
-`engine.model.find_shape`, which loads torch for a model that was never built on this machine.
+and predicts time, energy and cost. No torch here: the caller gives the shape of the model, and how
+the shape of a model with adapters is found.
 """
 
 from __future__ import annotations
@@ -25,14 +25,20 @@ from engine.fit.needs import (
 )
 from engine.fit.planner import Chosen
 from engine.fit.pool import Pool, pool_of
-from engine.fit.remedies import Remedy, moves_in_words, needs_with, remedies_for
+from engine.fit.remedies import (
+    AdaptedShape,
+    Remedy,
+    moves_in_words,
+    needs_with,
+    of_catalog,
+    remedies_for,
+)
 from engine.fit.spill import Spill
 from engine.machine.device import measured_rates
 from engine.machine.known_machines import known_machine
 from engine.machine.read_machine import Machine
 from engine.model.shape import ModelShape
 from engine.planes.active_parameters import parameter_flops, planned_flops_formula
-from engine.run_model.shape_of_run import shape_of_run
 from engine.words import GIB, in_gib
 
 WORDS = {
@@ -90,17 +96,18 @@ class FitReport:
 def estimate(
     config: TrainConfig,
     machine: Machine,
-    shape: ModelShape | None = None,
+    shape: ModelShape,
     facts: SessionFacts = NOTHING_MORE,
+    adapted: AdaptedShape = of_catalog,
 ) -> FitReport:
-    """Returns the report for `config` on `machine`. Where the facts have no rates, it uses those
-    that were measured on this machine, or those that are estimated for a known card. Raises
-    ModelError or ConfigError for what no machine could run.
+    """Returns the report for `config`, a job of a model with this `shape`, on `machine`. Where
+    the facts have no rates, it uses those that were measured on this machine, or those that are
+    estimated for a known card. Raises ModelError or ConfigError for what no machine could run.
     """
-    shape = _shape_of(config, shape)
+    shape = _in_dtype(config, shape)
     needs = needs_of(config, machine, shape, facts, _lacks_memory(config, machine, shape, facts))
     verdict = needs.verdict()
-    remedies = remedies_for(needs) if verdict != Verdict.FITS else ()
+    remedies = remedies_for(needs, adapted) if verdict != Verdict.FITS else ()
     measured = (
         facts.rates is not None
         or needs.device == "cpu"
@@ -143,15 +150,16 @@ def with_times(
     report: FitReport,
     config: TrainConfig,
     machine: Machine,
-    shape: ModelShape | None = None,
+    shape: ModelShape,
     quick: bool = False,
+    adapted: AdaptedShape = of_catalog,
 ) -> FitReport:
     """Returns the report of `estimate` with the seconds of a step for each of its remedies, and
     with the units that then live elsewhere. They are those of a report of the changed job. quick:
     plans are chosen among fewer ways, which takes less time, and makes the seconds up to a tenth
     too long.
     """
-    shape = _shape_of(config, shape)
+    shape = _in_dtype(config, shape)
     memory = (report.host, report.gpu)
     fits = not any(part and part.verdict == Verdict.DOES_NOT_FIT for part in memory)
     now = report.time["step_seconds"] if fits else None
@@ -162,17 +170,15 @@ def with_times(
         is_same = fits and all(name.startswith("output.") for name in remedy.changes)
         seconds, moves = now, ""
         if not is_same:
-            then = needs_with(remedy.changes, config, machine, shape, quick)
+            then = needs_with(remedy.changes, config, machine, shape, quick, adapted)
             seconds = then.step_seconds
             moves = moves_in_words(before, then.chosen, len(shape.units), quick)
         timed.append(replace(remedy, seconds=seconds, instead_of=now, places=moves))
     return replace(report, remedies=tuple(timed))
 
 
-def _shape_of(config: TrainConfig, shape: ModelShape | None) -> ModelShape:
+def _in_dtype(config: TrainConfig, shape: ModelShape) -> ModelShape:
     """Returns the shape of the job's model in its dtype."""
-    if shape is None:
-        shape = shape_of_run(config)
     return shape if shape.dtype == config.model.dtype else shape.in_dtype(config.model.dtype)
 
 

@@ -44,6 +44,7 @@ from engine.measuring.ceilings import measure
 from engine.measuring.links import link_rate
 from engine.memory.memory_account import MemoryAccount, data_bytes
 from engine.memory.memory_shortage import ShareName
+from engine.model.find_shape import adapted_shape
 from engine.model.measure_shape import shape_of
 from engine.model.shape import ModelShape
 from engine.model.units import StreamedModel
@@ -264,7 +265,7 @@ def _judged(
             before,
             session.hosts,
         )
-        return estimate(config, machine, shape, facts)
+        return estimate(config, machine, shape, facts, adapted_shape)
 
     rounding = _possible_rounding(session, job.rounding, machine)
     report = judged(rounding)

@@ -33,7 +33,9 @@ from engine.fit.report import estimate
 from engine.machine import spill_folder
 from engine.machine.known_machines import named_machine, with_figures
 from engine.machine.spill_folder import Mount
+from engine.model.find_shape import adapted_shape
 from engine.model.pretrained_files import load_tokenizer
+from engine.run_model.shape_of_run import shape_of_run
 from engine.words import GIB
 from tests.support.data_tokenizers import NO_END
 from tests.support.folders import make_data
@@ -67,7 +69,7 @@ def checker(tmp_path, monkeypatch):
 
     def counted_estimate(config, machine):
         calls.append(config)
-        return estimate(config, machine)
+        return estimate(config, machine, shape_of_run(config), adapted=adapted_shape)
 
     made = Checker(
         SimpleNamespace(
@@ -80,9 +82,14 @@ def checker(tmp_path, monkeypatch):
     return made
 
 
+def _estimate(config):
+    machine = app.pages.checker.read_machine(".")
+    return estimate(config, machine, shape_of_run(config), adapted=adapted_shape)
+
+
 def test_bars_and_items_add_up_to_what_the_report_says(checker):
     verdict = checker.verdict(shown())
-    report = estimate(checker.calls[0], app.pages.checker.read_machine("."))
+    report = _estimate(checker.calls[0])
     assert [bar["name"] for bar in verdict["bars"]] == ["gpu", "host", "disk"]
     for bar in verdict["bars"]:
         part = getattr(report, bar["name"])
@@ -101,7 +108,7 @@ def test_gpu_memory_that_the_plan_fills_on_purpose_is_no_warning(checker):
 
 def test_the_time_of_a_step_and_a_run_its_energy_and_cost(checker):
     rows = {row["name"]: row for row in checker.verdict(shown(output__price_per_kwh=0.5))["time"]}
-    time = estimate(checker.calls[0], app.pages.checker.read_machine(".")).time
+    time = _estimate(checker.calls[0]).time
     assert rows["A step"]["text"].startswith("about ") and "tokens/s" in rows["A step"]["text"]
     assert rows["A step"]["note"] == "estimated from the card's specification"
     assert rows["The run"]["text"].startswith("500 steps: about ")
@@ -166,7 +173,7 @@ def test_the_verdict_tells_how_a_drive_of_moments_wears(checker):
     job = {"model__source": "Qwen/Qwen2.5-7B", "output__checkpoint": "none"}
     assert not checker.verdict(shown(**job))["can_start"]
     told = checker.verdict(shown(engine__disk="/disk", **job), timed=True)
-    report = estimate(checker.calls[-1], app.pages.checker.read_machine("."))
+    report = _estimate(checker.calls[-1])
     sentences = report.spill.sentences()
     assert told["can_start"] and len(sentences) == 3
     assert [said for said in told["reasons"] if said in sentences] == list(sentences)

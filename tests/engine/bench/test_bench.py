@@ -34,6 +34,7 @@ from engine.machine.rates import (
 )
 from engine.machine.read_machine import read_machine
 from engine.model.find_shape import shape_from_source
+from engine.run_model.shape_of_run import shape_of_run
 from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.loss import LossChunks
 from tests.support.folders import make_config
@@ -174,18 +175,19 @@ def test_the_cpu_is_measured_with_one_thread_too(capsys):
     assert largest_product(shape, small) == 2 * small * 96 * 256
     assert stored_cpu_rates(largest_product(shape, small)) == alone
     assert stored_cpu_rates(largest_product(shape, large)) == together
-    report = estimate(config, replace(machine, gpus=()))
+    report = estimate(config, replace(machine, gpus=()), shape_of_run(config))
     target = Target("cpu", None, machine.ram_available)
     choices = choose(Job(shape, config, 128), target).choices
     assert report.time["step_seconds"] == pytest.approx(
         predicted_seconds(shape, choices, alone, MicroBatch(8, 128), "cpu")
     )
     assert report.time["estimated"] is False
-    assert estimate(config, replace(machine, gpus=(), here=False)).time["step_seconds"] is None
+    elsewhere = replace(machine, gpus=(), here=False)
+    assert estimate(config, elsewhere, shape_of_run(config)).time["step_seconds"] is None
     half = config.with_values({"model.dtype": "bfloat16"})
-    assert estimate(half, replace(machine, gpus=())).time["step_seconds"] is None, (
-        "products are measured in float32"
-    )
+    assert (
+        estimate(half, replace(machine, gpus=()), shape_of_run(half)).time["step_seconds"] is None
+    ), "products are measured in float32"
 
 
 def test_several_trainings_on_the_same_weights(preset, capsys):

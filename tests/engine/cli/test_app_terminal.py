@@ -13,6 +13,7 @@ from engine.fit.report import estimate
 from engine.machine.known_machines import named_machine
 from engine.paths import PROGRAM_ROOT
 from engine.plan.choices import PlanChoices
+from engine.run_model.shape_of_run import shape_of_run
 from engine.words import counted, in_seconds
 
 MACHINE = named_machine("H200", 128)
@@ -76,7 +77,8 @@ IN_RAM = {"settled_units": 0}
 
 @pytest.fixture(scope="module")
 def report():
-    return estimate(TrainConfig.load(PROGRAM_ROOT / "presets" / "starter.yaml"), MACHINE)
+    config = TrainConfig.load(PROGRAM_ROOT / "presets" / "starter.yaml")
+    return estimate(config, MACHINE, shape_of_run(config))
 
 
 def plan_section(report, choices=None, time=None, without=()):

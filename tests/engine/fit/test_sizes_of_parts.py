@@ -30,6 +30,7 @@ from engine.model.shape_rows import pack, unpack
 from engine.plan.choices import PlanChoices
 from engine.plan.validate import validate
 from engine.planes.active_parameters import parameter_flops
+from engine.run_model.shape_of_run import shape_of_run
 from engine.words import GIB
 from tests.engine.fit.test_sizes import BUFFER_GRID, HOME_GRID
 from tests.support.chosen import QUICK, big_shape, config
@@ -228,7 +229,7 @@ def test_the_report_itemises_what_the_store_allocates(tmp_path, dtype):
             "train": {"steps": 1, "batch_size": 2, "method": "parts", "last_blocks": 1},
         }
     )
-    report = estimate(job, LARGE)
+    report = estimate(job, LARGE, shape_of_run(job))
     shape = shape_from_source(job.model, job.train.parts)
     assert shape is shape_from_source(job.model, job.train.parts)
     assert shape != shape_from_source(job.model)

@@ -53,12 +53,14 @@ from engine.config.settings import TrainConfig
 from engine.fit.report import estimate
 from engine.machine.gpus import GpuInfo
 from engine.machine.read_machine import Machine
+from engine.run_model.shape_of_run import shape_of_run
 data = json.loads(sys.argv[1])
 config = TrainConfig.from_dict(data["config"])
 reports = []
 for given in data["machines"]:
     gpus = tuple(GpuInfo(**gpu) for gpu in given["gpus"])
-    reports.append(estimate(config, Machine(**(given | {"gpus": gpus}))).to_dict())
+    machine = Machine(**(given | {"gpus": gpus}))
+    reports.append(estimate(config, machine, shape_of_run(config)).to_dict())
 print(json.dumps([reports, sorted({"torch", "transformers", "numpy.testing"} & set(sys.modules))]))
 """
 

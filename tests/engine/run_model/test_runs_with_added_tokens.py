@@ -131,7 +131,7 @@ def test_the_report_itemises_what_the_store_allocates(tmp_path, dtype):
     assert shape is shape_of_run(config) and shape.vocab_size == KNOWN + 2
     spare = replace(config, data=replace(config.data, add_tokens=()))
     assert shape.parameter_count == shape_of_run(spare).parameter_count + 2 * 2 * 32
-    report = estimate(config, Machine("cpu", 8, 64 * GIB, 64 * GIB, 60 * GIB, (), "", 0))
+    report = estimate(config, Machine("cpu", 8, 64 * GIB, 64 * GIB, 60 * GIB, (), "", 0), shape)
     model = build_model(read_model(config).config, config.model)
     store = HostStore(model.layouts, dtype, threads=1)
     store.allocate_weights()

@@ -16,6 +16,7 @@ from engine.model.kept_shapes import keep_shape, kept_shape
 from engine.model.measure_shape import shape_of
 from engine.model.pretrained_files import load_config
 from engine.model.quantised import Method
+from engine.run_model.shape_of_run import shape_of_run
 from engine.runs.events import FitReported, LogLine
 from engine.train.run import Run
 from tests.support.checkpoints_of_families import load_plain
@@ -139,7 +140,7 @@ def test_frozen_weights_are_the_dequantised_ones_in_bf16(tmp_path, method):
 def test_random_weights_are_not_said_to_be_dequantised(tmp_path):
     make_quantised(tmp_path / "model", "fp8")
     config = make_config(tmp_path, **{"model.init": "random"})
-    report = estimate(config, read_machine())
+    report = estimate(config, read_machine(), shape_of_run(config))
     assert not any("dequantised" in reason for reason in report.reasons)
 
 
