@@ -6,6 +6,8 @@ any size and content. So nothing else in the program opens a path inside such fo
 - Each function is given a `path` and the folder `within` which it is. That folder is the owner's:
   it may itself be a link, for example to a bigger disk. Below it, no link is followed: each part of
   the path is opened relative to the descriptor of the part before it.
+- Files of models that a person named may be reached by links, as those of the hub's cache are; the
+  functions for them have no `within` and only read.
 - Only regular files are opened, without waiting (a pipe would never answer), and small files are
   read up to a limit and by type.
 - A file is written whole under another name and then renamed, so that what had its name, a link for
@@ -265,10 +267,11 @@ def open_to_read(path: Path, within: Path, most: int = LARGE, buffering: int = -
     """Opens a file of at most `most` bytes. Raises OSError, and FileFault."""
     with _Above(path, within) as (name, folder):
         descriptor = _opened(path, name, folder, os.O_RDONLY)
-        size = os.fstat(descriptor).st_size
-        if size > most:
+        try:
+            _refuse_large(path, os.fstat(descriptor), most)
+        except FileFault:
             os.close(descriptor)
-            raise FileFault(path, f"has {size:,} bytes; at most {most:,} are read", errno.EFBIG)
+            raise
         return os.fdopen(descriptor, "rb", buffering=buffering)
 
 
@@ -294,6 +297,50 @@ def read_bytes(path: Path, within: Path, most: int = SMALL) -> bytes:
             if len(content) > most:
                 raise FileFault(path, f"grows; at most {most:,} bytes are read", errno.EFBIG)
         return bytes(content)
+
+
+def open_linked(path: Path, most: int = LARGE) -> BinaryIO:
+    """Opens a file of at most `most` bytes to which links may lead, as those of the hub's cache do.
+
+    It is for files of models and data that a person named, which are read and never written.
+    Raises OSError, and FileFault.
+    """
+    _refuse_other_kinds(path, path.stat())  # a device is not even opened
+    descriptor = os.open(path, os.O_RDONLY | _FILE & ~os.O_NOFOLLOW)
+    try:
+        status = os.fstat(descriptor)
+        _refuse_other_kinds(path, status)
+        _refuse_large(path, status, most)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def read_linked(path: Path, most: int = SMALL) -> bytes:
+    """Returns the content of a file as `open_linked` opens it."""
+    with open_linked(path, most) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise FileFault(path, f"grows; at most {most:,} bytes are read", errno.EFBIG)
+    return content
+
+
+def refuse_unlike_files(path: Path, most: int) -> None:
+    """Raises FileFault for a name that leads to anything but a file of at most `most` bytes, before
+    a library opens it. A name that leads nowhere is none.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        status = path.stat()
+        _refuse_other_kinds(path, status)
+        _refuse_large(path, status, most)
+
+
+def _refuse_large(path: Path, status: os.stat_result, most: int) -> None:
+    if status.st_size > most:
+        raise FileFault(
+            path, f"has {status.st_size:,} bytes; at most {most:,} are read", errno.EFBIG
+        )
 
 
 def read_text(path: Path, within: Path, most: int = SMALL) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+from engine.hub.model_files import read_object
 from engine.paths import resolve_source
 
 
@@ -16,9 +15,9 @@ def own_precision(source: str) -> str:
     if folder is None:
         return "bfloat16"
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = read_object(folder / "config.json")
         text = config.get("text_config") or {}
         dtype = config.get("dtype") or config.get("torch_dtype") or text.get("dtype")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, AttributeError):
         return "bfloat16"
     return "float32" if str(dtype).removeprefix("torch.") == "float32" else "bfloat16"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from engine.hub.hub_cache import INDEX, WEIGHTS
-from engine.stored.tensor_files import read_header
+from engine.hub.weight_header import Entry, read_header
 
 SMALLEST = 1 / 20
 """No file is smaller than this part of the most that one holds; a few more bytes are in the file
@@ -31,7 +31,7 @@ class _Piece:
     """One tensor in a file that was taken."""
 
     name: str
-    entry: dict[str, Any]
+    entry: Entry
     """What a header says of it: `dtype`, `shape` and `data_offsets`."""
     file: Path
     start: int
@@ -40,7 +40,7 @@ class _Piece:
 
     @property
     def value_bits(self) -> float:
-        return self.bytes * 8 / max(1, math.prod(self.entry["shape"]))
+        return self.bytes * 8 / max(1, math.prod(self.entry.shape))
 
 
 class WeightFiles:
@@ -131,12 +131,11 @@ class WeightFiles:
 
 def _pieces(file: Path) -> list[_Piece]:
     """Returns the tensors of a safetensors file, in the order in which it has them."""
-    with file.open("rb") as opened:
-        begin = 8 + int.from_bytes(opened.read(8), "little")
-    found = []
-    for name, entry in read_header(file).items():
-        start, stop = entry["data_offsets"]
-        found.append(_Piece(name, entry, file, begin + start, stop - start))
+    begin, entries = read_header(file)
+    found = [
+        _Piece(name, entry, file, begin + entry.data_offsets[0], entry.bytes)
+        for name, entry in entries.items()
+    ]
     return sorted(found, key=lambda piece: piece.start)
 
 
@@ -149,8 +148,11 @@ def _header(pieces: list[_Piece]) -> bytes:
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     place = 0
     for piece in pieces:
-        kind = {name: piece.entry[name] for name in ("dtype", "shape")}
-        entries[piece.name] = kind | {"data_offsets": [place, place + piece.bytes]}
+        entries[piece.name] = {
+            "dtype": piece.entry.dtype,
+            "shape": piece.entry.shape,
+            "data_offsets": [place, place + piece.bytes],
+        }
         place += piece.bytes
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _HEADER_ALIGNMENT)

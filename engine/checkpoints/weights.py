@@ -19,6 +19,7 @@ from engine.checkpoints.pouring import Pouring
 from engine.errors import ModelError, first_line
 from engine.host.host_store import HostStore
 from engine.hub.hub_cache import cached_weights
+from engine.hub.local_weights import refuse_no_weights
 from engine.machine.short_memory import refuse_short_memory
 from engine.model.library import auto_class, errors_only, no_progress_bars, told_progress
 from engine.model.pretrained_files import load_config, with_vocabulary
@@ -56,6 +57,7 @@ def load_pretrained(
     Raises ModelError when weights are missing, have another shape, or come with pickled code.
     """
     path = resolve_source(source) or cached_weights(source)
+    refuse_no_weights(source, path)
     dtype = reading_dtype(path)
     size = model.parameter_count * dtype.itemsize
     rows = _new_rows(model, source, seed)

@@ -5,10 +5,20 @@ They make no network request, and need no torch.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from engine.hub.model_files import read_small
+from engine.safe_files import read_linked
+
+CONFIG = "config.json"
+_LONGEST_REVISION = 1000
+_MOST_FILES = 10_000
+"""The weights of a model are in at most so many files."""
 
 
 def cached_config(source: str) -> Path | None:
@@ -18,10 +28,10 @@ def cached_config(source: str) -> Path | None:
     """
     model = _cache_folder() / f"models--{source.strip().replace('/', '--')}"
     try:
-        revision = (model / "refs" / "main").read_text(encoding="utf-8").strip()
+        revision = read_linked(model / "refs" / "main", _LONGEST_REVISION).decode().strip()
     except (OSError, ValueError):  # unreadable, not text, or not a valid file name
         return None
-    file = model / "snapshots" / revision / "config.json"
+    file = model / "snapshots" / revision / CONFIG
     return file if file.is_file() else None
 
 
@@ -48,8 +58,8 @@ def is_offline() -> bool:
 def cached_weights(source: str) -> Path | None:
     """Returns the folder in the hub's cache that has all weights of a model, or None."""
     files = cached_files(source)
-    found = weight_files(files, lambda name: files[name].read_text(encoding="utf-8"))
-    return files["config.json"].parent if found and files.keys() >= set(found) else None
+    found = weight_files(files, lambda name: read_small(files[name]))
+    return files[CONFIG].parent if found and files.keys() >= set(found) else None
 
 
 def cached_files(source: str) -> dict[str, Path]:
@@ -79,15 +89,21 @@ LISTED = (WEIGHTS, INDEX, PICKLED, PICKLED_INDEX)
 """The first of these files that a folder has says where its weights are."""
 
 
-def weight_files(names: Collection[str], read: Callable[[str], str]) -> list[str]:
+class _Index(Struct):
+    """What is used of an index."""
+
+    weight_map: dict[str, str]
+
+
+def weight_files(names: Collection[str], read: Callable[[str], bytes]) -> list[str]:
     """Returns the files from which transformers reads a model's weights.
 
-    `names` are the names of the files in the model's folder, and `read` returns the text of one. An
-    index comes first, followed by the files that it lists. The result is empty if the folder has no
-    weights, or if its index names files outside of it.
+    `names` are the names of the files in the model's folder, and `read` returns the content of one.
+    An index comes first, followed by the files that it lists. The result is empty if the folder has
+    no weights, or if its index names files outside of it or more than any model has.
     """
     try:
-        config = json.loads(read("config.json")) if "config.json" in names else {}
+        config = msgspec.json.decode(read(CONFIG)) if CONFIG in names else {}
         own = config.get("transformers_weights")
         wanted = [own] if own else LISTED
         there = [name for name in wanted if name in names]
@@ -96,10 +112,10 @@ def weight_files(names: Collection[str], read: Callable[[str], str]) -> list[str
         first = there[0]
         if not first.endswith(".json"):
             return [first]
-        listed = sorted(set(json.loads(read(first))["weight_map"].values()))
+        listed = sorted(set(msgspec.json.decode(read(first), type=_Index).weight_map.values()))
         # A stranger's index may name files elsewhere.
         outside = [name for name in listed if ".." in Path(name).parts or Path(name).is_absolute()]
-        return [] if outside else [first, *listed]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return [] if outside or len(listed) > _MOST_FILES else [first, *listed]
+    except (OSError, msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError):
         # Transformers would not read such a file either.
         return []

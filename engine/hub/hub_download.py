@@ -33,6 +33,7 @@ from engine.files import disk_free
 from engine.helper_process import take_output
 from engine.hub.hub_cache import LISTED, weight_files
 from engine.hub.local_weights import CONFIG, about_gguf, is_gguf
+from engine.hub.model_files import read_small
 from engine.words import in_gib
 
 ANSWER_SECONDS = 10
@@ -122,12 +123,10 @@ class _Transfer:
         """Returns the names of the weight files. Raises Refused if the hub lacks one or all."""
         # The first of LISTED that is there is the only one that is read.
         first = next((name for name in LISTED if name in self._files), "")
-        for name in ("config.json", first):
+        for name in (CONFIG, first):
             if name in self._files and name.endswith(".json"):
                 self._library_download(name, self._commit)
-        found = weight_files(
-            self._files, lambda name: (self._folder / name).read_text(encoding="utf-8")
-        )
+        found = weight_files(self._files, lambda name: read_small(self._folder / name))
         if not found:
             self._refuse_gguf()
             raise Refused(

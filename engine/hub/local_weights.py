@@ -7,25 +7,26 @@ each change of a setting, before anything else runs.
 from __future__ import annotations
 
 import functools
-import json
 import re
 import zipfile
 from collections.abc import Collection
 from pathlib import Path
+from typing import BinaryIO
 
+from engine import safe_files
 from engine.adapters.peft_folder import CONFIG as ADAPTER_CONFIG
 from engine.errors import ModelError
-from engine.hub.hub_cache import INDEX, LISTED, PICKLED_INDEX, weight_files
+from engine.hub.hub_cache import CONFIG, INDEX, LISTED, PICKLED_INDEX, weight_files
+from engine.hub.model_files import read_object, read_small, refuse_unlike_files
+from engine.hub.weight_header import MOST_FILE, Contradiction, CutOff, header_of
+from engine.safe_files import FileFault
 from engine.words import counted
 
-CONFIG = "config.json"
 _GGUF = ".gguf"
 _OF_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".npz")
 _SHARD = re.compile(r"(model|pytorch_model)-\d+-of-\d+\.(safetensors|bin)")
 _LFS = b"version https://git-lfs.github.com/spec/"
 """So begins a text that Git LFS leaves in place of a large file."""
-_MOST_HEADER_BYTES = 100 << 20
-"""safetensors allows no longer header."""
 _ZIP = b"PK\x03\x04"
 """So begins what torch.save has written since PyTorch 1.6."""
 _SHOWN = 3
@@ -65,6 +66,7 @@ def refuse_no_model(source: str, path: Path | None) -> None:
             raise ModelError(
                 f"model.source: {source} is a file; give a Hugging Face model folder or a hub id."
             )
+        refuse_unlike_files(path)
         return
     names = _names(path)
     if CONFIG not in names:
@@ -74,6 +76,7 @@ def refuse_no_model(source: str, path: Path | None) -> None:
         raise ModelError(
             f"model.source: {source} has no {CONFIG}; give a Hugging Face model folder."
         )
+    refuse_unlike_files(path)
 
 
 def refuse_no_weights(source: str, path: Path | None) -> None:
@@ -86,11 +89,11 @@ def refuse_no_weights(source: str, path: Path | None) -> None:
     names = _names(path)
     if CONFIG in names and not _is_object(path / CONFIG):
         return  # reading the configuration says what is wrong with it
-    files = weight_files(names, lambda name: (path / name).read_text(encoding="utf-8"))
+    files = weight_files(names, lambda name: read_small(path / name))
     if not files:
         _refuse_adapter(source, path, names)
         raise ModelError(_without_weights(source, names))
-    lacking = [name for name in files if not (path / name).is_file()]
+    lacking = [name for name in files if not (path / name).exists()]
     if lacking == files:
         raise ModelError(
             f"model.source: {path / files[0]} is a link to a file that is not there; {_AGAIN}."
@@ -107,6 +110,8 @@ def refuse_no_weights(source: str, path: Path | None) -> None:
         try:
             stat = file.stat()
             wrong = _what_is_wrong(file, stat.st_size, stat.st_mtime_ns)
+        except FileFault as fault:
+            raise ModelError(f"model.source: {str(fault).rstrip('.')}; {_AGAIN}.") from None
         except OSError as error:
             wrong = f"cannot be read ({error.strerror or error}); {_AGAIN}"
         if wrong:
@@ -123,9 +128,10 @@ def _names(folder: Path) -> set[str]:
 
 def _is_object(file: Path) -> bool:
     try:
-        return isinstance(json.loads(file.read_text(encoding="utf-8")), dict)
-    except (OSError, ValueError, RecursionError):
+        read_object(file)
+    except OSError:
         return False
+    return True
 
 
 def _refuse_adapter(source: str, path: Path, names: Collection[str]) -> None:
@@ -134,9 +140,9 @@ def _refuse_adapter(source: str, path: Path, names: Collection[str]) -> None:
         return
     base = "its base model"
     try:
-        settings = json.loads((path / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        settings = read_object(path / ADAPTER_CONFIG)
         base = f"{settings['base_model_name_or_path']}, its base model"
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, LookupError):
         pass  # the sentence can do without its name
     raise ModelError(
         f"model.source: {source} holds an adapter and no whole model; set model.source to {base}, "
@@ -174,41 +180,28 @@ def _what_is_wrong(file: Path, size: int, _time: int) -> str:
     """
     if file.suffix == ".json":
         return ""
-    with file.open("rb") as opened:
+    with safe_files.open_linked(file, MOST_FILE) as opened:
         begin = opened.read(len(_LFS))
         if begin == _LFS:
             return (
                 "is a pointer of Git LFS in place of the weights; run `git lfs pull` in its folder"
             )
         if file.suffix == ".bin":
-            return _wrong_of_pickled(file, begin)
-        length = int.from_bytes(begin[:8], "little")
-        if length > _MOST_HEADER_BYTES and size >= 8:
-            return f"is no file of safetensors; {_AGAIN}"
-        if size < 8 + length:
-            return f"is cut off: it ends after {size:,} bytes; {_AGAIN}"
-        opened.seek(8)
-        return _wrong_of_header(opened.read(length), size)
+            return _wrong_of_pickled(opened, begin)
+        opened.seek(0)
+        try:
+            _, entries = header_of(opened, size)
+        except CutOff as error:
+            return f"is cut off: {error}; {_AGAIN}"
+        except Contradiction as error:
+            return f"is no file of safetensors ({error}); {_AGAIN}"
+    return "" if entries else f"holds no weights; {_AGAIN}"
 
 
-def _wrong_of_header(header: bytes, size: int) -> str:
-    """Returns what the header of a file of safetensors, of `size` bytes, tells that is wrong."""
-    try:
-        entries = json.loads(header)
-        ends = [entry["data_offsets"][1] for name, entry in entries.items() if name[:2] != "__"]
-        whole = 8 + len(header) + max(ends, default=0)
-        has_weights = bool(ends)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return f"is no file of safetensors; {_AGAIN}"
-    if size < whole:
-        return f"is cut off: it has {size:,} of {whole:,} bytes; {_AGAIN}"
-    return "" if has_weights else f"holds no weights; {_AGAIN}"
-
-
-def _wrong_of_pickled(file: Path, begin: bytes) -> str:
+def _wrong_of_pickled(opened: BinaryIO, begin: bytes) -> str:
     """Returns what is wrong with a file of torch.save as far as its ends tell. Another form than an
     archive has sentences of its own where it is opened (`engine.stored.pickled`).
     """
-    if begin.startswith(_ZIP) and not zipfile.is_zipfile(file):
+    if begin.startswith(_ZIP) and not zipfile.is_zipfile(opened):
         return f"is cut off; {_AGAIN}"
     return ""

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelError, first_line
+from engine.hub.model_files import read_small
+from engine.safe_files import FileFault
 
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 """Nearly all models have these fields, and none can compute with less than 1 of them."""
@@ -44,7 +46,9 @@ def refuse_broken(file: Path, known_types: Any) -> None:
     `known_types` contains the model types that transformers knows.
     """
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(read_small(file).decode())
+    except FileFault as fault:
+        raise ModelError(f"model.source: {str(fault).rstrip('.')}; get the file again.") from None
     except OSError as error:
         raise ModelError(f"model.source: {file} cannot be read ({error.strerror}).") from None
     except (ValueError, RecursionError) as error:
@@ -140,7 +144,7 @@ def why_refused(file: Path | None, error: Exception) -> str:
 
 def _in_file(file: Path | None, field: str, text: str) -> tuple[str, str]:
     """Returns the full name and the value of the field that an error's `text` refuses."""
-    config = {} if file is None else json.loads(file.read_text(encoding="utf-8"))
+    config = {} if file is None else json.loads(read_small(file).decode())
     # The error does not say in which part the field is. It is where the refused value is.
     for place, values in _sections(config):
         if field in values and repr(values[field]) in text:

@@ -23,6 +23,7 @@ from engine.config.settings import ModelConfig
 from engine.config.trained_parts import Parts
 from engine.errors import ConfigError, ModelError
 from engine.hub.hub_cache import cached_config
+from engine.hub.model_files import read_small
 from engine.model.catalog import catalog_shape, starter_shape
 from engine.model.kept_shapes import keep_shape, kept_shape, shape_key
 from engine.model.shape import ModelShape
@@ -130,7 +131,7 @@ def _content(file: Path | None) -> bytes | None:
     reports why.
     """
     try:
-        return file.read_bytes() if file is not None and file.is_file() else None
+        return None if file is None else read_small(file)
     except OSError:
         return None
 

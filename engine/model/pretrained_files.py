@@ -5,6 +5,7 @@ from the hub's cache or from the hub.
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelError, first_line
@@ -12,6 +13,7 @@ from engine.hub.hub import is_fetched
 from engine.hub.hub_cache import cached_config
 from engine.hub.local_weights import refuse_no_model
 from engine.hub.missing_files import refuse_missing_files
+from engine.hub.model_files import refuse_unlike_files
 from engine.machine.short_memory import refuse_short_memory
 from engine.model.config_file import is_of_a_field, refuse_broken, why_refused
 from engine.model.library import hub_is_cut_off, transformers
@@ -29,6 +31,8 @@ def load_config(source: str) -> Any:
     if path is not None:
         file = path / "config.json" if path.is_dir() else path
         refuse_broken(file, transformers().CONFIG_MAPPING)
+    elif file is not None:
+        refuse_unlike_files(file.parent)
     try:
         return transformers().AutoConfig.from_pretrained(
             str(path or source),
@@ -61,6 +65,7 @@ def load_tokenizer(source: str) -> Any:
     Raises ModelError, in one sentence, where there is none that can be read.
     """
     path = resolve_source(source)
+    refuse_unlike_files(_folder_of(source, path))
     try:
         return transformers().AutoTokenizer.from_pretrained(
             str(path or source),
@@ -80,9 +85,11 @@ def load_tokenizer(source: str) -> Any:
 def load_generation_config(source: str) -> Any | None:
     """Returns the model's optional generation settings.
 
-    Returns None if the model has no such settings, or if the hub does not answer.
+    Returns None if the model has no such settings, or if the hub does not answer. Raises ModelError
+    for settings that are no file, or no JSON.
     """
     path = resolve_source(source)
+    refuse_unlike_files(_folder_of(source, path))
     try:
         return transformers().GenerationConfig.from_pretrained(
             str(path or source), local_files_only=path is None and _asks_nobody(source)
@@ -100,6 +107,12 @@ def ids_of_end(owner: Any) -> list[int]:
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _folder_of(source: str, path: Path | None) -> Path | None:
+    """Returns where the files of a model are on this machine; None where they are not."""
+    cached = cached_config(source) if path is None else None
+    return path if cached is None else cached.parent
 
 
 def _asks_nobody(source: str) -> bool:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import pickle
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from engine import safe_files
 from engine.errors import ModelError
+from engine.hub.weight_header import MOST_FILE
 from engine.machine.short_memory import refuse_short_memory
 
 SUFFIX = ".bin"
@@ -38,6 +41,7 @@ def open_pickled(file: Path) -> dict[str, torch.Tensor]:
     before 1.6, or cannot be read.
     """
     _refuse_other_archives(file)
+    _refuse_bombs(file)
     try:
         found = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
     except pickle.UnpicklingError as error:
@@ -60,7 +64,7 @@ def open_pickled(file: Path) -> dict[str, torch.Tensor]:
 
 def _refuse_other_archives(file: Path) -> None:
     try:
-        with file.open("rb") as opened:
+        with safe_files.open_linked(file, MOST_FILE) as opened:
             begins = opened.read(len(_ZIP))
     except OSError as error:
         raise ModelError(
@@ -77,6 +81,24 @@ def _refuse_other_archives(file: Path) -> None:
             f"model.source: the weights in {file.name} cannot be loaded (it is no file of "
             f"torch.save); get the file again, or {_SAFE}."
         )
+
+
+def _refuse_bombs(file: Path) -> None:
+    """Raises ModelError for an archive that unpacks to more than it is: `torch.save` compresses
+    nothing, and its pickle only names the tensors.
+    """
+    try:
+        with safe_files.open_linked(file, MOST_FILE) as opened, zipfile.ZipFile(opened) as archive:
+            parts = archive.infolist()
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return  # torch says what is wrong
+    for part in parts:
+        is_large = part.filename.endswith("/data.pkl") and part.file_size > safe_files.MEDIUM
+        if part.compress_type != zipfile.ZIP_STORED or is_large:
+            raise ModelError(
+                f"model.source: the weights in {file.name} cannot be loaded (torch.save would not "
+                f"compress {part.filename[:80]!r} in it, or write it so large); {_SAFE}."
+            )
 
 
 def _refuse_other_values(file: Path, found: Any) -> None:

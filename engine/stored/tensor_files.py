@@ -4,19 +4,18 @@ are safetensors, or what `torch.save` wrote (`engine.stored.pickled`).
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
 
+from engine import safe_files
 from engine.hub.hub_cache import weight_files
+from engine.hub.model_files import read_small
+from engine.hub.weight_header import MOST_FILE, read_header
 from engine.stored.pickled import is_pickled, open_pickled
 
-_MOST_HEADER_BYTES = 100 << 20
-"""safetensors allows no longer header."""
 _FINER = {"F64", "F32", "F16"}
 """Values of these types may have bits that bf16 does not hold."""
 _NAMES = {
@@ -44,7 +43,7 @@ def files_with_weights(folder: Path | None) -> list[Path]:
     if folder is None or not folder.is_dir():
         return []
     names = [path.name for path in folder.iterdir()]
-    files = weight_files(names, lambda name: (folder / name).read_text(encoding="utf-8"))
+    files = weight_files(names, lambda name: read_small(folder / name))
     return [folder / name for name in files if not name.endswith(".json")]
 
 
@@ -73,31 +72,14 @@ def stored_in(file: Path) -> dict[str, Stored]:
             name: Stored(file, _NAMES.get(tensor.dtype, str(tensor.dtype)), tensor.nbytes)
             for name, tensor in open_pickled(file).items()
         }
-    found = {}
-    for name, entry in read_header(file).items():
-        start, stop = entry["data_offsets"]
-        found[name] = Stored(file, entry["dtype"], stop - start)
-    return found
+    _, entries = read_header(file)
+    return {name: Stored(file, entry.dtype, entry.bytes) for name, entry in entries.items()}
 
 
 def read_tensor(file: Path, name: str) -> torch.Tensor:
     """Returns a copy of one tensor of a file, in its own shape and type."""
     if is_pickled(file):
         return open_pickled(file)[name].detach().clone(memory_format=torch.contiguous_format)
+    safe_files.refuse_unlike_files(file, MOST_FILE)
     with safe_open(file, framework="pt") as opened:
         return opened.get_tensor(name)
-
-
-def read_header(file: Path) -> dict[str, Any]:
-    """Returns what a safetensors file says of each of its tensors, by name. The file begins with
-    the length of this header, in 8 bytes, and the header as JSON.
-
-    Raises OSError or ValueError for a file that is none.
-    """
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        if length > _MOST_HEADER_BYTES:
-            raise ValueError("the header is longer than safetensors allows")
-        entries = json.loads(opened.read(length))
-    entries.pop("__metadata__", None)
-    return entries

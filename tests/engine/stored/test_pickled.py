@@ -185,7 +185,7 @@ def test_a_shard_that_is_missing_is_named(poured, tmp_path):
     source = make_model(tmp_path / "source")
     pickle_weights(source, 2)
     (source / "pytorch_model-00002-of-00002.bin").unlink()
-    with pytest.raises(ModelError, match=r"pytorch_model-00002-of-00002\.bin cannot be loaded"):
+    with pytest.raises(ModelError, match=r"lacks pytorch_model-00002-of-00002\.bin of the 2"):
         poured(source)
 
 

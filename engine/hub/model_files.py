@@ -1,0 +1,77 @@
+"""The small files in a model's folder, which may come from a stranger: a pipe, a device, a folder
+or a file of gigabytes under the name of one is told before a library opens it.
+
+Links are followed, since the hub's cache consists of them. No torch is needed.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from engine import safe_files
+from engine.errors import ModelError
+from engine.safe_files import MEDIUM, SMALL, FileFault
+
+GENERATION = "generation_config.json"
+TEMPLATES = "additional_chat_templates"
+"""transformers reads each .jinja in the folder of this name."""
+_SETTINGS = re.compile(
+    r"((generation_|processor_|preprocessor_|video_preprocessor_|audio_tokenizer_|adapter_)?config"
+    r"|config\..+|modelcard)\.json|chat_template\.json|.+\.jinja"
+)
+"""transformers reads files of these names, and each is small."""
+_TABLES = re.compile(
+    r"tokenizer.*|(special_tokens_map|added_tokens|((entity|target)_)?vocab.*|emoji|byte_maps"
+    r"|tekken|normalizer|word_pronunciation|word_shape)\.json|(merges|vocab|dict)\.txt"
+    r"|.+\.(model|tokenizer|tiktoken|codes|spm|index\.json)"
+)
+"""transformers reads files of these names too: tables of tokens, and of tensors."""
+
+
+def most_bytes(name: str) -> int | None:
+    """Returns how many bytes the file of this name may have; None for one that is not read here."""
+    if _SETTINGS.fullmatch(name):
+        return SMALL
+    return MEDIUM if _TABLES.fullmatch(name) else None
+
+
+def read_small(file: Path) -> bytes:
+    """Returns the content of a model's small file. Raises OSError, and FileFault."""
+    return safe_files.read_linked(file, most_bytes(file.name) or SMALL)
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Returns the object that a model's small file holds as JSON. Raises OSError, and FileFault."""
+    found: dict[str, Any] = safe_files.decoded(file, read_small(file), dict[str, Any])
+    return found
+
+
+def refuse_unlike_files(path: Path | None) -> None:
+    """Raises ModelError, in one sentence, if in the folder `path` of a model a name that
+    transformers reads is no file, or is far too large for what it holds, or if the settings of
+    answers are no JSON. `path` may be one such file, or None for a model that is not here.
+    """
+    if path is None:
+        return
+    try:
+        for file in _files(path):
+            most = most_bytes(file.name)
+            if most is not None:
+                safe_files.refuse_unlike_files(file, most)
+            if file.name == GENERATION and file.exists():
+                read_object(file)
+    except FileFault as fault:
+        said = str(fault).rstrip(".")
+        raise ModelError(f"model.source: {said}; get the files of the model again.") from None
+    except OSError:
+        pass  # reading it says what is wrong
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.iterdir())
+    templates = path / TEMPLATES
+    return found + (sorted(templates.iterdir()) if templates.is_dir() else [])
