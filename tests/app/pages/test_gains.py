@@ -18,6 +18,7 @@ from engine.fit.pool_times import gains
 from engine.fit.report import estimate
 from engine.machine.known_machines import named_machine, with_figures
 from engine.model.catalog import entry_of
+from engine.run_model.shape_of_run import shape_of_run
 
 SMALL = "Qwen/Qwen2.5-0.5B"
 MACHINE = with_figures(named_machine("RTX 4090", 64), disk_gib=500)
@@ -59,7 +60,10 @@ def test_it_is_given_up_at_once(monkeypatch):
 @pytest.fixture
 def checker(tmp_path, monkeypatch):
     monkeypatch.setattr(app.pages.checker, "read_machine", lambda folder: MACHINE)
-    engine = SimpleNamespace(estimate=estimate, refuse_out_of_reach=lambda *_, **__: None)
+    engine = SimpleNamespace(
+        estimate=lambda config, machine: estimate(config, machine, shape_of_run(config)),
+        refuse_out_of_reach=lambda *_, **__: None,
+    )
     session = SimpleNamespace(runs_dir=tmp_path, why_not_start=lambda: None, engine=engine)
     return Checker(session)
 
