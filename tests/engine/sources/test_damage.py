@@ -12,7 +12,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -22,6 +21,7 @@ from engine.sources import bounded_lines, search
 from engine.sources.open_source import open_source
 from tests.support import data_files as made
 from tests.support.data_files import COMPRESS, write
+from tests.support.stuck import never_stuck
 
 ROWS = [{"text": str(random.Random(i).getrandbits(160))} for i in range(5000)]
 CONTENT = made.as_lines(ROWS).encode()
@@ -268,10 +268,10 @@ def test_gigabytes_of_zeros_are_not_read_into_memory(tmp_path, name):
     else:
         path.write_bytes(begin)
         os.truncate(path, 8 << 30)  # takes no room on the disk
-    began = time.monotonic()
-    peak, sentence = peak_of(path)
+    with never_stuck(computing=20):
+        peak, sentence = peak_of(path)
     assert "zero bytes" in sentence and sentence.startswith(name)
-    assert peak < 100 << 20 and time.monotonic() - began < 20
+    assert peak < 100 << 20
 
 
 def test_a_bomb_ends_at_the_longest_line(tmp_path):
@@ -306,11 +306,9 @@ def test_an_error_of_the_disk_is_one_sentence():
 
 @pytest.mark.parametrize("source", ["/proc", "/", "~root", "/proc/self", "~nobody-of-this-name"])
 def test_no_folder_is_searched_for_long(source):
-    began = time.monotonic()
-    with pytest.raises(DataError) as caught:
+    with never_stuck(computing=10), pytest.raises(DataError) as caught:
         read(source)
     assert "\n" not in str(caught.value)
-    assert time.monotonic() - began < 10
 
 
 def test_a_folder_with_a_link_to_itself_is_read_once(tmp_path):
