@@ -103,6 +103,9 @@ def is_arriving(uploads):
 
 
 def nothing_is_left(uploads):
+    """An upload holds its id for a moment longer than its folder."""
+    if uploads._arriving:
+        return False
     return not folder_of(uploads).exists() or not list(folder_of(uploads).iterdir())
 
 
