@@ -29,6 +29,7 @@ from engine.errors import DataError
 from engine.examples.survey import survey_of
 from engine.sources import open_source as opening
 from tests.support import references as reference
+from tests.support.tiers import in_tiers
 
 TOOL = {
     "type": "function",
@@ -375,6 +376,8 @@ KINDS = {
     "texts": (texts, "examples"),
     "chosen answers": (preferences, "examples"),
 }
+MORE_KINDS = "a plain run has a kind of each reader"
+PLAIN_KINDS = ("chats", "preferences", "marked answers", "texts")
 
 
 @pytest.mark.everything("it writes each kind of rows into each kind of file")
@@ -391,7 +394,7 @@ def test_the_same_rows_train_the_same_tokens_in_any_layout(tmp_path, tokenizer, 
         assert trained(written(folder, order), tokenizer, reads) == expected, layout
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", in_tiers(KINDS, PLAIN_KINDS, MORE_KINDS))
 def test_the_same_rows_train_the_same_tokens_in_any_order_and_division(tmp_path, tokenizer, kind):
     made, reads = KINDS[kind]
     rows = [made(number) for number in range(100)]

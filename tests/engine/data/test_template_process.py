@@ -35,7 +35,15 @@ RECURSES = "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}"
 
 
 @pytest.fixture
+def fresh():
+    made_here = TemplateProcess()
+    yield made_here
+    made_here._end()
+
+
+@pytest.fixture(scope="module")
 def process():
+    """It takes a second to start, so tests that change nothing about it share it."""
     made_here = TemplateProcess()
     yield made_here
     made_here._end()
@@ -69,9 +77,10 @@ def test_it_writes_what_the_library_writes(process):
     ],
 )
 def test_a_limit_is_one_sentence_and_the_next_template_is_written(
-    process, monkeypatch, template, sentence
+    process, fresh, monkeypatch, template, sentence
 ):
     if template == LOOPS:
+        process = fresh
         program = "import engine.data.template_process as p; p.MOST_SECONDS = 1.0; p.serve()"
         monkeypatch.setattr(template_process, "_PROGRAM", program)
     with never_stuck(computing=20), pytest.raises(DataError, match=sentence) as caught:
@@ -127,7 +136,7 @@ def sleeps(child: psutil.Process) -> bool:
         return False
 
 
-def test_a_process_that_is_silent_is_ended(process, monkeypatch):
+def test_a_process_that_is_silent_is_ended(fresh, monkeypatch):
     program = (
         "import time, engine.data.template_process as p; "
         "p._text = lambda *_: time.sleep(600); p.serve()"
@@ -136,10 +145,10 @@ def test_a_process_that_is_silent_is_ended(process, monkeypatch):
         patch.setattr(template_process, "_PROGRAM", program)
         patch.setattr(template_process, "_SILENT_SECONDS", 0.5)
         with pytest.raises(DataError, match="computes for more than"):
-            written(process, PLAIN)
-    assert process._process is None
+            written(fresh, PLAIN)
+    assert fresh._process is None
     assert not any(map(sleeps, psutil.Process().children()))
-    assert written(process, PLAIN) == ["user:hello\nassistant:an answer\n"]
+    assert written(fresh, PLAIN) == ["user:hello\nassistant:an answer\n"]
 
 
 def test_a_killed_process_is_one_sentence_and_an_idle_one_is_replaced(process):
@@ -149,15 +158,15 @@ def test_a_killed_process_is_one_sentence_and_an_idle_one_is_replaced(process):
     assert written(process, PLAIN) == ["user:hello\nassistant:an answer\n"]
 
 
-def test_it_ends_when_nothing_is_asked_of_it(process, monkeypatch):
+def test_it_ends_when_nothing_is_asked_of_it(fresh, monkeypatch):
     monkeypatch.setattr(
         template_process,
         "_PROGRAM",
         "import engine.data.template_process as p; p._IDLE_SECONDS = 0.2; p.serve()",
     )
-    written(process, PLAIN)
-    assert process._process.wait() == 0
-    assert written(process, PLAIN) == ["user:hello\nassistant:an answer\n"]
+    written(fresh, PLAIN)
+    assert fresh._process.wait() == 0
+    assert written(fresh, PLAIN) == ["user:hello\nassistant:an answer\n"]
 
 
 def test_threads_get_their_own_answers(process):

@@ -7,6 +7,7 @@ import pytest
 from engine.runs.events import ForecastChecked, MemorySampled, StepFinished, StepTimeline
 from engine.runs.rank_timelines import of_rank, ranks_in
 from engine.train.run import start_run
+from tests.support.crews import forked_followers  # noqa: F401  a fixture
 from tests.support.folders import make_config
 from tests.support.trained_runs import events_of
 
