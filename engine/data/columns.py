@@ -40,9 +40,11 @@ ROWS_READ_FIRST = 200
 """A preview reads this many rows."""
 _QUICK = 64 << 20
 """A preview surveys files of as many bytes of text, which takes a second."""
-_QUICK_SECONDS = 5.0
+_QUICK_SECONDS = 3.0
 """A survey for a preview ends after so long: a compressed file may hold a thousand times its size.
 """
+_COUNT_SECONDS = 60.0
+"""Rows are counted for so long: those of 4 GiB, and not all of a compressed file without end."""
 _BYTES_OF_TEXT = {".xlsx": 32, ".parquet": 4, ".gz": 5, ".zst": 5, ".bz2": 7, ".xz": 7}
 """A byte of such a file takes as long to read as about so many bytes of text."""
 _OURS = re.compile(r"[0-9a-f]{40}|\..*\.partial")
@@ -158,8 +160,8 @@ def count_rows(config: DataConfig) -> float | None:
     """Returns how many rows one pass over the data visits: of a mix, the rows of each source times
     its weight. Reading takes about a second for 100 MB, and surveys the columns of the rows.
 
-    Returns None if that is not known before a run: for data sets of the hub, for more than 4 GiB,
-    and for rows that cannot be read.
+    Returns None if that is not known before a run: for data sets of the hub, for more than 4 GiB
+    or a minute, and for rows that cannot be read.
     """
     total = 0.0
     for part, weight in config.parts():
@@ -171,7 +173,7 @@ def count_rows(config: DataConfig) -> float | None:
             if sum(each.stat().st_size for each in files) > LARGEST_COUNTED:
                 return None
             source = open_source(part, counted=False)
-            survey = whole_survey(part, source)
+            survey = whole_survey(part, source, most_seconds=_COUNT_SECONDS)
         except (OSError, RamstreamError):
             return None
         if not survey.is_whole:

@@ -34,6 +34,14 @@ _LONGEST_OBJECT = 256 << 20
 """A file that is one object, of columns or as the only row, has at most about this many characters,
 because it is in memory as a whole.
 """
+_MOST_CELLS = 3_000_000
+"""Such a file has at most so many items in its lists: a compressed one may have a thousand times as
+many as it has bytes.
+"""
+_MOST_OBJECTS = 1_000_000
+"""A list of more objects has the rows of its file, and is no column of it."""
+_MOST_MEMBERS = 100_000
+"""An object has at most so many members where not all of it are rows."""
 _LONGEST_FIRST_LINE = 1 << 20
 """A file whose first line is longer has one object per line, if it has the suffix of lines."""
 
@@ -173,14 +181,15 @@ def _rows_of_object(text: JsonText, path: Path) -> Read | None:
     """Returns a function that reads the rows of a file that begins with an object, or None when
     more values follow the object.
     """
-    members = _members(text)
-    if text.peek():
+    members, is_whole = _members(text)
+    if is_whole and text.peek():
         return None
     lists = [member.place for member in members if member.is_of_rows]
-    are_columns = _are_columns(members)
+    are_columns = is_whole and _are_columns(members)
     if len(lists) == 1 and not are_columns and not any(member.is_of_turns for member in members):
-        return partial(_list_items, path, lists[0])
-    if text.consumed > _LONGEST_OBJECT:
+        lengths = {member.items or 0 for member in members if member.place < lists[0]}
+        return partial(_list_items, path, lists[0], None if is_whole else lengths)
+    if not is_whole or text.consumed > _LONGEST_OBJECT:
         raise DataError(
             f"{path.name} is one object that is too large for a row; write a list of objects, one "
             "for each row."
@@ -197,21 +206,38 @@ class _Member(NamedTuple):
     is_of_turns: bool = False
 
 
-def _members(text: JsonText) -> list[_Member]:
-    """Reads the object at `text` to its end."""
+def _members(text: JsonText) -> tuple[list[_Member], bool]:
+    """Reads the object at `text`. Returns what is known of its members, and whether it was read to
+    its end: it is not where it is too large to be in memory as a whole.
+    """
     found: dict[str, _Member] = {}  # if a name occurs twice, the last member counts
+    left = _MOST_CELLS
     for place, name in enumerate(text.members()):
+        if place > _MOST_MEMBERS or text.consumed > _LONGEST_OBJECT:
+            return list(found.values()), False
         if text.peek() != "[":
             text.value()
             found[name] = _Member(place, None)
             continue
         items = text.items()
         first = next(items, None)
-        count = sum((1 for _ in items), start=int(first is not None))
-        is_of_turns = _is_turn(first)
-        is_of_rows = isinstance(first, dict) and not is_of_turns and name not in _NO_ROWS
-        found[name] = _Member(place, count, is_of_rows, is_of_turns)
-    return list(found.values())
+        found[name] = _member_of(place, name, first)
+        count = int(first is not None)
+        most = min(left, _MOST_OBJECTS) if found[name].is_of_rows else left
+        for _ in items:
+            count += 1
+            if count > most or text.consumed > _LONGEST_OBJECT:
+                return list(found.values()), False
+        found[name] = found[name]._replace(items=count)
+        left -= count
+    return list(found.values()), True
+
+
+def _member_of(place: int, name: str, first: Any) -> _Member:
+    """Returns what the first item of a list tells of it."""
+    is_of_turns = _is_turn(first)
+    is_of_rows = isinstance(first, dict) and not is_of_turns and name not in _NO_ROWS
+    return _Member(place, None, is_of_rows, is_of_turns)
 
 
 def _is_turn(item: Any) -> bool:
@@ -227,19 +253,65 @@ def _are_columns(members: list[_Member]) -> bool:
     return is_plain and len(members) > 1 and len(lengths) == 1 and not lengths & {None, 0, 1}
 
 
-def _list_items(path: Path, member: int | None = None) -> Iterator[tuple[int, Row]]:
+def _list_items(
+    path: Path, member: int | None = None, lengths: set[int] | None = None
+) -> Iterator[tuple[int, Row]]:
     """Yields the items of the file's list or, if the file is an object, of its member at index
-    `member`.
+    `member`. lengths: those of the lists before it, where what follows was not looked at yet.
     """
     with open_text(path) as file:
         text = JsonText(file, path.name)
         text.peek()
-        if member is not None:
-            text.go_to_member(member)
-        for number, row in enumerate(text.items(), 1):
-            yield number, _object(row, number, path.name)
-        if member is None and text.peek():
+        if member is None:
+            yield from _objects(text, path.name)
+            if text.peek():
+                raise text.goes_on()
+            return
+        number = 0
+        for place, name in enumerate(text.members()):
+            if place != member:
+                count = _skipped(text, place, name, path.name, place > member)
+                if place > member and count == number:
+                    raise _two_lists(path.name, name)
+                continue
+            for number, row in _objects(text, path.name):
+                yield number, row
+            if lengths is None:
+                return
+            if number in lengths:
+                raise _two_lists(path.name, name)
+        if text.peek():
             raise text.goes_on()
+
+
+def _objects(text: JsonText, name: str) -> Iterator[tuple[int, Row]]:
+    for number, row in enumerate(text.items(), 1):
+        yield number, _object(row, number, name)
+
+
+def _skipped(text: JsonText, place: int, name: str, file: str, is_behind: bool) -> int:
+    """Skips the value of a member beside the list of rows. Returns how many items it has, or 0.
+    Raises DataError where it has rows too and is behind the others.
+    """
+    if text.peek() != "[":
+        text.value()
+        return 0
+    items = text.items()
+    first = next(items, None)
+    member = _member_of(place, name, first)
+    if is_behind and (member.is_of_rows or member.is_of_turns):
+        raise _two_lists(file, name)
+    return sum((1 for _ in items), start=int(first is not None))
+
+
+def _two_lists(file: str, name: str) -> DataError:
+    """Returns the error for a large object in which another list may have the rows, or a column of
+    them.
+    """
+    return DataError(
+        f"{file} has several lists of as many items or of objects, such as {name[:80]!r}, and is "
+        "too large to hold columns; write one list of objects, one for each row."
+    )
 
 
 def _object(value: Any, number: int, name: str) -> Row:

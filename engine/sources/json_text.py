@@ -43,14 +43,19 @@ class JsonText:
 
     def peek(self) -> str:
         """Moves to the next character that is not white space and returns it, or an empty text at
-        the end of the file.
+        the end of the file. Raises DataError for white space without end.
         """
+        blank = 0
         while True:
-            space = _WHITE_SPACE.match(self._piece, self.at)
+            begin = self.at
+            space = _WHITE_SPACE.match(self._piece, begin)
             if space is not None:  # always true: the pattern matches everywhere
                 self.at = space.end()
             if self.at < len(self._piece) or self._ended:
                 return self._piece[self.at : self.at + 1]
+            blank += self.at - begin
+            if blank > LONGEST_VALUE:
+                raise self._broken(f"more than {LONGEST_VALUE >> 20} MiB of white space", self.at)
             self._read_on()
 
     def step(self) -> None:
@@ -92,14 +97,6 @@ class JsonText:
         """Reads the value that begins here and moves past it. A list is read item by item."""
         return list(self.items()) if self.peek() == "[" else self.value()
 
-    def skip(self) -> None:
-        """Skips the value that begins here. A list is skipped item by item."""
-        if self.peek() == "[":
-            for _ in self.items():
-                pass
-        else:
-            self.value()
-
     def items(self) -> Iterator[Any]:
         """Yields the items of the list that begins here."""
         self._expect("[")
@@ -127,16 +124,6 @@ class JsonText:
             yield name
             if self._comma_or("}"):
                 return
-
-    def go_to_member(self, wanted: int) -> None:
-        """Skips to the value of the member at index `wanted` (from 0) in the object that begins
-        here.
-        """
-        for place, _ in enumerate(self.members()):
-            if place == wanted:
-                break
-            self.skip()
-        self.peek()
 
     def place(self, at: int) -> str:
         """Returns in words where in the file index `at` of the piece is."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import itertools
 import json
+import lzma
 import time
 import zipfile
 from pathlib import Path
@@ -18,7 +20,15 @@ from engine.config.data_settings import DataConfig
 from engine.data import preview as previews
 from engine.data.preview import read_parts
 from engine.errors import DataError
-from engine.sources import bounded_lines, excel, parquet_sizes, sheet_xml, tables
+from engine.sources import (
+    bounded_lines,
+    excel,
+    json_files,
+    json_text,
+    parquet_sizes,
+    sheet_xml,
+    tables,
+)
 from engine.sources.open_source import notes_on, open_source
 from engine.sources.parquet_sizes import rows_at_once
 from tests.support.data_files import as_sheets, write
@@ -205,6 +215,83 @@ def test_a_preview_reads_no_further_rows_once_they_are_long(tmp_path, monkeypatc
     assert len(part.rows) == 3 and part.has_more
     path = write(tmp_path / "b.jsonl", json.dumps({"messages": [{"role": ""}] * 400}) + "\n" * 9)
     assert len(first_rows(path).rows) == 1
+
+
+# ---------------------------------------------------------------------- one value of JSON
+
+ROW = b'{"prompt": "a", "completion": "b"}'
+TOO_LARGE = " is one object that is too large for a row; write a list of objects, one for each row."
+PACKED = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
+def packed(path: Path, content: bytes) -> Path:
+    return write(path, PACKED[path.suffix](content))
+
+
+@pytest.mark.parametrize("suffix", PACKED)
+def test_an_object_with_a_list_without_end_is_refused(tmp_path, monkeypatch, suffix):
+    path = packed(tmp_path / f"a.json{suffix}", b'{"a": [' + b"1," * 5000 + b'1], "b": [1]}')
+    assert "cells; write as many for each column" in first_rows(path)
+    monkeypatch.setattr(json_files, "_MOST_CELLS", 1000)
+    assert first_rows(path) == path.name + TOO_LARGE
+
+
+@pytest.mark.everything("the first three of a hundred million items are read, for three seconds")
+def test_a_list_of_a_hundred_million_items_takes_seconds(tmp_path):
+    million = gzip.compress(b"1," * 1_000_000)
+    content = gzip.compress(b'{"a": [') + million * 100 + gzip.compress(b"1]}")
+    path = write(tmp_path / "a.json.gz", content)
+    assert path.stat().st_size < 1 << 20
+    assert first_rows(path) == path.name + TOO_LARGE
+
+
+def test_members_without_end_are_refused(tmp_path, monkeypatch):
+    path = packed(tmp_path / "a.json.gz", b"{" + b'"a": 1,' * 5000 + b'"b": 1}')
+    assert len(first_rows(path).rows) == 1
+    monkeypatch.setattr(json_files, "_MOST_MEMBERS", 1000)
+    assert first_rows(path) == path.name + TOO_LARGE
+
+
+def test_white_space_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_text, "LONGEST_VALUE", 8 << 20)
+    path = packed(tmp_path / "a.json.gz", b"[" + b" \n" * (5 << 20) + ROW + b"]")
+    assert first_rows(path).startswith("a.json.gz is not valid JSON (more than 8 MiB of white ")
+
+
+def rows_of(path: Path) -> list[dict[str, object]]:
+    return [row for _, row in open_source(DataConfig(source=str(path)), counted=False).read()]
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ('{"data": %s}', None),
+        ('{"version": 1, "few": [1, 2], "data": %s, "more": [1, 2], "end": {"a": [1]}}', None),
+        ('{"data": %s, "other": [{"prompt": "c"}]}', "other"),
+        ('{"data": %s, "turns": [{"role": "user", "content": "c"}]}', "turns"),
+        ('{"data": %s, "names": %s}', "names"),
+        ('{"names": %s, "data": %s}', "data"),
+    ],
+)
+def test_rows_in_a_large_object_are_read_and_what_follows_is_looked_at(
+    tmp_path, monkeypatch, text, refused
+):
+    """The lists of a small object tell together what its rows are. Of a large one, the end is
+    looked at once the rows are read.
+    """
+    monkeypatch.setattr(json_files, "_MOST_OBJECTS", 100)
+    row = ROW.decode()
+    lists = [json.dumps([json.loads(row)] * 500)]
+    if text.count("%s") == 2:
+        names = json.dumps(["x"] * 500)
+        lists = [names, *lists] if text.startswith('{"names') else [*lists, names]
+    path = packed(tmp_path / "a.json.gz", (text % tuple(lists)).encode())
+    assert len(first_rows(path).rows) == 200
+    if refused is None:
+        assert rows_of(path) == [json.loads(row)] * 500
+        return
+    with pytest.raises(DataError, match=f"several lists of as many items .* '{refused}'"):
+        rows_of(path)
 
 
 # ---------------------------------------------------------------------- columns of a dictionary
