@@ -12,7 +12,7 @@ import signal
 import time
 from pathlib import Path
 
-from app.session.detached import process_of_its_own, train_command
+from app.session.detached import process_of_its_own
 from engine.runs.folder import RunFolder
 from engine.summaries.listing import run_ids
 
@@ -38,8 +38,7 @@ def stop_detached(runs_dir: Path) -> list[RunFolder]:
     asked = []
     for folder in _folders(runs_dir):
         process = process_of_its_own(folder)
-        # Whoever wrote the folder may have named any process, so the process must name the run.
-        if process is not None and _is_of(process, folder):
+        if process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGTERM)
                 asked.append(folder)
@@ -57,12 +56,3 @@ def _folders(runs_dir: Path) -> list[RunFolder]:
         return [RunFolder(runs_dir / run_id) for run_id in run_ids(runs_dir)]
     except OSError:
         return []
-
-
-def _is_of(process: int, folder: RunFolder) -> bool:
-    """Returns whether the command line of a process names the run."""
-    try:
-        command = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return all(os.fsencode(word) in command for word in train_command(folder)[1:])

@@ -265,8 +265,13 @@ class _Process(msgspec.Struct, frozen=True):
 
 
 def _process_of(folder: RunFolder) -> _Process | None:
-    """Returns what `detached.json` says, or None where it cannot be read."""
+    """Returns what `detached.json` says, or None where it cannot be read or another account wrote
+    it.
+    """
     try:
+        status = safe_files.look(folder.path / PROCESS_FILE, folder.root)
+        if status is None or status.st_uid != os.geteuid():
+            return None
         return safe_files.read_json(folder.path / PROCESS_FILE, folder.root, _Process)
     except OSError:
         return None
@@ -346,10 +351,23 @@ def _started(pid: int) -> float:
         return 0.0
 
 
+def _is_of(folder: RunFolder, pid: int) -> bool:
+    """Returns whether a process is this account's and was started to run or continue `folder`: a
+    stranger's folder may name any process.
+    """
+    try:
+        process = psutil.Process(pid)
+        words = process.cmdline()
+        is_ours = process.uids().effective == os.geteuid()
+    except psutil.Error:
+        return False
+    return is_ours and all(word in words for word in train_command(folder)[1:])
+
+
 def _is_alive(folder: RunFolder) -> bool:
     """Returns whether the process that `detached.json` names still exists."""
     process = _process_of(folder)
-    if process is None:
+    if process is None or not _is_of(folder, process.pid):
         return False
     if process.boot and process.ticks:
         return process.boot == _boot_id() and process.ticks == _ticks(process.pid)

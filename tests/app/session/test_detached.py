@@ -18,7 +18,14 @@ import psutil
 import pytest
 
 from app.session import detached
-from app.session.detached import DetachedRuns, is_starting, last_lines, train_command, why_it_ended
+from app.session.detached import (
+    DetachedRuns,
+    is_starting,
+    last_lines,
+    process_of_its_own,
+    train_command,
+    why_it_ended,
+)
 from app.session.session import Session
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
@@ -233,12 +240,12 @@ def test_the_next_server_tells_what_the_one_before_could_not(tmp_path):
 def test_a_clock_that_is_set_makes_no_process_another_one(tmp_path, monkeypatch, set_by):
     """The system counts when it was booted from the wall clock; `detached.json` does not."""
     folder = create_run(tmp_path, CONFIG)
-    sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
-    monkeypatch.setattr(detached, "train_command", lambda _: sleeping)
+    monkeypatch.setattr(detached, "train_command", as_python("import time; time.sleep(600)"))
     process = detached._start_process(folder)
+    set_clock = pytest.MonkeyPatch()
     try:
         booted = psutil.boot_time()
-        monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: booted + set_by)
+        set_clock.setattr(psutil._pslinux, "boot_time", lambda: booted + set_by)
         assert is_starting(folder)
         DetachedRuns().settle(folder)
         assert not folder.events_path.exists()
@@ -246,16 +253,59 @@ def test_a_clock_that_is_set_makes_no_process_another_one(tmp_path, monkeypatch,
         for changed in ({"boot": "of another boot"}, {"ticks": written["ticks"] - 1}):
             (folder.path / "detached.json").write_text(json.dumps(written | changed))
             assert not is_starting(folder)
-        monkeypatch.undo()
+        set_clock.undo()
         # As an earlier version wrote it.
         older = {name: written[name] for name in ("pid", "started")}
         (folder.path / "detached.json").write_text(json.dumps(older))
         assert is_starting(folder)
     finally:
+        set_clock.undo()
         process.kill()
         process.wait()
     (folder.path / "detached.json").write_text(json.dumps(written))
     assert not is_starting(folder)
+
+
+def living(pid: int) -> dict[str, object]:
+    """Returns what `detached.json` would say of any process of this machine."""
+    said = {"pid": pid, "started": detached._started(pid), "boot": detached._boot_id()}
+    return said | {"ticks": detached._ticks(pid)}
+
+
+def test_a_record_that_names_another_process_closes_nothing(tmp_path, monkeypatch):
+    """A stranger's folder may name any process that lives, also this one, or that of a run."""
+    other = create_run(tmp_path, CONFIG)
+    monkeypatch.setattr(detached, "train_command", as_python("import time; time.sleep(600)"))
+    process = detached._start_process(other)
+    try:
+        for pid in (1, os.getpid(), os.getppid(), process.pid):
+            folder = create_run(tmp_path, CONFIG)
+            (folder.path / "detached.json").write_text(json.dumps(living(pid)))
+            assert not is_starting(folder) and process_of_its_own(folder) is None
+        assert is_starting(other) and process_of_its_own(other) == process.pid
+        if os.geteuid() == 0:  # a record that another account wrote
+            os.chown(other.path / "detached.json", 65534, 65534)
+            assert not is_starting(other)
+    finally:
+        process.kill()
+        process.wait()
+    session = Session(tmp_path)
+    assert session.busy_id is None
+    assert not any(run.state == "preparing" for run in session.runs())
+    session.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a process of another account is started as root")
+def test_a_process_of_another_account_is_no_run(tmp_path):
+    folder = create_run(tmp_path, CONFIG)
+    words = ["/bin/sh", "-c", "read line", *train_command(folder)]
+    process = subprocess.Popen(words, user=65534, stdin=subprocess.PIPE)
+    try:
+        (folder.path / "detached.json").write_text(json.dumps(living(process.pid)))
+        assert not is_starting(folder)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_process_that_began_is_left_to_its_own_record(tmp_path):

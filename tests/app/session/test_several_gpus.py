@@ -40,7 +40,8 @@ def started(monkeypatch):
     folders = []
 
     def command(folder):
-        folders.append(folder.id)
+        if folder.id not in folders:
+            folders.append(folder.id)
         return SLEEPS
 
     monkeypatch.setattr(detached, "train_command", command)
