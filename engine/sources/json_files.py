@@ -228,16 +228,16 @@ def _members(text: JsonText) -> tuple[list[_Member], bool]:
             count += 1
             if count > most or text.consumed > _LONGEST_OBJECT:
                 return list(found.values()), False
-        found[name] = found[name]._replace(items=count)
+        found[name] = _member_of(place, name, first, count)
         left -= count
     return list(found.values()), True
 
 
-def _member_of(place: int, name: str, first: Any) -> _Member:
-    """Returns what the first item of a list tells of it."""
+def _member_of(place: int, name: str, first: Any, items: int | None = None) -> _Member:
+    """Returns what the first item of a list tells of it. items: how many it has, where known."""
     is_of_turns = _is_turn(first)
     is_of_rows = isinstance(first, dict) and not is_of_turns and name not in _NO_ROWS
-    return _Member(place, None, is_of_rows, is_of_turns)
+    return _Member(place, items, is_of_rows, is_of_turns)
 
 
 def _is_turn(item: Any) -> bool:
