@@ -24,7 +24,7 @@ from tests.support.folders import make_config
 from tests.support.launches import SETTINGS, events_in, launch, planes_in, preset_of
 from tests.support.made_pairs import pair_config
 from tests.support.other_account import needs_root
-from tests.support.strangers import attacked, beyond_loopback, disturb, listening
+from tests.support.strangers import attacked
 from tests.support.tiers import in_tiers
 from tests.test_written_before import cut_after_checkpoint
 
@@ -147,30 +147,21 @@ def test_its_bits_repeat(folder, preset, two_hosts):
 
 
 @needs_root
-@pytest.mark.parametrize("shape", in_tiers([(1, 2), (2, 1)], [(1, 2)], PROCESSES), ids=str)
+@pytest.mark.everything(PROCESSES)
 def test_another_account_that_attacks_it_runs_nothing_and_it_goes_on(
-    folder, preset, plain, tmp_path, shape
+    folder, preset, plain, tmp_path
 ):
     """It reads and writes torchrun's store, says that it leads, and sends pickled objects."""
-    hosts, ranks = shape
-    runs, seen = folder / f"attacked {hosts}", set()
-    with launch(hosts, ranks, [[preset, "--runs-dir", str(runs)]] * hosts) as started:
+    runs = folder / "attacked"
+    with launch(2, 1, [[preset, "--runs-dir", str(runs)]] * 2) as started:
         with attacked([agent.pid for agent in started.agents], tmp_path):
             started.wait_for_step(runs, 1)
-            if hosts == 1:
-                workers = started.workers().values()
-                assert len(workers) == 2 and not beyond_loopback(*workers)
-                seen = {port for _, port in listening(*workers)}
-                disturb(seen, tmp_path / "disturbed")
-        codes, out, err = started.ended()
+        codes, _, err = started.ended()
     assert not list(tmp_path.iterdir())
-    assert codes == [0] * hosts and "Traceback" not in err, (out, err)
+    assert codes == [0, 0] and "Traceback" not in err, err
     np.testing.assert_allclose(figures(runs), figures(plain), rtol=1e-5)
-    if hosts == 1:
-        assert seen and figures(runs) == figures(plain)
-    else:
-        told = [line for line in err.splitlines() if "was sent away" in line]
-        assert 0 < len(told) <= MOST_TOLD, err
+    told = [line for line in err.splitlines() if "was sent away" in line]
+    assert 0 < len(told) <= MOST_TOLD, err
 
 
 # --------------------------------------------------------------------- what is refused
