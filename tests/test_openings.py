@@ -14,7 +14,7 @@ from engine.paths import PROGRAM_ROOT
 
 ROOMS = (
     *("engine/runs", "engine/summaries", "engine/trackers", "engine/train", "engine/benchmarks"),
-    *("engine/home", "engine/talk", "engine/cli"),
+    *("engine/home", "engine/talk", "engine/cli", "engine/stored"),
     *("app/watch", "app/session", "app/pages"),
 )
 """The files of these rooms get to know paths of such folders."""
@@ -22,10 +22,9 @@ ROOMS = (
 FILES = (
     *("checkpoint", "frozen_files", "manifest", "own_folders", "plane_snapshot", "restore"),
     *("same_model", "saved_steps", "start_from", "unit_files"),
+    *("export", "export_adapter", "export_parts", "untouched_weights", "weight_files"),
 )
-"""So do these of `engine/checkpoints`; the others write a folder that they have just made, or read
-a model that a person has named.
-"""
+"""So do these of `engine/checkpoints`; the others read a model that a person has named."""
 
 METHODS = {
     *("open", "read_text", "read_bytes", "write_text", "write_bytes", "touch", "truncate"),
@@ -42,6 +41,32 @@ ALLOWED: dict[str, dict[str, str]] = {
         "folder.rglob": "a folder of tasks that a person names",
         "path.read_text": "a file of that folder",
     },
+    "engine/checkpoints/export.py": {
+        "target.iterdir": "a folder that a person names",
+        "folder.parent.mkdir": "the folder in which a person wants the export",
+        "parent.rmdir": "it removes an empty folder and no link",
+        "partial.mkdir": "it makes a new folder or fails",
+        "folder.rglob": "the export that has just been written; only its size is asked",
+        "folder.rmdir": "it removes an empty folder and no link",
+        "folder.glob": "the names in the new folder of this export",
+    },
+    "engine/checkpoints/export_adapter.py": {"folder.mkdir": "the new folder of this export"},
+    "engine/checkpoints/export_parts.py": {
+        "part.iterdir": "what a library has just written into the new folder of this export"
+    },
+    "engine/checkpoints/untouched_weights.py": {
+        "self.folder.iterdir": "a model that a person has named",
+        "shutil.copyfile": "a file of that model, into the new folder of this export",
+        "config.read_text": "a file that a library has just written into that new folder",
+    },
+    "engine/checkpoints/weight_files.py": {
+        "(self._folder / INDEX).unlink": "it removes a name in the new folder of this export",
+        "file.unlink": "it removes a name in that folder",
+        "piece.file.unlink": "it removes a name in that folder",
+        "piece.file.open": "weights that a library has just written into that folder",
+        "made.open": "a new name in that folder",
+    },
+    "engine/stored/tensor_files.py": {"folder.iterdir": "a model that a person has named"},
     "engine/cli/streams.py": {"os.open": "the null device, in place of a stream that is closed"},
     "engine/cli/end_signals.py": {"os.open": "the null device, in place of a terminal"},
     "engine/cli/train.py": {"os.open": "the null device, in place of a terminal"},

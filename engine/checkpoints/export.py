@@ -215,9 +215,9 @@ def write_model(
                 settings.save_pretrained(partial)
         if trained.adapters is None:
             text = modelfile(trained.tokenizer, trained.ends)
-            (partial / MODELFILE).write_text(text, encoding="utf-8")
+            safe_files.write_whole(partial / MODELFILE, text, partial, durable=False)
         if trained.card:
-            (partial / CARD).write_text(trained.card, encoding="utf-8")
+            safe_files.write_whole(partial / CARD, trained.card, partial, durable=False)
         open_to_others(partial)
         written(1.0)
         _put_in_place(partial, folder, replaces)

@@ -9,6 +9,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from engine import safe_files
 from engine.adapters.choose_layers import is_named
 from engine.adapters.factors import FACTORS
 from engine.adapters.peft_folder import (
@@ -61,7 +62,7 @@ def save_adapter(
         bool(adapted) and not any(isinstance(whole[name], nn.Linear) for name in adapted),
     )
     text = json.dumps(peft_settings(adapters, base), indent=2, sort_keys=True)
-    (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+    safe_files.write_whole(folder / CONFIG, text + "\n", folder, durable=False)
 
 
 def _target_parameters(model: StreamedModel, adapters: Adapters) -> list[str]:

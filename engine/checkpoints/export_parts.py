@@ -4,13 +4,13 @@ by part, since a copy of the whole model would take more memory than training.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from engine import safe_files
 from engine.checkpoints.adapter_weights import merged
 from engine.checkpoints.weight_files import WeightFiles
 from engine.host.host_store import HostStore
@@ -78,6 +78,6 @@ def write_parts(
                 files.take(file.replace(folder / f"{_PART}-{number}-{file.name}"))
             elif file.name != INDEX:
                 file.replace(folder / file.name)
-        shutil.rmtree(part)
+        safe_files.remove_tree(part, folder)
         written(share)
     return files

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from engine import safe_files
 from engine.errors import ModelError, RunError, first_line
 from engine.hub.hub_cache import cached_weights
 from engine.model.library import names_in_model
@@ -147,7 +148,9 @@ class Source:
         text = config.read_text(encoding="utf-8")
         changed = _in_dtype(json.loads(text), dtype)
         if changed != json.loads(text):
-            config.write_text(json.dumps(changed, indent=2) + "\n", encoding="utf-8")
+            safe_files.write_whole(
+                config, json.dumps(changed, indent=2) + "\n", folder, durable=False
+            )
 
 
 def _in_dtype(config: Any, dtype: str) -> Any:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from engine import safe_files
 from engine.hub.hub_cache import INDEX, WEIGHTS
 from engine.hub.weight_header import Entry, read_header
 
@@ -108,7 +109,8 @@ class WeightFiles:
             file.replace(self._folder / name)
         size = sum(_bytes(pieces) for _, pieces in self._files)
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
-        (self._folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(index, indent=2) + "\n"
+        safe_files.write_whole(self._folder / INDEX, text, self._folder, durable=False)
 
     def _write(self, pieces: list[_Piece]) -> None:
         """Writes one file. Files that were taken are removed once nothing more is in them."""
