@@ -37,7 +37,7 @@ def link_routes(login: Login) -> list[Route]:
         account = login.account_of(request.scope)
         if account is Account.OWNER or login.session_of(request.scope) is not None:
             return RedirectResponse("/", 303)
-        problem = USED if LINK_USED in request.query_params else ""
+        problem = USED if LINK_USED in request.query_params else login.sessions.fault
         return HTMLResponse(_page(account, problem), status_code=401)
 
     return [Route(LOGIN_PATH, page, methods=["GET"])]

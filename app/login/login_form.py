@@ -30,7 +30,7 @@ def _form_routes(login: Login) -> list[Route]:
     attempts = Attempts()
 
     async def form(request: Request) -> Response:
-        problem = ""
+        problem = login.sessions.fault
         if LINK_USED in request.query_params:
             problem = f"{USED} Please log in."
         return HTMLResponse(_page(_own_path(request.query_params.get("next", "/")), problem))

@@ -85,6 +85,16 @@ class LoginSession:
             self._watchers.remove(told)
 
 
+UNREADABLE = (
+    "The file of earlier logins was damaged when the app started, so every browser has to log in "
+    "again; the terminal of the app says where that file is."
+)
+NOT_KEPT = (
+    "The logins cannot be written to the disk, so every browser has to log in again after a "
+    "restart; the terminal of the app says why."
+)
+
+
 class LoginSessions:
     """Keeps all sessions of a server. It is used by the event loop's thread alone."""
 
@@ -95,7 +105,15 @@ class LoginSessions:
         self._path, self._key = path, key
         self._written = 0.0
         self._sessions: dict[str, LoginSession] = {}
-        for record in _read(path, self._keys_mark()):
+        self.fault = ""
+        """What a person who was logged in before is told: a sentence, or nothing."""
+        try:
+            kept = _read(path, self._keys_mark())
+        except OSError as error:
+            self.fault = UNREADABLE
+            _set_aside(path, error)
+            kept = []
+        for record in kept:
             self._sessions[record.hash] = LoginSession(record)
 
     def begin(self, address: str, browser: str, now: float | None = None) -> str:
@@ -168,11 +186,15 @@ class LoginSessions:
             safe_files.write_whole(self._path, text, folder, durable=False, mode=mode)
         except OSError as error:
             self._leave_none(error)
+        else:
+            if self.fault == NOT_KEPT:
+                self.fault = ""
 
     def _leave_none(self, error: OSError) -> None:
         """Removes the file, which is out of date: after a restart everybody logs in again, and no
         session that was ended comes back.
         """
+        self.fault = NOT_KEPT
         print(
             f"ramstream: {self._path}: the logins cannot be kept here ({error.strerror}); after a "
             "restart, log in again.",
@@ -196,24 +218,26 @@ class _Kept(msgspec.Struct):
 
 
 def _read(path: Path, mark: str) -> list[Record]:
-    """Returns the sessions that a file keeps: none if it is missing, damaged or of another key. A
-    damaged one is set aside, and told in the terminal.
+    """Returns the sessions that a file keeps: none if it is missing or of another key. Raises
+    OSError for a damaged one.
     """
     try:
         kept = safe_files.read_json(path, path.parent, _Kept)
-        times = [time for record in kept.sessions for time in (record.began, record.seen)]
-        if not all(map(math.isfinite, times)):
-            raise FileFault(path, "has a time that is no number")
     except FileNotFoundError:
         return []
-    except OSError as error:
-        aside = path
-        with contextlib.suppress(OSError):
-            aside = safe_files.set_aside(path, path.parent)
-        print(
-            f"ramstream: The logins of before cannot be read ({error.strerror}), so log in again: "
-            f"see {aside}.",
-            file=sys.stderr,
-        )
-        return []
+    times = [time for record in kept.sessions for time in (record.began, record.seen)]
+    if not all(map(math.isfinite, times)):
+        raise FileFault(path, "has a time that is no number")
     return kept.sessions if kept.key == mark else []
+
+
+def _set_aside(path: Path, error: OSError) -> None:
+    """Gives a damaged file another name, and tells it in the terminal."""
+    aside = path
+    with contextlib.suppress(OSError):
+        aside = safe_files.set_aside(path, path.parent)
+    print(
+        f"ramstream: The logins of before cannot be read ({error.strerror}), so log in again: see "
+        f"{aside}.",
+        file=sys.stderr,
+    )

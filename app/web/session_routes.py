@@ -78,6 +78,7 @@ def _listed(login: Login, own: LoginSession | None) -> dict[str, Any]:
     return {
         "user": login.user,
         "now": time.time(),
+        "fault": login.sessions.fault,
         "sessions": [
             {
                 "name": session.name,

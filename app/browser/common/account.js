@@ -58,8 +58,9 @@ export class Account {
         }
     }
 
-    show({ user, now, sessions }) {
+    show({ user, now, fault, sessions }) {
         setText(this.user, user);
+        setText(this.problem, fault);
         const hadFocus = this.dialog.contains(document.activeElement);
         this.list.replaceChildren(...sessions.map((session) => this.row(session, now)));
         this.others.hidden = sessions.every((session) => session.is_own);

@@ -9,7 +9,7 @@ import stat
 import pytest
 
 from app.login import browser_words
-from app.login.login_sessions import MOST_SESSIONS, WRITE_SECONDS, LoginSessions
+from app.login.login_sessions import MOST_SESSIONS, NOT_KEPT, WRITE_SECONDS, LoginSessions
 
 KEY = b"k" * 32
 
@@ -81,6 +81,7 @@ def test_when_nothing_can_be_written_logins_work_and_none_comes_back(path, capsy
     monkeypatch.setattr("engine.safe_files.write_whole", full)
     sessions.end(sessions.find(before).name)
     token = sessions.begin("127.0.0.1", "Two")
+    assert sessions.fault == NOT_KEPT
     assert sessions.find(token) is not None and sessions.find(before) is None
     assert LoginSessions(path, KEY).all() == [], "the session that was ended is in no file"
     said = capsys.readouterr().err

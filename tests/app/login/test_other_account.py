@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from app.login.login import Login
+from app.login.login_sessions import UNREADABLE
 from app.web.guard import Guard, GuardPolicy
 from tests.support.mounted import walked
 from tests.support.neighbor import needs_root, neighbor
@@ -157,6 +158,11 @@ def test_the_page_says_how_to_get_in_and_shows_no_markup_of_strangers(other, por
     assert "password" not in page.lower()
     # Its field takes the token, or the whole link.
     assert re.search(r'<form method="get" action="/">.*name="token"', page, re.DOTALL)
+
+
+def test_the_page_says_why_a_browser_that_was_let_in_is_not(other, port, login, monkeypatch):
+    monkeypatch.setattr(login.sessions, "fault", UNREADABLE)
+    assert UNREADABLE in other.ask(port, "/login", headers=PAGE)[2]
 
 
 def test_no_claim_of_a_header_makes_another_account_the_owner(other, port):

@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from app.login.login import Login
 from app.login.login_form import login_routes
+from app.login.login_sessions import UNREADABLE
 from app.web.guard import Guard, GuardPolicy
 from app.web.session_routes import session_routes
 from tests.support.over_sockets import FromElsewhere, ask, enter, heard, opened, post, serving
@@ -122,6 +123,19 @@ def test_who_is_logged_in_is_listed(port):
     assert second["seen"] > second["began"]
     tokens = [cookie.partition("=")[2] for cookie in (mine, other)]
     assert not any(token in json.dumps(listed) for token in tokens), "no list shows a secret"
+
+
+def test_a_damaged_file_of_logins_is_told_where_one_logs_in_and_in_the_list(
+    port, login, held, tmp_path
+):
+    mine = enter(port, RIGHT).cookie
+    assert UNREADABLE not in ask(port, "/login").body and sessions(port, mine)["fault"] == ""
+    (file,) = tmp_path.glob(".login.sessions-*.json")
+    file.write_text('{"key"')
+    with serving(make_app(Login("ada", RIGHT, tmp_path / "key"), held)) as again:
+        assert ask(again, "/late", [f"Cookie: {mine}"]).status == 401
+        assert UNREADABLE in ask(again, "/login").body
+        assert sessions(again, enter(again, RIGHT).cookie)["fault"] == UNREADABLE
 
 
 def test_logging_out_ends_the_session_on_the_server(port, login, tmp_path):
