@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 
 import pytest
 
@@ -17,6 +16,7 @@ from app.session.queue import QUEUE_FILE
 from app.session.session import Session
 from app.web.queue_routes import queue_rows
 from engine.config.settings import TrainConfig
+from tests.support.no_files import KINDS, put
 from tests.support.over_sockets import ask, serving
 from tests.support.routes import wait_for
 from tests.support.served import served
@@ -52,24 +52,6 @@ DAMAGED = {
     "an odd session": json.dumps({"key": "k", "sessions": [RECORD | {"began": "x"}]}),
 }
 """The content of files that are not as this program writes them."""
-
-
-def kind_of(path, kind, outside):
-    """Makes something at `path` that is no file of this program."""
-    if kind == "a pipe":
-        os.mkfifo(path)
-    elif kind == "a folder":
-        (path / "inside").mkdir(parents=True)
-    elif kind == "a link":
-        path.symlink_to(outside)
-    elif kind == "a link to itself":
-        path.symlink_to(path)
-    else:
-        path.touch()
-        os.truncate(path, 1 << 40)
-
-
-KINDS = ("a pipe", "a folder", "a link", "a link to itself", "a terabyte")
 
 
 @pytest.fixture
@@ -128,7 +110,7 @@ def test_what_cannot_be_read_is_told_and_set_aside(runs, outside, capsys, name, 
         content = DAMAGED[what]
         (runs / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     else:
-        kind_of(runs / name, what, outside)
+        put(runs / name, what, outside)
     before = (runs / name).lstat()
     with never_stuck():
         said = READERS[name](runs)
@@ -197,7 +179,7 @@ def test_the_app_starts_and_answers_beside_all_of_them(tmp_path, runs, outside, 
         if kind == "cut off":
             (runs / name).write_text('{"held": tr')
         else:
-            kind_of(runs / name, kind, outside)
+            put(runs / name, kind, outside)
     with never_stuck(computing=30), serving(served(runs).app) as port:
         assert ask(port, "/").status == 200
         uploads = json.loads(ask(port, "/api/uploads").body)

@@ -17,9 +17,8 @@ from engine.paths import PROGRAM_ROOT
 from engine.sources.open_source import open_source
 from tests.engine.data.test_data_cache import kept, prepared, write
 from tests.support import data_tokenizers as made
+from tests.support.no_files import KINDS, put
 from tests.support.stuck import never_stuck
-
-KINDS = ("a pipe", "a folder", "a link", "a link to itself", "a terabyte")
 
 
 @pytest.fixture
@@ -35,22 +34,12 @@ def outside(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "a note"
 
 
-def put(path, kind, outside):
+def replace(path, kind, outside):
     """Puts something that is no file of this program in the place of a file."""
     if path.is_dir() and not path.is_symlink():
         path.rename(path.with_name("aside"))
     path.unlink(missing_ok=True)
-    if kind == "a pipe":
-        os.mkfifo(path)
-    elif kind == "a folder":
-        (path / "inside").mkdir(parents=True)
-    elif kind == "a link":
-        path.symlink_to(outside)
-    elif kind == "a link to itself":
-        path.symlink_to(path)
-    else:
-        path.touch()
-        os.truncate(path, 1 << 40)
+    put(path, kind, outside)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -61,7 +50,7 @@ def test_tokens_that_are_no_files_are_made_again(
     path = write(tmp_path / "a.jsonl")
     prepared(path, tokenizer)
     (key,) = kept(own_cache)
-    put(own_cache / "tokens" / key / name, kind, outside)
+    replace(own_cache / "tokens" / key / name, kind, outside)
     with never_stuck(computing=10):
         assert not prepared(path, tokenizer).summary["cached"]
     assert prepared(path, tokenizer).summary["cached"]
@@ -173,16 +162,16 @@ def test_other_kept_files_that_are_no_files_count_as_missing(
     with never_stuck():
         (own_cache / "shapes").mkdir()
         key = "a" * 64
-        put(own_cache / "shapes" / f"{key}.json", kind, outside)
+        replace(own_cache / "shapes" / f"{key}.json", kind, outside)
         assert kept_shapes.kept_shape(key, "float32", "m") is None
-        put(own_cache / "rates.json", kind, outside)
+        replace(own_cache / "rates.json", kind, outside)
         assert rates.kept_entry("disk") is None
         monkeypatch.setattr(columns, "_LEAST_KEPT", 0)
         config = columns.DataConfig(source=str(write(tmp_path / "a.jsonl")))
         source = open_source(config)
         survey = whole_survey(config, source)
         (name,) = os.listdir(own_cache / "columns")
-        put(own_cache / "columns" / name, kind, outside)
+        replace(own_cache / "columns" / name, kind, outside)
         assert whole_survey(config, source).names == survey.names
 
 
