@@ -10,14 +10,18 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from app.verdict.held_out import memorizes
 from app.view.run_row import Look
 from engine import safe_files
+from engine.errors import RunError
 from engine.files import bytes_in
 from engine.runs.folder import RunFolder
-from engine.summaries.glance import read_glance
+from engine.runs.following import replay
+from engine.runs.snapshot import RunSnapshot
+from engine.summaries.glance import Glance, read_glance
 
 GROWN_SECONDS = 5.0
 """A record that grows is read again once its glance is older than this many seconds."""
@@ -117,7 +121,31 @@ class Glances:
         folder = RunFolder(self._runs_dir / run_id)
         state, now = self._state_of(run_id), time.monotonic()
         is_same = before is not None and before.record == state
-        glance = before.look.glance if before and is_same else read_glance(folder.events_path)
-        if before and is_same and now - before.sized_at < SIZE_SECONDS:
-            return _Kept(before.look, state, now, before.sized_at)
-        return _Kept(Look(glance, bytes_in(folder.path)), state, now, now)
+        if before and is_same:
+            if now - before.sized_at < SIZE_SECONDS:
+                return _Kept(before.look, state, now, before.sized_at)
+            look = replace(before.look, folder_bytes=bytes_in(folder.path))
+        else:
+            look = looked_at(folder)
+        return _Kept(look, state, now, now)
+
+
+def looked_at(folder: RunFolder) -> Look:
+    """Returns a new look at a run."""
+    glance = read_glance(folder.events_path)
+    return Look(glance, bytes_in(folder.path), _memorizes(folder.events_path, glance))
+
+
+def _memorizes(path: Path, glance: Glance) -> bool:
+    """Returns whether a run that is over memorizes its rows. Its page judges that by the whole
+    record, which is read only if the run may be shown in green.
+    """
+    if not glance.is_over or glance.held_out is None or glance.worse is not None:
+        return False
+    snapshot = RunSnapshot()
+    try:
+        for record in replay(path):
+            snapshot.apply(record)
+        return memorizes(snapshot)
+    except (ArithmeticError, AttributeError, LookupError, RunError, TypeError, ValueError):
+        return False  # its row says what is wrong with the record

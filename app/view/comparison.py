@@ -28,8 +28,9 @@ from app.view.drawing import (
     say_empty,
 )
 from app.view.key_figures import NOTHING_YET, is_same_data, key_figures, summaries
+from app.view.run_bar import shown_tone
 from app.view.setting_differences import differing_settings
-from app.words import GIB, STATE_TONES, state_tone, state_word
+from app.words import GIB, STATE_TONES, state_word
 from engine.runs.event_tables import EventTable
 from engine.runs.snapshot import RunSnapshot
 
@@ -74,7 +75,7 @@ def comparison(runs: Sequence[Compared], axis: Axis) -> dict[str, Any]:
             "name": name,
             "colour": colour,
             "word": state_word(run.state, run.snapshot.export_failed),
-            "tone": state_tone(run.state, run.snapshot.export_failed),
+            "tone": shown_tone(run.snapshot, run.state),
         }
         for run, name, colour in zip(runs, names, COLOURS)
     ]

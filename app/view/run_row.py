@@ -36,6 +36,8 @@ class Look:
     glance: Glance = NO_GLANCE
     folder_bytes: int | None = None
     """The files of the run's folder have this many bytes; None if they were not counted yet."""
+    memorizes: bool = False
+    """The run is over and memorizes its rows, as its page says."""
 
 
 NOTHING_SEEN = Look()
@@ -58,7 +60,7 @@ def recent_row(run: RunSummary, look: Look = NOTHING_SEEN) -> dict[str, Any]:
         "id": run.id,
         "name": run.name,
         "word": state_word(run.state, run.export_failed),
-        "tone": _tone(run, look.glance),
+        "tone": _tone(run, look),
         "progress": round(min(1.0, run.step / run.total_steps), 4) if run.total_steps else 0.0,
         "goes_on": _goes_on(run),
     }
@@ -102,12 +104,12 @@ def _run_row(run: RunSummary, weights: Weights, look: Look, is_busy: bool) -> di
         "note": run.note,
         "state": run.state,
         "word": state_word(run.state, run.export_failed),
-        # A run that has made its model worse is not green, however well it went its way.
-        "tone": _tone(run, glance),
+        # As on its page: a run that made its model worse or memorizes its rows is not green.
+        "tone": _tone(run, look),
         "steps": steps,
         "loss": in_digits(run.loss),
         "curve": [float(f"{loss:.4g}") for loss in glance.losses],
-        "curve_tone": "good" if glance.worse is None else "bad",
+        "curve_tone": _curve_tone(look),
         "held_out": _held_out(glance),
         "worse": "" if glance.worse is None else _worse(glance.worse),
         "accuracy": f"{glance.correct:,} of {glance.total:,}" if glance.total else "",
@@ -124,9 +126,18 @@ def _run_row(run: RunSummary, weights: Weights, look: Look, is_busy: bool) -> di
     }
 
 
-def _tone(run: RunSummary, glance: Glance) -> str:
-    is_worse = glance.worse is not None and STATE_TONES[run.state] == "good"
-    return "bad" if is_worse else state_tone(run.state, run.export_failed)
+def _tone(run: RunSummary, look: Look) -> str:
+    """Returns the tone that `app.view.run_bar.shown_tone` gives to the whole record."""
+    if STATE_TONES[run.state] == "good" and look.glance.worse is not None:
+        return "bad"
+    tone = state_tone(run.state, run.export_failed)
+    return "warn" if tone == "good" and look.memorizes else tone
+
+
+def _curve_tone(look: Look) -> str:
+    if look.glance.worse is not None:
+        return "bad"
+    return "warn" if look.memorizes else "good"
 
 
 def _held_out(glance: Glance) -> str:

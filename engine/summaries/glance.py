@@ -51,6 +51,8 @@ class Glance:
     """This is the held-out loss before training, or None if it was not evaluated."""
     worse: Worse | None = None
     """By this the latest weights are worse than those before training."""
+    is_over: bool = False
+    """The record says that the run has ended."""
 
     @property
     def accuracy(self) -> float | None:
@@ -200,6 +202,7 @@ class _Found:
             0 if newest is None else newest.total,
             None if before is None else before.loss,
             self._worse(first, [step for step in latest if isinstance(step, StepFinished)]),
+            self._is_over,
         )
 
     def _worse(self, first: Event | None, latest: list[StepFinished]) -> Worse | None:

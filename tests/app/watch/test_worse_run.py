@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import pytest
 
+from app.session.glances import looked_at
 from app.verdict.judge import verdict
 from app.view.best import best_of
+from app.view.comparison import Compared, comparison
 from app.view.key_figures import key_figures
 from app.view.learning_figures import loss_figure
 from app.view.run_bar import ShownRun, run_bar
@@ -97,6 +99,25 @@ def test_a_run_that_memorizes_its_rows_is_amber():
     for record in read("ends", "healthy"):
         healthy.apply(record)
     assert result(healthy, "finished", SavedSteps(healthy.step))["tone"] == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "tone"), [("six-rows", "warn"), ("healthy", "good"), ("rate-5", "bad")]
+)
+def test_a_run_has_one_color_wherever_it_is_listed(tmp_path, name, tone):
+    """A run that memorizes its rows was green in Runs, in the sidebar and in a comparison."""
+    made, found = create_run(tmp_path, CONFIG), RunSnapshot()
+    recorder = RunRecorder(made.path, made.id)
+    for record in read("ends", name):
+        recorder.emit(record.event)
+        found.apply(record)
+    recorder.close()
+    run, look = summarise(made), looked_at(made)
+    bar = run_bar(found, ShownRun("run-1", "x", is_running=False), verdict(found, "finished"))
+    compared = comparison([Compared(run.id, "x", run.state, found, {})] * 2, "step")
+    tones = [run_row(run, look=look), recent_row(run, look), bar, *compared["runs"]]
+    assert [shown["tone"] for shown in tones] == [tone] * 5
+    assert run_row(run, look=look)["curve_tone"] == tone
 
 
 def test_the_least_bad_of_such_runs_is_not_the_best(snapshot):
